@@ -546,7 +546,30 @@ class Adapter(ABC):
             1 5 8
         """
         arguments = self.inputs(inputs)
-        survey = self._survey(arguments)
+        return self._capture(self._survey(arguments), arguments, layers, callback, complete)
+
+    @_locked
+    def run_branches(self, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback) -> None:
+        """Run the network once on several branches of each text, as :meth:`run_with_callback` on one.
+
+        The layers are those of the native kind of input: a mask of queries by keys changes no cut.
+
+        Args:
+            arguments: Inputs of the model, with a mask of queries by keys and the position of each token.
+            layers: Names of modules.
+            callback: Receives the name of each layer and its representation.
+        """
+        self._capture(self._survey(), arguments, layers, callback, False)
+
+    def _capture(
+        self,
+        survey: Survey,
+        arguments: Mapping[str, Any],
+        layers: Iterable[str],
+        callback: LayerCallback,
+        complete: bool,
+    ) -> Any:
+        """Run the network with hooks at the layers."""
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)

@@ -14,7 +14,7 @@ from hf_stitch.data import Samples
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
-    """Return the names of the target's classes, from the data if the target has none, as networks of timm and of user code.
+    """Return the names of the target's classes, from the data if the target has none, as networks of timm.
 
     Args:
         stitched: A stitched model.

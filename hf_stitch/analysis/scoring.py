@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
@@ -121,17 +123,23 @@ def answers(
     language = stitched.task == "text-generation"
     parts: dict[str, list[Answers]] = {}
     for batch, twin in paired_batches(samples, twins, batch_size, "scoring" if progress else None, processes):
-        inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
+        inputs = stitched.preprocess(batch.samples)
+        reference, sizes = _inputs(whole, twin.samples) if language else (whole.preprocess(twin.samples), {})
         if language:
             check_same_tokens(inputs, reference)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
             check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
             logits = {name: stitched.head(layer(representation)).logits for name, layer in layers.items()}
-        if alone is not None:
+        others = isinstance(stitched.source, PrefixFront)  # the source alone reads other tokens than the target
+        if alone is not None and not others:
             logits["source"] = logits_of(alone.forward(alone.preprocess(batch.samples)))
         logits["target"] = logits_of(whole.forward(reference))
         measured = measure_tokens(logits, reference, twin) if language else measure_classes(logits, batch)
+        if language:
+            measured = {name: {**found, **sizes} for name, found in measured.items()}
+        if isinstance(alone, Adapter) and others:
+            measured["source"] = _measure_other_tokens(alone, batch)
         if not language:
             distances = {name: {"distance": _distance(logits[name], logits["target"])} for name in layers}
             measured = {name: {**found, **distances.get(name, {})} for name, found in measured.items()}
@@ -443,6 +451,31 @@ def measure_tokens(logits: Mapping[str, Tensor], inputs: Mapping[str, Tensor], b
     return measured
 
 
+def _inputs(network: Whole, samples: Sequence[Any]) -> tuple[Mapping[str, Any], Answers]:
+    """Return the inputs of a network; of texts also the characters and bytes that it predicts, if they are known."""
+    tokenizer = network.processor if isinstance(network, Adapter) else None
+    if not getattr(tokenizer, "is_fast", False) or not all(isinstance(sample, str) for sample in samples):
+        return network.preprocess(samples), {}
+    assert isinstance(network, Adapter)
+    inputs = network.preprocess(samples, offsets=True)
+    spans, mask = inputs.pop(OFFSETS), inputs["attention_mask"].bool() if "attention_mask" in inputs else None
+    sizes: list[tuple[int, int]] = []
+    for row, (text, span) in enumerate(zip(samples, spans.tolist(), strict=True)):
+        real = [True] * len(span) if mask is None else mask[row].tolist()
+        predicted = [s for i, s in enumerate(span) if i and real[i] and real[i - 1] and s[1]]
+        part = text[min(s[0] for s in predicted) : max(s[1] for s in predicted)] if predicted else ""
+        sizes.append((len(part), len(part.encode())))
+    characters, size = np.array(sizes, dtype=np.float64).T
+    return inputs, {"characters": characters, "bytes": size}
+
+
+def _measure_other_tokens(network: Adapter, batch: Batch) -> Answers:
+    """Measure a language model on its own tokens, which cannot be compared with those of the target."""
+    inputs, sizes = _inputs(network, batch.samples)
+    found = measure_tokens({"target": logits_of(network.forward(inputs))}, inputs, batch)["target"]
+    return {**found, **sizes, "agreement": np.full(len(found["tokens"]), np.nan)}
+
+
 def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
     n = weights.sum(1)
     agreement = {"agreement": weights @ own["agreement"] / n}
@@ -460,12 +493,18 @@ def _class_figures(own: Mapping[str, Array], target: Mapping[str, Array], weight
 def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
     tokens = weights @ own["tokens"]
     loss, reference = weights @ own["cross_entropy"] / tokens, weights @ target["cross_entropy"] / tokens
-    return {
+    figures = {
         "perplexity": np.exp(loss),
         "relative_perplexity": np.exp(loss - reference),
         "cross_entropy": loss,
         "agreement": weights @ own["agreement"] / tokens,
     }
+    if np.isnan(own["agreement"]).any():  # on other tokens than the target
+        figures = {name: np.full_like(values, np.nan) for name, values in figures.items()}
+    if "characters" in own and "characters" in target:
+        bits = weights @ own["cross_entropy"] / np.log(2)
+        figures |= {f"bits_per_{unit}": bits / (weights @ own[f"{unit}s"]) for unit in ("character", "byte")}
+    return figures
 
 
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:

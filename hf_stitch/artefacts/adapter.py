@@ -16,6 +16,7 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.transformers import TransformersAdapter
+from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.rewriting import settings_of
 from hf_stitch.artefacts.configuration import StitchConfig
@@ -277,7 +278,9 @@ def _example(model: StitchedModel) -> dict[str, Any]:
     """Return inputs with which the cuts of a stitched model can be found: those of its source, or random ones."""
     if model.parents is not None:
         return model.parents[0].example
-    interface, blueprint = model.source.interface, model.config.source["blueprint"]
+    reads = isinstance(model.source, PrefixFront)  # the tokens of the target
+    half, interface = model.target if reads else model.source, model.source.takes
+    blueprint = getattr(model.config, "target" if reads else "source")["blueprint"]
     if interface.modality != "text" and not interface.given:
         generator = torch.Generator().manual_seed(0)
         return {name: torch.randn(2, *shape, generator=generator) for name, shape in interface.shapes.items()}
@@ -287,4 +290,4 @@ def _example(model: StitchedModel) -> dict[str, Any]:
             f"{', '.join((*interface.content, *interface.given))}",
             model,
         )
-    return _adapter_of(model.source, blueprint).example
+    return _adapter_of(half, blueprint).example

@@ -16,7 +16,7 @@ from hf_stitch import hub
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, STITCHES
+from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.folders import replacing
@@ -128,7 +128,7 @@ class Artefact:
             return hub.upload(
                 Path(folder),
                 repo_id,
-                replaces=[SHARDS, STITCHES, INDEX, *ANCHORS, *PICTURES, REPORT],
+                replaces=[SHARDS, STITCHES, INDEX, SOURCE_TOKENIZER, *ANCHORS, *PICTURES, REPORT],
                 card=lambda id, there: card(
                     self.describe(),
                     name=id,

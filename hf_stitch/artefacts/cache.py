@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from torch import Tensor
 from transformers import Cache
 
 
@@ -73,3 +74,17 @@ def shown(cache: Cache, first: int, layers: tuple[int, ...]) -> Cache | None:
         return None
     place = {layer: cache.layers[first + index] for index, layer in enumerate(layers)}
     return Cache(layers=[place.get(layer, place[layers[0]]) for layer in range(layers[-1] + 1)])
+
+
+def keep(cache: Cache, places: Tensor) -> None:
+    """Keep in each layer of a cache only some tokens, in the given order.
+
+    Args:
+        cache: The cache of one half, as returned by :func:`shown`.
+        places: (batch, length) int64, the places of the tokens in the cache.
+    """
+    for layer in {id(layer): layer for layer in cache.layers}.values():
+        index = places[:, None, :, None]
+        for name in ("keys", "values"):
+            held = getattr(layer, name)
+            setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))

@@ -26,6 +26,8 @@ from hf_stitch.offloading import State
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
 WEIGHTS, SHARDS, INDEX = "model.safetensors", "model*.safetensors", "model.safetensors.index.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+"""Tokenizer of the source, for two decoders with different tokenizers. The processor is then that of the target."""
 ANCHORS = ("anchors.json", "anchors.safetensors")
 """Files of the anchors, for artefacts that have some."""
 
@@ -37,6 +39,7 @@ BESIDE = (
     "processor_config.json",
     "generation_config.json",
     "tokenizer*.json",
+    SOURCE_TOKENIZER,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",

@@ -11,6 +11,7 @@ import torch
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
@@ -144,7 +145,8 @@ def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
         **blueprint,
         "cut": cut.to_dict(),
         "plan": plan.to_dict(),
-        "interface": adapter.interface.to_dict(),
+        "interface": half.interface.to_dict(),
         "reference": adapter.pinned.public.to_dict(),
         "half_hash": weights_hash(half),
+        **({"reading": half.record()} if isinstance(half, PrefixFront) else {}),
     }

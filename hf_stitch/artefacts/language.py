@@ -12,7 +12,8 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hf_stitch.artefacts.cache import decoder_layers, layer_types, shown, sliding_window, takes
+from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.artefacts.cache import decoder_layers, keep, layer_types, shown, sliding_window, takes
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
@@ -26,6 +27,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     T5), each new token takes a forward pass over the whole text. The ids of special tokens for generation come from the
     target (``generation_config``). :func:`hf_stitch.stitch` builds this class for targets of the task
     ``text-generation``.
+
+    Networks with different tokenizers (``align="prefix"``) take tokens of the target, and the source reads the text up
+    to the end of each (:class:`hf_stitch.adapters.prefixes.PrefixReader`). The cache then contains the layers of the
+    target first, and of the source the tokens of the present text.
 
     Args:
         config: The config.
@@ -74,7 +79,18 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
         if self._layers is None:
             return None
-        config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
+        if isinstance(self.source, PrefixFront):
+            if not all(self._layers):
+                self._layers = None
+                return None
+            if sliding_window(source) is not None:
+                raise ValueError(
+                    "align='prefix' makes the attention mask of the source, which would lose its sliding window: use a "
+                    "source without one"
+                )
+            config.layer_types = layer_types(target, self._layers[1]) + layer_types(source, self._layers[0])
+        else:
+            config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
         config.num_hidden_layers = len(config.layer_types)
         windows = {sliding_window(half) for half in (source, target)}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
@@ -105,15 +121,28 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             use_cache: Whether to create a cache if none is given.
             logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
                 all tokens.
-            **inputs: Further inputs of the source; ``return_dict=False`` to return a tuple.
+            **inputs: Further inputs of the source; ``return_dict=False`` to return a tuple. For networks with different
+                tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
+                ``source_attention_mask``, ``source_position_ids``, ``alignment``, and with a cache ``source_kept``).
+                Without them they are computed from the tokens; with a cache that is not empty they must be given,
+                because it contains no text: ``model.source.read(ids, mask, new).to_inputs()``.
 
         Returns:
             ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and
             ``past_key_values`` if there is a cache.
 
         Raises:
-            ValueError: If a cache is requested and one of the networks is not a decoder.
+            ValueError: If a cache is requested and one of the networks is not a decoder, or what a source with another
+                tokenizer reads is missing.
         """
+        if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
+            if past_key_values is not None and past_key_values.get_seq_length():
+                raise ValueError(
+                    "a cache contains no text, so that what the source reads must be given: pass "
+                    "**model.source.read(all_ids, mask, new).to_inputs(), or use generate"
+                )
+            inputs |= self.source.read(input_ids, attention_mask).to_inputs()
+        kept = inputs.pop("source_kept", None)
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
         cache = self._joint_cache(past_key_values, use_cache)
@@ -123,7 +152,12 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
-        output = self.head(self.transfer(**named, **before), labels, **after)
+        entering = self.transfer(**named, **before)
+        if cache is not None and isinstance(self.source, PrefixFront):
+            if kept is None:
+                raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
+            keep(before["past_key_values"], kept)
+        output = self.head(entering, labels, **after)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             output.logits = output.logits[:, last]
@@ -148,17 +182,40 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if cache is not None and position_ids is None and input_ids is not None:
             past, new = cache.get_seq_length(), input_ids.shape[1]
             position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
-        first = 0
-        for options, half, layers in zip(both, (self.source, self.target), self._layers or (None, None), strict=True):
+        first, halves = 0, list(zip(both, (self.source, self.target), self._layers or (None, None), strict=True))
+        apart = isinstance(self.source, PrefixFront)
+        for options, half, layers in reversed(halves) if apart else halves:
             if layers is None:
                 continue
-            if position_ids is not None and takes(half.model, "position_ids"):
+            if position_ids is not None and takes(half.model, "position_ids") and not (apart and half is self.source):
                 options["position_ids"] = position_ids
             if cache is not None:
                 options["past_key_values"] = shown(cache, first, layers)
                 options["use_cache"] = bool(layers)
                 first += len(layers)
         return both
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the inputs of a step of generation; with two tokenizers, also what the source reads.
+
+        Args:
+            input_ids: (batch, tokens) int64, all tokens so far.
+            next_sequence_length: Number of last tokens that are not in the cache; ``None`` for all.
+            **kwargs: As for the method of transformers, which looks for this name.
+
+        Returns:
+            The arguments of :meth:`forward`.
+        """
+        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
+        inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
+        if isinstance(self.source, PrefixFront):
+            cache, layers = kwargs.get("past_key_values"), self._layers
+            held = cache.get_seq_length(len(layers[1])) if cache is not None and layers else None
+            reading = self.source.read(input_ids, kwargs.get("attention_mask"), next_sequence_length, held)
+            inputs |= reading.to_inputs()
+        return inputs
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -20,6 +21,7 @@ from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
+from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
 from hf_stitch.artefacts import manifest
@@ -32,6 +34,7 @@ from hf_stitch.artefacts.files import (
     CONFIG,
     MODEL_FILES,
     SHARDS,
+    SOURCE_TOKENIZER,
     STITCHER,
     WEIGHTS,
     artefacts_below,
@@ -148,7 +151,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
         super().__init__(config)
-        self.source = source if source is not None else _build(Front, config.source)
+        self.source = source if source is not None else _front(config)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
         self.target = target if target is not None else _build(Back, config.target)
         self.processor = processor
@@ -156,7 +159,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self.anchors: AnchorSet | None = None
         self.evaluation: Any = None
         self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
-            self.source.interface.modality, self.source.interface.content[0]
+            self.source.takes.modality, self.source.takes.content[0]
         )
         self.supports_gradient_checkpointing = all(
             getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
@@ -189,7 +192,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     @property
     def interface(self) -> Interface:
         """How the model takes its input: as its source does, in texts that both halves can take."""
-        own = self.source.interface
+        own = self.source.takes
         limits = [own.max_tokens]
         if self.stitch.pooling == "none":  # every token enters the target
             limits.append(self.target.interface.max_tokens)
@@ -290,10 +293,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 f"a stitched model returns only the output of the target and takes no {asked[0]}=True; representations "
                 "at any layer of a network are returned by hf_stitch.load(network).encode"
             )
-        content = self.source.interface.content[0]
+        content = self.source.takes.content[0]
         if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
             renamed[content] = renamed.pop(given[0])
-        missing = [name for name in self.source.interface.content if name not in renamed]
+        missing = [name for name in self.source.takes.content if name not in renamed]
         if missing:
             raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
         return renamed
@@ -363,7 +366,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
-            return self.parents[("source", "target").index(side)]
+            found = self.parents[("source", "target").index(side)]
+            return found.source if isinstance(found, PrefixAdapter) else found
         source, target = (
             ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
         )
@@ -410,6 +414,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             scores=found.scores,
             anchors=self.anchors,
             parts=self._parts(),
+            own=self.source.own is not None if isinstance(self.source, PrefixFront) else None,
         )
         small.evaluation = self.evaluation
         return small
@@ -491,6 +496,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         beside = [self.generation_config] if self.can_generate() else []
         beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
         save_beside(beside, folder)
+        if isinstance(self.source, PrefixFront):
+            if self.source.reader is None:
+                raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
+            self.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
         save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"))
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
@@ -498,7 +507,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         }
 
     def _sample_code(self) -> str | None:
-        interface = self.source.interface
+        interface = self.source.takes
         if interface.modality == "text" or self.processor is not None:
             return None
         return f"torch.randn{interface.shapes[interface.content[0]]}"
@@ -624,7 +633,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         else:
             load_placed(model, files, placed, max_memory)
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
-        blueprint = (config.source or {})["blueprint"]
+        reads = isinstance(model.source, PrefixFront)  # the tokens of the target
+        blueprint = getattr(config, "target" if reads else "source")["blueprint"]
 
         def verify() -> None:
             if not allow_modified:
@@ -633,6 +643,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         with named_files(folder, names) as beside:
             try:
                 model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(beside))
+                if reads:
+                    tokenizer = Tokenizer.from_file(str(beside / SOURCE_TOKENIZER))
+                    model.source.attach(tokenizer, fast(model.processor, "target"))
                 if model.can_generate() and (beside / "generation_config.json").is_file():
                     model.generation_config = GenerationConfig.from_pretrained(beside)
             except Exception as error:  # libraries raise any exception on damaged files
@@ -713,11 +726,26 @@ def _is_checkpointed_across(half: Front | Back) -> bool:
     return any(isinstance(module, GradientCheckpointingLayer) for module in around)
 
 
+def _front(config: StitchConfig) -> Front:
+    """Build the front half of a config, without loading weights."""
+    half: Any = config.source
+    reading = half.get("reading")
+    if not reading:
+        return _build(Front, half)
+    takes = Interface.from_dict((config.target or {})["interface"])
+    own = nn.Embedding(*reading["own"]) if reading["own"] else None
+    return PrefixFront(*_parts_of(half), takes, reading["start"], own)
+
+
 def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
     """Build one half from its record, without loading weights."""
-    model = network_of(half["blueprint"])
+    return kind(*_parts_of(half))
+
+
+def _parts_of(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:
+    """Build the arguments of a half from its record."""
     plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
-    return kind(model, Cut.from_dict(half["cut"]), plan, interface)
+    return network_of(half["blueprint"]), Cut.from_dict(half["cut"]), plan, interface
 
 
 def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:

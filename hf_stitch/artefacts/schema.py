@@ -306,7 +306,7 @@ INTERFACE = fields(
     start_id=maybe(whole()),
 )
 _HALF = fields(
-    ("why", "half_hash"),
+    ("why", "half_hash", "reading"),
     blueprint=maybe(fields(("rewrites",), others=True, library=TEXT, rewrites=_rewrites)),
     why=TEXT,
     cut=CUT,
@@ -314,6 +314,7 @@ _HALF = fields(
     interface=INTERFACE,
     reference=REFERENCE,
     half_hash=TEXT,
+    reading=maybe(fields((), start=whole(), own=maybe(several(whole(1))))),
 )
 
 
@@ -397,12 +398,13 @@ def _inner(found: Any, at: Place) -> Any:
 
 _END = fields(("stitcher",), reference=REFERENCE, layer=TEXT, stitcher=_inner)
 _STITCHER: Reader = fields(
-    ("task", "recipe", "scores", "requires", "manifest", "checksum"),
+    ("task", "own", "recipe", "scores", "requires", "manifest", "checksum"),
     format_version=whole(1),
     source=_END,
     target=_END,
     stitch=STITCH,
     task=maybe(TEXT),
+    own=maybe(FLAG),
     recipe=maybe(table(ANYTHING)),
     scores=maybe(table(ANYTHING)),
     requires=maybe(several(REQUIREMENT)),
@@ -428,6 +430,8 @@ def read_model(record: Any, where: str) -> dict[str, Any]:
     if values.get("source") and values.get("target") and values.get("stitch"):
         for side in ("source", "target"):
             have, want = values["stitch"][side], values[side]["cut"]["spec"]
+            if own := (values[side].get("reading") or {}).get("own"):
+                want = {**want, "width": want["width"] + own[-1]}
             if have != want:
                 raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
     return values

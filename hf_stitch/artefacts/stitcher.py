@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 from safetensors.torch import save_file
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
@@ -55,6 +56,8 @@ class Stitcher(Artefact):
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
         anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
+        own: For two decoders with different tokenizers: whether the stitching layer also takes the embedding of each
+            token in the target (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`). Default: both have one tokenizer.
         parts: ``"source"`` or ``"target"`` -> the stitcher of that network, if it is a stitched model itself and has no
             public name. Default: none.
 
@@ -90,6 +93,7 @@ class Stitcher(Artefact):
         scores: Mapping[str, Any] | None = None,
         anchors: AnchorSet | None = None,
         parts: Mapping[str, Stitcher] | None = None,
+        own: bool | None = None,
     ) -> None:
         """Store the arguments."""
         self.stitch = stitch
@@ -99,6 +103,7 @@ class Stitcher(Artefact):
         self.recipe, self.scores = dict(recipe or {}), dict(scores or {})
         self.anchors = anchors
         self.parts = dict(parts or {})
+        self.own = own
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
@@ -154,6 +159,7 @@ class Stitcher(Artefact):
             },
             "stitch": self.stitch.to_dict(),
             "task": self.task,
+            **({} if self.own is None else {"own": self.own}),
             "recipe": self.recipe,
             "scores": self.scores,
         }
@@ -240,7 +246,10 @@ class Stitcher(Artefact):
             if (inner := values[side].get("stitcher"))
         }
         ends = (found.source, found.source_layer, found.target, found.target_layer)
-        return cls(stitch.eval(), *ends, task=found.task, recipe=found.recipe, scores=found.scores, parts=parts)
+        return cls(
+            stitch.eval(), *ends, task=found.task, recipe=found.recipe, scores=found.scores, parts=parts,
+            own=values.get("own"),
+        )  # fmt: skip
 
     def attach(
         self,
@@ -296,6 +305,8 @@ class Stitcher(Artefact):
         front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
         back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
         warn_if_only_weights_are_pinned(self.source, self.target)
+        if self.own is not None:
+            front = PrefixAdapter(front, back, own=self.own)
         changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
         stitched = join(
             front,

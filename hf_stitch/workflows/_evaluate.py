@@ -88,7 +88,9 @@ def evaluate(
     al. 2021, section 4; NaN if the target predicts no sample correctly), ``cross_entropy`` with the true labels in
     nats, and ``agreement`` (share of samples with the same prediction as the target). Without labels there is only
     ``agreement``. The figures of language models are ``perplexity``, ``relative_perplexity``, ``cross_entropy`` per
-    token in nats and ``agreement`` on the next token; tokens without a real token before them are not counted.
+    token in nats and ``agreement`` on the next token; tokens without a real token before them are not counted. With a
+    fast tokenizer there are also ``bits_per_character`` and ``bits_per_byte`` of the predicted text, which can be
+    compared between tokenizers. A source with another tokenizer than the target has only these.
 
     The outputs of a model without a head (features, embeddings, user code) are compared with those of the target, as
     one vector per sample: an embedding, the mean of ``last_hidden_state`` over positions, or the flattened output. The

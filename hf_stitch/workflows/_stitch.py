@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
+from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.grid.measuring import Sides
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.planning import Plan
-from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
@@ -22,13 +23,14 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairedRows, Statistics, collect, collect_rows, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
@@ -36,6 +38,9 @@ from hf_stitch.workflows._networks import check_runs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+Align = Literal["tokens", "prefix"]
+ALIGN: tuple[str, ...] = get_args(Align)
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -49,8 +54,8 @@ def stitch(
     source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
     target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
     test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
-    **options: Any,
+    seed: int = 0, align: Align = "tokens", own: bool = False, plan: Literal[False] = False,
+    accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
 ) -> StitchedModel: ...  # fmt: skip
 
 
@@ -59,7 +64,8 @@ def stitch(
     source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
     target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
     test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
+    seed: int = 0, align: Align = "tokens", own: bool = False, plan: Literal[True],
+    accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
 ) -> Plan: ...  # fmt: skip
 
 
@@ -78,6 +84,8 @@ def stitch(
     task: str | None = "auto",
     batch_size: int = 64,
     seed: int = 0,
+    align: Align = "tokens",
+    own: bool = False,
     plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
@@ -111,6 +119,11 @@ def stitch(
             builds a model without a head, whose outputs are compared with those of the target.
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
+        align: How positions of texts correspond. ``"tokens"``: both networks have one tokenizer. ``"prefix"``: two
+            decoders with different tokenizers. At each token of the target, the source reads the text up to the end of
+            that token (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`).
+        own: With ``align="prefix"``, whether the map also takes the embedding of each token in the target.
+            ``evaluate`` then has a further baseline, ``own``: a map of this embedding alone.
         plan: Whether to return an estimate of time, memory and files instead, after a few batches. ``"auto"`` layers
             are then the last cut of the source and the first of the target, which take most time.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
@@ -142,6 +155,7 @@ def stitch(
     with processes.together("stitch"):
         check_runs(source=source, target=target)
         a, b = load_on(source, processes.device), load_on(target, processes.device)
+        a = _read_by(a, b, align, own, paired_data)
         fitted_by = registries.matchers.build(matcher, **options)
         check_meet(a, b, pooling)
         task = b.task if task == "auto" else task
@@ -157,7 +171,8 @@ def stitch(
         samples = numbered_as(given, getattr(b.model, "config", None)) if task in CLASSIFIES else given
         (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
         recipe = {
-            "matcher": fitted_by.to_dict(), "pooling": pooling, "data": given.fingerprint, **recipe,
+            "matcher": fitted_by.to_dict(), "pooling": pooling,
+            **({"align": align, "own": own} if align != "tokens" else {}), "data": given.fingerprint, **recipe,
             "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
         networks = {name: each.pinned.weights_hash for name, each in (("source", a), ("target", b))}
@@ -206,16 +221,19 @@ def stitch(
             statistics = collect_rows(a, b, pair, train, pooling, **reading)
         else:
             statistics = collect(a, b, [pair], train, pooling, **reading)[pair]
+        baselines: dict[str, StitchingLayer] = {}
         first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
         stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
         if isinstance(fitted_by, TrainedMatcher):
             stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
+        if isinstance(a, PrefixAdapter) and a.own is not None and not isinstance(fitted_by, RowsMatcher):
+            baselines = _of_own_alone(first, statistics, stitched.stitch, a.own.embedding_dim)
         stitched.config.stitch = stitched.stitch.to_dict()
         if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
             stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
         try:
             stitched.evaluation = evaluate(
-                stitched, test, target=b, paired_data=other_test, batch_size=batch_size, seed=seed,
+                stitched, test, target=b, paired_data=other_test, baselines=baselines, batch_size=batch_size, seed=seed,
                 accelerator=accelerator, progress=progress,
             )  # fmt: skip
         except ValueError as error:
@@ -225,6 +243,34 @@ def stitch(
             return stitched
         stitched.config.scores = stitched.evaluation.for_card()
         return stitched
+
+
+def _read_by(a: Adapter, b: Adapter, align: Align, own: bool, paired_data: Any) -> Adapter:
+    """Return the source, which reads the tokens of the target with ``align="prefix"``."""
+    if align not in ALIGN:
+        raise ValueError(f"align must be {' or '.join(map(repr, ALIGN))}, got {align!r}")
+    if align == "tokens":
+        if own:
+            raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
+        return a
+    if paired_data is not None:
+        raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
+    return PrefixAdapter(a, b, own=own)
+
+
+def _of_own_alone(matcher: Matcher, statistics: Any, layer: StitchingLayer, width: int) -> dict[str, StitchingLayer]:
+    """Fit a map of the target's own embedding, the last columns of the rows, which ignores the source."""
+    found: Moments = statistics["body"]
+    last = slice(found.sxx.shape[0] - width, None)
+    own = Moments.of(
+        found.n, found.mean_x[last], found.mean_y, found.sxx[last, last], found.syy, found.sxy[last]
+    )  # fmt: skip
+    fitted = matcher.fit(own) if isinstance(matcher, ClosedFormMatcher) else None
+    if not isinstance(fitted, LinearStitch):
+        return {}
+    weight = torch.zeros(fitted.out_features, layer.widths[0], dtype=fitted.weight.dtype)
+    weight[:, last] = fitted.weight.detach()
+    return {"own": layer.with_maps(LinearStitch.of(weight=weight, bias=fitted.bias), None)}
 
 
 def _parts(

@@ -68,6 +68,11 @@ class Front(nn.Module):
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
 
+    @property
+    def takes(self) -> Interface:
+        """How this half takes its input: as the network."""
+        return self.interface
+
     def forward(self, **inputs: Any) -> Representation:
         """Compute the representation at the cut.
 

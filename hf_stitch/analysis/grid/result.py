@@ -65,7 +65,7 @@ class StitchGrid(Result):
     ``fpr95``), noise of all kinds and doses, and the controls are in ``detections``.
 
     Attributes:
-        scores: Matcher -> figure -> (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval
+        scores: Matcher -> figure -> (layers of a, layers of b, 3) float64, the value and both ends of its 95% interval
             (bootstrap over samples). NaN where a stitch is undefined.
         baselines: ``mean_only`` (the target's mean activations) -> figure -> (layers of b, 3); ``source``, ``target``
             (the whole networks) and ``chance`` (a predictor that ignores the input) -> figure -> (3,).
@@ -160,7 +160,7 @@ class StitchGrid(Result):
             figure: The figure, also of a detector; ``None`` uses the first.
 
         Returns:
-            (layers of a, layers of b, 3) float64: the value and both ends of its 95% interval.
+            (layers of a, layers of b, 3) float64, the value and both ends of its 95% interval.
 
         Raises:
             KeyError: If the grid has no such matcher or figure.
@@ -260,7 +260,7 @@ class StitchGrid(Result):
             detector: Label of the detector; ``None`` asks for any of them.
 
         Returns:
-            (layers of a, layers of b) bool; all false without detectors.
+            (layers of a, layers of b) bool, all false without detectors.
 
         Raises:
             KeyError: If the grid has no such matcher or detector.

@@ -1,0 +1,264 @@
+"""Adapter of a decoder that reads at each token of another tokenizer the text up to its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters.base import Adapter, LayerCallback
+from hf_stitch.adapters.cutting.copying import copy_without, hollow
+from hf_stitch.adapters.discovery.survey import Survey
+from hf_stitch.adapters.prefixes.front import PrefixFront, arguments, gathered, split
+from hf_stitch.adapters.prefixes.reading import PrefixReader, fast
+from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.representation import Representation, RepresentationSpec
+
+TOLERANCE = 1e-4
+"""Largest difference between activations of one forward over all prefixes and of a forward over each, relative to the
+largest activation. Rounding makes 1e-6 in float32."""
+
+
+class PrefixAdapter(Adapter):
+    """Run a decoder on the tokens of another one: at each of them, it reads the text up to its end.
+
+    The adapter takes the inputs of the target, and its layers are those of the source. All prefixes of a text run in
+    one forward of the source, as branches where the tokens of a prefix are not those of the whole text. No activation
+    depends on a later character, so that stitched models generate what a forward over the final text computes.
+    ``hf_stitch.stitch(…, align="prefix")`` creates this adapter.
+
+    Args:
+        source: The decoder that runs.
+        target: The network whose tokens are read.
+        own: Whether the embedding of each token in the target is appended to the activations of the source. A map from
+            the source alone does not know which token it is that the target has read, where tokens are cut differently.
+
+    Raises:
+        ValueError: If one of them takes no texts or has no fast tokenizer, or one forward over all prefixes does not
+            compute what a forward over each does, because the source is no decoder or has other masks.
+    """
+
+    def __init__(self, source: Adapter, target: Adapter, *, own: bool = False) -> None:
+        for side, each in (("source", source), ("target", target)):
+            if each.interface.modality != "text":
+                raise ValueError(f"align='prefix' reads texts, but the {side} takes {each.interface.modality} samples")
+        super().__init__(source.model, target.interface, target.example, source.reference, target.processor)
+        self.source: Adapter = source
+        self.interface, self.library = target.interface, source.library  # type: ignore[misc]  # as the network's
+        self.start = _start(source)
+        self.reader = PrefixReader(
+            fast(source.processor, "source"), fast(target.processor, "target"), self.start, source.interface.max_tokens
+        )
+        self.own = _embedding(target) if own else None
+        _check_branches(self)
+
+    @classmethod
+    def serves(cls, model: Any) -> bool:
+        """Return False: :func:`hf_stitch.load` never creates this adapter.
+
+        Args:
+            model: Object of any type.
+        """
+        return False
+
+    @classmethod
+    def of(cls, model: Any, reference: ModelReference, *_: Any, **__: Any) -> Adapter:
+        """Refuse: this adapter is created from two others.
+
+        Args:
+            model: A network.
+            reference: Where it comes from.
+        """
+        raise TypeError("PrefixAdapter(source, target) takes two adapters")
+
+    # -- what is the source's ----------------------------------------------------------------------
+    @property
+    def task(self) -> str | None:
+        """Task of the source."""
+        return self.source.task
+
+    @property
+    def pinned(self) -> ModelReference:
+        """The reference of the source, with what decides its outputs: weights (hash), config and its own tokenizer."""
+        return self.source.pinned
+
+    def blueprint(self) -> dict[str, Any]:
+        """Return the blueprint of the source. See :meth:`hf_stitch.adapters.Adapter.blueprint`."""
+        return self.source.blueprint()
+
+    def settings(self) -> Settings:
+        """Return the settings of the source. See :meth:`hf_stitch.adapters.Adapter.settings`."""
+        return self.source.settings()
+
+    def module_name(self, layer: str) -> str:
+        """Return the name of the module at a layer of the source.
+
+        Args:
+            layer: Name of a layer or of a module.
+        """
+        return self.source.module_name(layer)
+
+    def layer_name(self, module: str) -> str:
+        """Return the name of a module of the source as a layer.
+
+        Args:
+            module: Name in ``model.named_modules()``.
+        """
+        return self.source.layer_name(module)
+
+    def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
+        """Return the survey of the source on its own tokens: the cuts do not depend on what is read."""
+        return self.source._survey()
+
+    # -- what is read -------------------------------------------------------------------------------
+    def spec(self, layer: str) -> RepresentationSpec:
+        """Return the spec at a layer: that of the source, wider by the embedding of the target if ``own``.
+
+        Args:
+            layer: Name of a module of the source.
+
+        Raises:
+            ValueError: If the source does not output one vector per token there.
+        """
+        cut = self._survey().cut(self.module_name(layer))
+        if cut.spec.layout != "bnd" or cut.spec.prefix_tokens or cut.padding != "masked":
+            raise ValueError(
+                f"align='prefix' reads a vector at each token, but layer {layer!r} of the source outputs {cut.spec}: "
+                "choose a layer among its blocks"
+            )
+        return dataclasses.replace(cut.spec, width=cut.spec.width + (self.own.embedding_dim if self.own else 0))
+
+    def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
+        """Run the source and return its activations at each token of the target.
+
+        Args:
+            inputs: Inputs of the target.
+            layers: Names of layers of the source.
+
+        Returns:
+            The representation at each layer, by name. See :meth:`hf_stitch.adapters.Adapter.encode`.
+        """
+        names = [layers] if isinstance(layers, str) else list(layers)
+        for name in names:
+            self.cut(name)
+        found: dict[str, Representation] = {}
+        self.run_with_callback(inputs, names, found.__setitem__)
+        return {name: found[name] for name in names}
+
+    def run_with_callback(
+        self, inputs: Any, layers: Iterable[str], callback: LayerCallback, *, complete: bool = False
+    ) -> Any:
+        """Run the source once, and call a function with the activations at each token of the target.
+
+        Args:
+            inputs: Inputs of the target.
+            layers: Names of modules of the source.
+            callback: Receives the name of each layer and its representation.
+            complete: Must be False: the source has no output at the tokens of the target.
+
+        Raises:
+            ValueError: If ``complete`` is set.
+        """
+        if complete:
+            raise ValueError("the source has no output at the tokens of the target: leave out complete=True")
+        ids, mask, reading, _ = split(self.inputs(inputs), self.interface)
+        given = self.reader.read(ids, mask).to_inputs() if reading is None else reading
+
+        def read(name: str, found: Representation) -> None:
+            callback(name, gathered(found, given["alignment"], ids, mask, self.own))
+
+        self.source.run_branches(arguments(given, place_of(self.model)[1]), layers, read)
+
+    def forward(self, inputs: Any) -> Any:
+        """Refuse: the source has no output at the tokens of the target.
+
+        Args:
+            inputs: Inputs of the target.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("the source has no output at the tokens of the target: run the source itself, adapter.source")
+
+    def decode(self, representation: Representation, layer: str) -> Any:
+        """Refuse, as :meth:`forward`.
+
+        Args:
+            representation: Activations.
+            layer: Name of a layer.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("the source has no output at the tokens of the target: run the source itself, adapter.source")
+
+    def front(self, layer: str) -> PrefixFront:
+        """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`.
+
+        Args:
+            layer: Name of the cut.
+        """
+        cut, plan = self.cut(layer)
+        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
+        copied = copy_without(self.model, gone)
+        own = None if self.own is None else nn.Embedding.from_pretrained(self.own.weight.detach().clone())
+        front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, own)
+        front.attach(self.reader.source, self.reader.target)
+        return front
+
+
+def _start(source: Adapter) -> int:
+    """Return the token of a decoder that stands for no text."""
+    known, tokenizer = getattr(source.model, "config", None), source.processor
+    for owner in (tokenizer, known):
+        for name in ("bos_token_id", "eos_token_id"):
+            token = getattr(owner, name, None)
+            if isinstance(token, int):
+                return token
+    raise ValueError(
+        "the source has no token for the begin or the end of a text, and could read nothing at the first token of the "
+        "target: set bos_token in its tokenizer"
+    )
+
+
+def _embedding(target: Adapter) -> nn.Embedding:
+    """Return a copy of the token embedding of a network."""
+    found = getattr(target.model, "get_input_embeddings", lambda: None)()
+    if not isinstance(found, nn.Embedding):
+        raise ValueError(
+            f"own=True takes the token embedding of the target, and {type(target.model).__name__} has none: set it to "
+            "False"
+        )
+    return nn.Embedding.from_pretrained(found.weight.detach().clone())
+
+
+@torch.no_grad()
+def _check_branches(adapter: PrefixAdapter) -> None:
+    """Check that one forward over all prefixes of a text computes what a forward over each does."""
+    model, layer = adapter.model, adapter.source.candidates[-1]
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"align='prefix' gives positions to the source, but {type(model).__name__} takes no position_ids"
+        )
+    words = "He walked on, unbelievably fast"
+    tokens = adapter.reader.target.encode(words).ids
+    reading = adapter.reader.read(torch.tensor([tokens], device=adapter.device))
+    together: dict[str, Tensor] = {}
+    given = arguments(reading.to_inputs(), place_of(model)[1])
+    adapter.source.run_branches(given, [layer], lambda name, found: together.update({name: found.values.clone()}))
+    for token, text in list(enumerate(adapter.reader.prefixes(tokens)))[:: max(len(tokens) // 6, 1)]:
+        (ids,) = adapter.reader.tokens([text])
+        alone = adapter.source.encode({"input_ids": torch.tensor([ids], device=adapter.device)}, layer)[layer].values
+        own = together[layer][0, int(reading.alignment[0, token])]
+        error = float((own - alone[0, -1]).abs().max() / alone.abs().max())
+        if not error < TOLERANCE * (1 if own.dtype in (torch.float32, torch.float64) else 1000):
+            raise ValueError(
+                f"align='prefix' needs a decoder that runs several branches of a text in one forward, but "
+                f"{type(model).__name__} computes other activations then (by {error:.1e} of the largest): it is no "
+                "decoder, or makes its own attention mask. Compare the two with align='offsets' (hf_stitch.compare)"
+            )

@@ -1,0 +1,260 @@
+"""What a decoder reads at each token of another tokenizer: the text up to the end of that token, in its own tokens.
+
+At a token of the target, the source reads the text up to the end of the token. The tokens of these prefixes differ from
+those of the whole text, because the boundaries of tokens depend on later characters (``walk|ed``, ``walking``). All
+prefixes of a text together form a tree, in which each node is a token that attends to its ancestors. One forward of the
+source computes the whole tree, with a mask of queries by keys and the depth of each node as its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a byte-level tokenizer decodes for the bytes of a character that is not complete."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tokens that a source reads for a batch of texts in tokens of a target.
+
+    Attributes:
+        input_ids: (batch, nodes) int64, tokens of the source.
+        attention_mask: (batch, 1, nodes, past + nodes) bool, which nodes each node attends to. The first ones are those
+            in a cache.
+        position_ids: (batch, nodes) int64, depth of each node.
+        alignment: (batch, tokens) int64, node that each token of the target reads.
+        kept: (batch, length) int64, places in (past + nodes) of the tokens of the whole text, padded with 0: what a
+            cache has to keep for the next tokens.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    alignment: Tensor
+    kept: Tensor
+
+    def to_inputs(self) -> dict[str, Tensor]:
+        """Return the tensors by the names of the arguments of a stitched model."""
+        return {
+            "source_input_ids": self.input_ids,
+            "source_attention_mask": self.attention_mask,
+            "source_position_ids": self.position_ids,
+            "alignment": self.alignment,
+            "source_kept": self.kept,
+        }
+
+
+INPUTS = ("source_input_ids", "source_attention_mask", "source_position_ids", "alignment", "source_kept")
+"""Names of the tensors of a reading as arguments of a stitched model."""
+
+
+class PrefixReader:
+    """Computes what a source reads at each token of a target.
+
+    A token of white space alone adds nothing to read: the source reads the same as at the token before. A character
+    that takes several tokens is read at its last one. Special tokens are not text. For no text at all the source reads
+    the tokens that its tokenizer adds to any text, or else ``start``.
+
+    Args:
+        source: Tokenizer of the source.
+        target: Tokenizer of the target.
+        start: Token of the source that stands for no text.
+        max_tokens: Number of tokens of the longest text that the source takes; ``None`` for no limit.
+
+    Example:
+        >>> from tokenizers import models, pre_tokenizers
+        >>> words = Tokenizer(models.WordLevel({"a": 0, "walk": 1}, "a"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> letters = Tokenizer(models.BPE({letter: i for i, letter in enumerate("aklw ")}, []))
+        >>> reader = PrefixReader(letters, words, start=4)
+        >>> reading = reader.read(torch.tensor([[0, 1]]))  # "a", "a walk"
+        >>> reading.input_ids.tolist(), reading.alignment.tolist()
+        ([[0, 4, 3, 0, 2, 1]], [[0, 5]])
+    """
+
+    def __init__(self, source: Tokenizer, target: Tokenizer, start: int, max_tokens: int | None = None) -> None:
+        self.source, self.target = (plain(each) for each in (source, target))
+        self.start, self.max_tokens = start, max_tokens
+
+    def prefixes(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that the source reads at each token of a target.
+
+        Args:
+            tokens: Tokens of a text, without padding.
+
+        Returns:
+            The texts.
+        """
+        decoded = self.target.decode_batch([tokens[: i + 1] for i in range(len(tokens))], skip_special_tokens=True)
+        found: list[str] = []
+        for text in decoded:
+            text, before = text.rstrip(UNFINISHED), found[-1] if found else ""
+            found.append(before if text.rstrip() == before.rstrip() else text)
+        return found
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of texts in the tokenizer of the source.
+
+        Args:
+            texts: Texts.
+
+        Returns:
+            The tokens of each text.
+
+        Raises:
+            ValueError: If a text has more tokens than the source takes.
+        """
+        found = [encoding.ids or [self.start] for encoding in self.source.encode_batch(list(texts))]
+        longest = max(map(len, found))
+        if self.max_tokens is not None and longest > self.max_tokens:
+            raise ValueError(
+                f"a text has {longest} tokens in the tokenizer of the source, which takes {self.max_tokens}: shorten it"
+            )
+        return found
+
+    def read(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, new: int | None = None, held: int | None = None
+    ) -> Reading:
+        """Compute what the source reads at each token.
+
+        Args:
+            input_ids: (batch, tokens) int64, tokens of the target.
+            attention_mask: (batch, tokens), 1 for real tokens and 0 for padding. Default: all tokens are real.
+            new: Number of last tokens that are not in a cache. Default: all.
+            held: Number of tokens of the source in a cache. Default: those of the longest text of the batch; it was
+                longer if a text was dropped since, as in beam search.
+
+        Returns:
+            The reading, on the device of ``input_ids``.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        past = 0 if new is None else input_ids.shape[1] - new
+        rows = [
+            self._row(tokens, real, past) for tokens, real in zip(input_ids.tolist(), mask.bool().tolist(), strict=True)
+        ]
+        return _batch(rows, max(held or 0, max(row.past for row in rows)), input_ids.device)
+
+    def _row(self, tokens: Sequence[int], real: Sequence[bool], past: int) -> _Tree:
+        """Read one text, of which the first ``past`` tokens are in a cache."""
+        kept = [token for token, is_real in zip(tokens, real, strict=True) if is_real]
+        texts = self.prefixes(kept)
+        cached = sum(real[:past])
+        wanted = texts[max(cached - 1, 0) :] if past and cached else texts
+        unique = list(dict.fromkeys([*wanted, ""] if not cached else wanted))
+        known = dict(zip(unique, self.tokens(unique), strict=True))
+        last = known[texts[cached - 1] if cached else ""]
+        ahead = [known[text] for text in texts[cached:]] or [last]
+        have = 0
+        if past:
+            have = min(min(_common(last, each), len(each) - 1) for each in ahead)
+        tree = _Tree(len(last) if past else 0, have)
+        nodes = iter([tree.add(each) for each in ahead])
+        tree.alignment = [next(nodes) if is_real else 0 for is_real in real[past:]]
+        tree.chain = tree.path(ahead[-1])
+        return tree
+
+
+def plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy of a tokenizer that neither pads nor truncates.
+
+    Args:
+        tokenizer: A tokenizer.
+    """
+    copied = Tokenizer.from_str(tokenizer.to_str())
+    copied.no_padding()
+    copied.no_truncation()
+    return copied
+
+
+def fast(tokenizer: Any, side: str) -> Tokenizer:
+    """Return the tokenizer of the library ``tokenizers`` inside one of transformers.
+
+    Args:
+        tokenizer: The tokenizer of a network.
+        side: Name of the network, for the message.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If the network has no tokenizer of this kind.
+    """
+    found = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(found, Tokenizer):
+        raise ValueError(
+            f"align='prefix' needs a fast tokenizer of the {side}, got {type(tokenizer).__name__}: pass one as "
+            "processor= to hf_stitch.load"
+        )
+    return found
+
+
+@dataclass
+class _Tree:
+    """The tokens of several prefixes of a text.
+
+    Attributes:
+        past: Tokens of this text in a cache.
+        have: How many of them are used; the others are read again.
+        tokens: Token of each node.
+        depths: Position of each node.
+        above: Ancestors of each node among the nodes, and the node itself.
+        alignment: For each token of the target its node.
+        chain: Nodes of the whole text; those in a cache have their place there, others ``-1 - node``.
+    """
+
+    past: int
+    have: int
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    above: list[tuple[int, ...]] = field(default_factory=list)
+    alignment: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+    _children: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, tokens: Sequence[int]) -> int:
+        """Add a prefix, whose first tokens are in the cache, and return its last node."""
+        node = -1
+        for depth in range(self.have, len(tokens)):
+            child = self._children.setdefault((node, tokens[depth]), len(self.tokens))
+            if child == len(self.tokens):
+                self.above.append((*(self.above[node] if node >= 0 else ()), child))
+                self.tokens.append(tokens[depth])
+                self.depths.append(depth)
+            node = child
+        return node
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """Return the places of the tokens of a prefix."""
+        return [*range(self.have), *(-1 - node for node in self.above[self.add(tokens)])]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many first tokens two texts share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _batch(trees: Sequence[_Tree], past: int, device: torch.device) -> Reading:
+    """Put the trees of a batch into tensors."""
+    nodes = max(len(tree.tokens) for tree in trees)
+    ids, depths = np.zeros((2, len(trees), nodes), dtype=np.int64)
+    mask = np.zeros((len(trees), 1, nodes, past + nodes), dtype=bool)
+    mask[:, 0, :, past:] |= np.eye(nodes, dtype=bool)  # an empty row would be NaN
+    kept = np.zeros((len(trees), max(len(tree.chain) for tree in trees)), dtype=np.int64)
+    for row, tree in enumerate(trees):
+        ids[row, : len(tree.tokens)] = tree.tokens
+        depths[row, : len(tree.tokens)] = tree.depths
+        mask[row, 0, : len(tree.tokens), : tree.have] = True
+        for node, above in enumerate(tree.above):
+            mask[row, 0, node, [past + each for each in above]] = True
+        kept[row, : len(tree.chain)] = [each if each >= 0 else past - 1 - each for each in tree.chain]
+    alignment = np.array([tree.alignment for tree in trees], dtype=np.int64)
+    tensors = (torch.from_numpy(each).to(device) for each in (ids, mask, depths, alignment, kept))
+    return Reading(*tensors)

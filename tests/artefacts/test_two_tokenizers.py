@@ -1,0 +1,237 @@
+"""Stitched decoders with different tokenizers: what the source reads, causality, generation and files."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hf_stitch
+import hf_stitch.auto
+from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
+
+from tiny_networks import network  # isort: skip
+from two_tokenizers import LAYER, SENTENCES, coarse, decoder, fine  # isort: skip
+
+BOTH = [("llama", "gpt2"), ("gpt2", "llama")]
+TEXT = st.lists(
+    st.sampled_from(["walk", "ed", "ing", " ", "  ", "\n", "\t", "é", "🐎", "’s", "un", "believably", ".", "x"]),
+    min_size=1,
+    max_size=12,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[tuple[str, str], Any]:
+    return {
+        (a, b): hf_stitch.stitch(
+            decoder(a), decoder(b), SENTENCES, source_layer=LAYER[a], target_layer=LAYER[b], matcher="ridge",
+            align="prefix", own=a == "gpt2", progress=False,
+        )
+        for a, b in BOTH
+    }  # fmt: skip
+
+
+def reader(source: Any, target: Any) -> PrefixReader:
+    return PrefixReader(source.backend_tokenizer, target.backend_tokenizer, start=1)
+
+
+def paths(reading: Any, row: int) -> list[list[int]]:
+    """The tokens that each node attends to, in the order of their depth."""
+    nodes = reading.attention_mask[row, 0]
+    return [
+        [int(reading.input_ids[row, each]) for each in sorted(mask.nonzero()[:, 0], key=lambda n: int(n))]
+        for mask in nodes
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXT, min_size=1, max_size=3), direction=st.booleans())
+def test_each_token_reads_the_text_up_to_its_end(texts: list[str], direction: bool) -> None:
+    source, target = (fine(), coarse()) if direction else (coarse(), fine())
+    inputs = target([text + "a" for text in texts], padding=True, return_tensors="pt")
+    reading = reader(source, target).read(inputs["input_ids"], inputs["attention_mask"])
+    for row, (ids, mask) in enumerate(
+        zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True)
+    ):
+        read, found = "", paths(reading, row)
+        for place in range(len(ids)):
+            if not mask[place]:
+                continue
+            prefix = target.decode(ids[: place + 1], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            prefix = prefix.rstrip("\N{REPLACEMENT CHARACTER}")
+            read = read if prefix.rstrip() == read.rstrip() else prefix
+            wanted = source(read)["input_ids"] or [1]
+            node = int(reading.alignment[row, place])
+            assert found[node] == wanted
+            assert int(reading.position_ids[row, node]) == len(wanted) - 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(TEXT, min_size=1, max_size=3), direction=st.booleans(), data=st.data())
+def test_a_cache_keeps_the_tokens_of_the_text_so_far(texts: list[str], direction: bool, data: Any) -> None:
+    """Step by step, what is kept and what is new together are the tokens of each prefix."""
+    source, target = (fine(), coarse()) if direction else (coarse(), fine())
+    side = data.draw(st.sampled_from(["left", "right"]))
+    inputs = target([text + "a" for text in texts], padding=True, padding_side=side, return_tensors="pt")
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    reads = reader(source, target)
+    held: list[list[int]] = [[] for _ in texts]
+    step = 0
+    while step < ids.shape[1]:
+        new = data.draw(st.integers(1, ids.shape[1] - step))
+        step += new
+        reading = reads.read(ids[:, :step], mask[:, :step], new if step > new else None)
+        whole = reads.read(ids[:, :step], mask[:, :step])
+        for row in range(len(texts)):
+            tokens = [*held[row], *reading.input_ids[row].tolist()]
+            for place in range(new):
+                if mask[row, step - new + place]:
+                    attended = reading.attention_mask[row, 0, int(reading.alignment[row, place])].nonzero()[:, 0]
+                    wanted = paths(whole, row)[int(whole.alignment[row, step - new + place])]
+                    assert [tokens[int(each)] for each in attended] == wanted
+            held[row] = [tokens[int(each)] for each in reading.kept[row]]
+
+
+@pytest.mark.parametrize(("a", "b"), BOTH)
+def test_one_forward_equals_a_forward_over_each_prefix(a: str, b: str) -> None:
+    source = decoder(a)
+    adapter = PrefixAdapter(source, decoder(b))
+    inputs = adapter.preprocess(SENTENCES[::17])
+    found = adapter.encode(inputs, LAYER[a])[LAYER[a]].values
+    for row, ids in enumerate(inputs["input_ids"].tolist()):
+        real = [token for token, keep in zip(ids, inputs["attention_mask"][row].tolist(), strict=True) if keep]
+        for place, text in enumerate(adapter.reader.prefixes(real)):
+            (tokens,) = adapter.reader.tokens([text])
+            alone = source.encode({"input_ids": torch.tensor([tokens])}, LAYER[a])[LAYER[a]].values[0, -1]
+            torch.testing.assert_close(found[row, place], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pair", BOTH)
+def test_no_logit_depends_on_later_tokens(pair: tuple[str, str], models: Any) -> None:
+    model, random = copy.deepcopy(models[pair]).double(), np.random.default_rng(0)
+    with torch.no_grad():
+        for text in SENTENCES[::23]:
+            inputs = model.preprocess([text])
+            whole = model(**inputs).logits
+            for end in random.integers(1, inputs["input_ids"].shape[1], 4):
+                cut = model(**{name: value[:, :end] for name, value in inputs.items()}).logits
+                torch.testing.assert_close(cut, whole[:, :end], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pair", BOTH)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generation_with_and_without_a_cache(pair: tuple[str, str], options: dict[str, Any], models: Any) -> None:
+    model = models[pair]
+    tokenizer = copy.deepcopy(model.processor)
+    tokenizer.padding_side = "left"
+    inputs = tokenizer(["The walker is walk", "Zoë 🐎 ran quickly"], padding=True, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, **options}
+    cached, plain = (model.generate(**inputs, **settings, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, plain)
+    if not options:  # each token is the best after all tokens before it
+        mask = torch.cat([inputs["attention_mask"], torch.ones(2, 12, dtype=torch.long)], 1)
+        with torch.no_grad():
+            logits = model(input_ids=cached, attention_mask=mask).logits
+        logits[..., model.generation_config.eos_token_id or []] = -torch.inf  # min_new_tokens
+        assert torch.equal(logits[:, -13:-1].argmax(-1), cached[:, -12:])
+
+
+@pytest.mark.parametrize("pair", BOTH)
+def test_files(pair: tuple[str, str], models: Any, tmp_path: Path) -> None:
+    model = models[pair]
+    inputs = model.preprocess(SENTENCES[3:6])
+    model.save_pretrained(tmp_path / "model")
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(*map(decoder, pair))
+    with torch.no_grad():
+        wanted = model(**inputs).logits
+        for other in (
+            hf_stitch.StitchedModel.from_pretrained(tmp_path / "model"), attached, copy.deepcopy(model),
+        ):  # fmt: skip
+            assert torch.equal(other(**inputs).logits, wanted)
+    (tmp_path / "model" / "source_tokenizer.json").unlink()
+    with pytest.raises((FileNotFoundError, ValueError), match="source_tokenizer"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
+
+
+def test_auto_classes_and_pipelines(models: Any, tmp_path: Path) -> None:
+    models[BOTH[0]].save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.get_vocab() == coarse().get_vocab()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    (found,) = pipe("The walker", max_new_tokens=4, do_sample=False)
+    assert found["generated_text"].startswith("The walker")
+
+
+def test_a_call_with_tensors_alone_exports(models: Any) -> None:
+    model = copy.deepcopy(models[BOTH[0]])
+    inputs = model.preprocess(SENTENCES[:2])
+    tensors = {**inputs, **model.source.read(**inputs).to_inputs()}
+    del tensors["source_kept"]
+    model.source.reader = None
+    with torch.no_grad():
+        wanted = model(**tensors).logits
+        program = torch.export.export(model, (), {**tensors, "use_cache": False}, strict=False)
+        torch.testing.assert_close(program.module()(**tensors, use_cache=False).logits, wanted)
+    with pytest.raises(ValueError, match=INPUTS[0]):
+        model(**inputs)
+
+
+def encoder() -> hf_stitch.Adapter:
+    config = transformers.BertConfig(
+        vocab_size=len(fine()), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return hf_stitch.load(transformers.BertModel(config).eval(), processor=fine())
+
+
+@pytest.mark.parametrize("pair", BOTH)
+def test_scores(pair: tuple[str, str], models: Any) -> None:
+    """Bits per character are those of the text after the first token, whose figures each network has on its own tokens."""
+    model, (a, b) = models[pair], pair
+    texts = [f"{text} Then: {text}" for text in SENTENCES[1::9]]
+    found = hf_stitch.evaluate(model, texts, progress=False)
+    for name, adapter in (("source", decoder(a)), ("target", decoder(b))):
+        bits, characters = 0.0, 0
+        for text in texts:
+            inputs = adapter.preprocess([text], offsets=True)
+            spans = inputs.pop("offset_mapping")[0, 1:]
+            logits = adapter.forward(inputs).logits[0, :-1].detach().log_softmax(-1)
+            bits -= float(logits.gather(1, inputs["input_ids"][0, 1:, None]).sum()) / np.log(2)
+            characters += len(text[int(spans[:, 0].min()) : int(spans[:, 1].max())])
+        assert found.scores[name]["bits_per_character"].value == pytest.approx(bits / characters, rel=1e-6)
+    assert np.isnan(found.scores["source"]["perplexity"].value)
+    assert ("own" in model.evaluation.scores) == (a == "gpt2")
+
+
+def test_bad_input(models: Any) -> None:
+    a, b = decoder("llama"), decoder("gpt2")
+    options: Any = {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"], "progress": False}
+    with pytest.raises(ValueError, match="align must be 'tokens' or 'prefix', got 'words'"):
+        hf_stitch.stitch(a, b, SENTENCES, align="words", **options)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="own=True belongs to align='prefix'"):
+        hf_stitch.stitch(a, b, SENTENCES, own=True, **options)
+    with pytest.raises(ValueError, match="leave out paired_data"):
+        hf_stitch.stitch(a, b, SENTENCES, paired_data=SENTENCES, align="prefix", **options)
+    with pytest.raises(ValueError, match="no decoder"):
+        PrefixAdapter(encoder(), b)
+    with pytest.raises(ValueError, match="the source takes image samples"):
+        PrefixAdapter(network("vit"), b)
+    model = models[BOTH[0]]
+    inputs = model.preprocess(SENTENCES[:1])
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="a cache contains no text"):
+            model(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="tokens in the tokenizer of the source, which takes 256"):
+        PrefixAdapter(a, b).encode(PrefixAdapter(a, b).preprocess(["x" * 300 + " walks"]), LAYER["llama"])
