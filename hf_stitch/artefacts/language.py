@@ -172,6 +172,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 "a cache needs a source and a target that are decoders with a cache, but one of them attends to the "
                 "whole text or has no cache: pass use_cache=False"
             )
+        if isinstance(self.source, PrefixFront) and given is not None and given.is_compileable:
+            raise ValueError("a source with another tokenizer needs a cache that shrinks: use a DynamicCache")
         return DynamicCache(config=self.config) if given is None else given
 
     def _options(

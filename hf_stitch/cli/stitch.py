@@ -61,6 +61,12 @@ def stitch(
     ] = "lstsq",
     option: Matching = None,
     pooling: CutPooling = "none",
+    align: Annotated[
+        str, typer.Option(help="tokens; or prefix, for two decoders with different tokenizers.")
+    ] = "tokens",
+    own: Annotated[
+        bool, typer.Option("--own", help="With --align prefix: the map also takes the token embedding of the target.")
+    ] = False,
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
@@ -77,6 +83,10 @@ def stitch(
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     check_report(report)
+    if align not in ("tokens", "prefix"):
+        raise typer.BadParameter(f"must be one of tokens, prefix, got {align!r}", param_hint="--align")
+    if own and align == "tokens":
+        raise typer.BadParameter("needs --align prefix", param_hint="--own")
     if out is None and not plan:
         raise typer.BadParameter("is required without --plan", param_hint="--out")
     fitted_by = matcher_of(matcher, option or [])
@@ -88,7 +98,7 @@ def stitch(
         read = inputs.read(data, data_dir, split, samples, seed)
         options: dict[str, Any] = {
             "source_layer": source_layer, "target_layer": target_layer, "matcher": fitted_by, "pooling": chosen,
-            "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed,
+            "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed, "align": align, "own": own,
         }  # fmt: skip
         if plan:
             planned = hf_stitch.stitch(networks[0], networks[1], read, plan=True, **options)

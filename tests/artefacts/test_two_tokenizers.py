@@ -58,10 +58,8 @@ def test_each_token_reads_the_text_up_to_its_end(texts: list[str], direction: bo
     source, target = (fine(), coarse()) if direction else (coarse(), fine())
     inputs = target([text + "a" for text in texts], padding=True, return_tensors="pt")
     reading = reader(source, target).read(inputs["input_ids"], inputs["attention_mask"])
-    for row, (ids, mask) in enumerate(
-        zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True)
-    ):
-        read, found = "", paths(reading, row)
+    for row, ids in enumerate(inputs["input_ids"].tolist()):
+        read, found, mask = "", paths(reading, row), inputs["attention_mask"][row].tolist()
         for place in range(len(ids)):
             if not mask[place]:
                 continue
@@ -197,7 +195,7 @@ def encoder() -> hf_stitch.Adapter:
 
 @pytest.mark.parametrize("pair", BOTH)
 def test_scores(pair: tuple[str, str], models: Any) -> None:
-    """Bits per character are those of the text after the first token, whose figures each network has on its own tokens."""
+    """Bits per character are those of the text after the first token, for each network on its own tokens."""
     model, (a, b) = models[pair], pair
     texts = [f"{text} Then: {text}" for text in SENTENCES[1::9]]
     found = hf_stitch.evaluate(model, texts, progress=False)
@@ -233,5 +231,5 @@ def test_bad_input(models: Any) -> None:
         cache = model(**inputs, use_cache=True).past_key_values
         with pytest.raises(ValueError, match="a cache contains no text"):
             model(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
-    with pytest.raises(ValueError, match="tokens in the tokenizer of the source, which takes 256"):
-        PrefixAdapter(a, b).encode(PrefixAdapter(a, b).preprocess(["x" * 300 + " walks"]), LAYER["llama"])
+    with pytest.raises(ValueError, match="tokens in the tokenizer of the source, which takes 5"):
+        PrefixReader(fine().backend_tokenizer, coarse().backend_tokenizer, 1, 5).read(inputs["input_ids"])

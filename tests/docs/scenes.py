@@ -26,6 +26,7 @@ import hf_stitch
 from hf_stitch import Adapter, Samples
 
 from tiny_networks import BODY, SIZE, TEXT, WORDS, plain_tokenizer  # isort: skip
+from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
 Namespace = dict[str, Any]
@@ -201,6 +202,7 @@ def stitch() -> Namespace:
         "two": two, "three": three, "gpt2": text_network("gpt2"), "other": text_network("gpt2", 1),
         "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
         "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
+        "llama": decoder("llama"), "gpt2_small": decoder("gpt2"),
     }  # fmt: skip
 
 

@@ -41,6 +41,26 @@ class PrefixAdapter(Adapter):
     Raises:
         ValueError: If one of them takes no texts or has no fast tokenizer, or one forward over all prefixes does not
             compute what a forward over each does, because the source is no decoder or has other masks.
+
+    Example:
+        >>> import hf_stitch
+        >>> from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        >>> def decoder(width, *pieces):
+        ...     made = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(["?", *pieces])}, unk_token="?"))
+        ...     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+        ...     config = GPT2Config(
+        ...         vocab_size=1 + len(pieces), n_embd=width, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        ...     )
+        ...     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="?", pad_token="?")
+        ...     return hf_stitch.load(GPT2LMHeadModel(config).eval(), processor=tokenizer)
+        >>> a, b = decoder(8, "walking", "walk", "a"), decoder(12, "a", "walk", "##ing")
+        >>> adapter = PrefixAdapter(a, b, own=True)
+        >>> reading = adapter.reader.read(adapter.preprocess(["a walking"])["input_ids"])
+        >>> reading.input_ids.tolist(), reading.alignment.tolist()  # "a", "a walk", "a walking"
+        ([[3, 2, 1]], [[0, 1, 2]])
+        >>> adapter.encode(adapter.preprocess(["a walking"]), "transformer.h.0")["transformer.h.0"].values.shape
+        torch.Size([1, 3, 20])
     """
 
     def __init__(self, source: Adapter, target: Adapter, *, own: bool = False) -> None:
@@ -250,7 +270,13 @@ def _check_branches(adapter: PrefixAdapter) -> None:
     reading = adapter.reader.read(torch.tensor([tokens], device=adapter.device))
     together: dict[str, Tensor] = {}
     given = arguments(reading.to_inputs(), place_of(model)[1])
-    adapter.source.run_branches(given, [layer], lambda name, found: together.update({name: found.values.clone()}))
+    try:
+        adapter.source.run_branches(given, [layer], lambda name, found: together.update({name: found.values.clone()}))
+    except Exception as cause:  # libraries raise any exception for a mask that they do not take
+        raise ValueError(
+            f"align='prefix' needs a decoder that takes a mask of queries by keys; {type(model).__name__} raised "
+            f"{type(cause).__name__}: {cause}"
+        ) from cause
     for token, text in list(enumerate(adapter.reader.prefixes(tokens)))[:: max(len(tokens) // 6, 1)]:
         (ids,) = adapter.reader.tokens([text])
         alone = adapter.source.encode({"input_ids": torch.tensor([ids], device=adapter.device)}, layer)[layer].values

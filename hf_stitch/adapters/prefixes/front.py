@@ -36,6 +36,20 @@ class PrefixFront(Front):
 
     Attributes:
         reader: Computes what the decoder reads; ``None`` without both tokenizers, if that is given to each forward.
+
+    Example:
+        >>> import hf_stitch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(vocab_size=20, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+        >>> network = hf_stitch.load(GPT2LMHeadModel(config).eval())
+        >>> cut, plan = network.cut("transformer.h.0")
+        >>> front = PrefixFront(network.model, cut, plan, network.interface, network.interface, start=0)
+        >>> reading = Reading(
+        ...     torch.tensor([[3, 5, 7]]), torch.ones(1, 1, 3, 3).tril().bool(), torch.tensor([[0, 1, 2]]),
+        ...     torch.tensor([[0, 2]]), torch.tensor([[0, 1, 2]]),
+        ... )
+        >>> front(input_ids=torch.tensor([[4, 9]]), **reading.to_inputs()).values.shape
+        torch.Size([1, 2, 8])
     """
 
     def __init__(

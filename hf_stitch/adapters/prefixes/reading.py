@@ -33,6 +33,11 @@ class Reading:
         alignment: (batch, tokens) int64, node that each token of the target reads.
         kept: (batch, length) int64, places in (past + nodes) of the tokens of the whole text, padded with 0: what a
             cache has to keep for the next tokens.
+
+    Example:
+        >>> one = torch.zeros(1, 1, dtype=torch.long)
+        >>> list(Reading(one, one[None, None].bool(), one, one, one).to_inputs())[:2]
+        ['source_input_ids', 'source_attention_mask']
     """
 
     input_ids: Tensor
@@ -167,6 +172,9 @@ def plain(tokenizer: Tokenizer) -> Tokenizer:
 
     Args:
         tokenizer: A tokenizer.
+
+    Returns:
+        The copy.
     """
     copied = Tokenizer.from_str(tokenizer.to_str())
     copied.no_padding()
@@ -186,6 +194,13 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
 
     Raises:
         ValueError: If the network has no tokenizer of this kind.
+
+    Example:
+        >>> from tokenizers import models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
+        >>> type(fast(made, "source")).__name__
+        'Tokenizer'
     """
     found = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(found, Tokenizer):
