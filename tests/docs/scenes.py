@@ -243,6 +243,18 @@ def trust_a_metric() -> Namespace:
     }  # fmt: skip
 
 
+def transfer() -> Namespace:
+    """Two language models, what was found in the first of them, and activations of the second."""
+    from hf_stitch.transfer import SparseAutoencoder
+
+    width = 12
+    return {
+        "a": decoder("gpt2"), "b": decoder("gpt2"), "layer": "transformer.h.0", "texts": sentences(40),
+        "probe": torch.nn.Linear(width, 3), "direction": torch.randn(width), "activations_of_b": torch.randn(5, width),
+        "autoencoder": SparseAutoencoder(width, 24),
+    }  # fmt: skip
+
+
 def trust_a_stitch() -> Namespace:
     """A stitched model, and other stitching layers at the same cuts."""
     from hf_stitch.training import TaskLoss

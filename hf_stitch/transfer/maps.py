@@ -1,0 +1,152 @@
+"""The affine maps between two networks, from a stitch and from its inverse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from hf_stitch.artefacts import StitchedModel, Stitcher
+from hf_stitch.stitches import Stitch, StitchingLayer
+from hf_stitch.stitches.linear import as_linear
+
+Stitching: TypeAlias = Stitch | StitchingLayer | Stitcher | StitchedModel
+"""What contains an affine map between two layers."""
+
+Side = Literal["source", "target"]
+SIDES: tuple[str, ...] = get_args(Side)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An affine map of vectors, in float64.
+
+    Attributes:
+        weight: (out, in).
+        bias: (out,).
+
+    Example:
+        >>> there = Affine(torch.diag(torch.tensor([2.0, 4.0])).double(), torch.ones(2).double())
+        >>> there.inverse(rcond=1e-6).weight.diagonal().tolist()
+        [0.5, 0.25]
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, stitch: Stitching) -> Self:
+        """Read the map of a stitch: of a stitching layer, that of positions or pooled vectors.
+
+        Args:
+            stitch: A stitch, a stitching layer, a stitcher or a stitched model.
+
+        Returns:
+            The map.
+
+        Raises:
+            TypeError: If it contains no stitch.
+            ValueError: If the stitch is not affine, or has values that are NaN or infinite.
+        """
+        layer = stitch.stitch if isinstance(stitch, (Stitcher, StitchedModel)) else stitch
+        body = layer.body if isinstance(layer, StitchingLayer) else layer
+        if not isinstance(body, Stitch):
+            raise TypeError(
+                f"the stitch must be a Stitcher, a StitchedModel, a StitchingLayer or a Stitch, got "
+                f"{type(stitch).__name__}"
+            )
+        linear = as_linear(body)
+        weight = linear.weight.detach().double().cpu()
+        bias = torch.zeros(len(weight)).double() if linear.bias is None else linear.bias.detach().double().cpu()
+        if not bool(weight.isfinite().all() and bias.isfinite().all()):
+            raise ValueError(f"the {body.title} of this stitch has values that are NaN or infinite")
+        return cls(weight, bias)
+
+    def inverse(self, rcond: float) -> Self:
+        """Return the pseudo-inverse: the least vector whose image is nearest.
+
+        Args:
+            rcond: Singular values below this share of the largest are taken for zero.
+
+        Returns:
+            The map back.
+        """
+        back = torch.linalg.pinv(self.weight, rtol=rcond)
+        return type(self)(back, -back @ self.bias)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The maps between the network of what is carried, and the one that it is carried to.
+
+    Attributes:
+        stitch: The stitch.
+        to: ``"target"`` or ``"source"`` of the stitch.
+        reverse: A stitch from its target to its source.
+        rcond: Without it, for the pseudo-inverse.
+    """
+
+    stitch: Stitching
+    to: Side
+    reverse: Stitching | None
+    rcond: float | None
+
+    def there(self) -> Affine:
+        """Return the map to the network that it is carried to."""
+        return self._forward() if self.to == "target" else self._backward()
+
+    def back(self) -> Affine:
+        """Return the map to the network of what is carried."""
+        return self._backward() if self.to == "target" else self._forward()
+
+    def _forward(self) -> Affine:
+        return Affine.of(self.stitch)
+
+    def _backward(self) -> Affine:
+        forward = self._forward()
+        if self.reverse is None:
+            if self.rcond is None:
+                raise ValueError(
+                    "this needs the map from the target to the source: pass rcond, with which the stitch is inverted "
+                    "(rcond=1e-3: singular values below that share of the largest count as zero), or a stitch fitted "
+                    "in that direction, reverse=…"
+                )
+            return forward.inverse(self.rcond)
+        found = Affine.of(self.reverse)
+        if found.weight.shape != forward.weight.T.shape:
+            raise ValueError(
+                f"the stitch maps {forward.weight.shape[1]} -> {forward.weight.shape[0]}, so that its reverse must map "
+                f"{forward.weight.shape[0]} -> {forward.weight.shape[1]}, got {found.weight.shape[1]} -> "
+                f"{found.weight.shape[0]}"
+            )
+        return found
+
+
+def route(stitch: Stitching, to: Side, reverse: Stitching | None, rcond: float | None, *, inverts: bool) -> Route:
+    """Check the options of a transfer.
+
+    Args:
+        stitch: The stitch.
+        to: The network that something is carried to.
+        reverse: A stitch in the other direction.
+        rcond: Relative bound of singular values.
+        inverts: Whether the map from target to source is used.
+
+    Returns:
+        The route.
+
+    Raises:
+        ValueError: If an option has no effect, or is out of range.
+    """
+    if to not in SIDES:
+        raise ValueError(f"to must be {' or '.join(map(repr, SIDES))} of the stitch, got {to!r}")
+    given = [name for name, value in (("reverse", reverse), ("rcond", rcond)) if value is not None]
+    if len(given) > 1:
+        raise ValueError("reverse is a map from the target to the source, and rcond makes one: give one of them")
+    if given and not inverts:
+        raise ValueError(f"{given[0]} has no effect: to the {to}, this needs the stitch alone")
+    if rcond is not None and not 0 < rcond < 1:
+        raise ValueError(f"rcond must be above 0 and below 1, got {rcond}")
+    return Route(stitch, to, reverse, rcond)
