@@ -334,8 +334,9 @@ class Prepared:
 
 
 def _start(model: StitchedModel) -> str:
-    """Return what determines the activations at the source's cut: the network and the cut."""
-    return json.dumps([model.config.source["reference"], model.source.cut.layer], sort_keys=True)
+    """Return what determines the activations at the source's cut: the network, the cut, the tokens that it reads."""
+    source: Any = model.config.source
+    return json.dumps([source["reference"], model.source.cut.layer, source.get("reading")], sort_keys=True)
 
 
 def _tensors(batch: PreparedBatch, is_language_model: bool) -> dict[str, tuple[Tensor, Tensor | None]]:

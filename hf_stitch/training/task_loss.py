@@ -491,9 +491,12 @@ def _check_models(models: Sequence[StitchedModel]) -> None:
 
 
 def _networks_of(model: StitchedModel) -> list[Any]:
-    """Weight hashes and cuts of both halves."""
+    """Weight hashes and cuts of both halves, and how the source reads the tokens of the target."""
     halves = ((model.config.source, model.source), (model.config.target, model.target))
-    return [[config["reference"]["weights_hash"], half.cut.layer] for config, half in halves]
+    return [
+        [config["reference"]["weights_hash"], half.cut.layer, *([config["reading"]] if "reading" in config else [])]
+        for config, half in halves
+    ]
 
 
 def _device(model: StitchedModel) -> torch.device:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
 from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
@@ -183,7 +184,11 @@ def audit(
         watching = labelled("detectors", detectors)
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
-        alone = [source_alone(model, source, whole) for model in models]
+        alone = [
+            (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
+            else source_alone(model, source, whole)
+            for model in models
+        ]  # fmt: skip
         if plan:
             return _planned(models, whole, [network for network, _ in alone], samples, others, known, options)
         watches = _fit(models, watching, whole, known, outliers, options)
