@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -269,6 +269,8 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     """
     if source.task != task:
         return f"it has no head for {task}"
+    if isinstance(source, PrefixAdapter):
+        return "its tokens are not those of the target"
     if task == "text-generation" or not isinstance(target, Adapter):
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)

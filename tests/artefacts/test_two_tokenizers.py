@@ -185,6 +185,34 @@ def test_a_call_with_tensors_alone_exports(models: Any) -> None:
         model(**inputs)
 
 
+def test_other_workflows_take_the_adapter() -> None:
+    from hf_stitch.training import TaskLoss
+
+    a, b = decoder("llama", torch.float32), decoder("gpt2", torch.float32)
+    reads, layers = PrefixAdapter(a, b, own=True), {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"]}
+    texts = [f"{one} {two}" for one, two in zip(SENTENCES, SENTENCES[::-1], strict=True)]
+    train, test = texts[:120], texts[120:]
+    assert hf_stitch.compare(reads, b, test, pooling="none", progress=False)["linear_cka"].shape == (3, 3)
+    grid = hf_stitch.stitch_grid(
+        reads, b, train, layers_a=[LAYER["llama"]], layers_b=[LAYER["gpt2"]], matchers=["ridge"], test_data=test,
+        progress=False,
+    )  # fmt: skip
+    models = [
+        hf_stitch.stitch(
+            a, b, train, test_data=test, matcher="ridge", align="prefix", own=own, progress=False, **layers
+        )
+        for own in (True, False)
+    ]
+    wanted = models[0].evaluation["perplexity"].value
+    assert grid.values("ridge", "perplexity")[0, 0] == pytest.approx(wanted, rel=1e-4)
+    trained = TaskLoss(epochs=1).fit(models, train, progress=False)  # activations of both differ in width
+    assert [each.body.in_features for each in trained] == [28, 16]
+    audit = hf_stitch.audit(
+        models[0], test, train_data=train, far_data=[text[::-1] for text in test], detectors=["knn"], progress=False
+    )
+    assert audit.evaluation["perplexity"].value == pytest.approx(wanted, rel=1e-4)
+
+
 def encoder() -> hf_stitch.Adapter:
     config = transformers.BertConfig(
         vocab_size=len(fine()), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.detection.recording import handed_over, received
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
@@ -81,7 +82,8 @@ def run(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool
         sides: The networks.
         batch: Raw samples.
         twin: Samples of the target, if it takes other ones.
-        complete: Whether to run the networks to their ends, or only to their deepest layers.
+        complete: Whether to run the networks to their ends, or only to their deepest layers. A source that reads
+            the tokens of the target has no output there.
 
     Raises:
         ValueError: Activations are NaN or infinite; the message names layer and sample.
@@ -97,7 +99,8 @@ def run(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool
         def keep(name: str, representation: Representation, kept: dict[str, Representation] = kept) -> None:
             kept[name] = representation.replace(values=representation.values.clone())
 
-        outputs.append(adapter.run_with_callback(inputs, layers, keep, complete=complete))
+        ends = complete and not isinstance(adapter, PrefixAdapter)
+        outputs.append(adapter.run_with_callback(inputs, layers, keep, complete=ends))
         for name, representation in kept.items():
             check_finite(representation, f"layer {name!r} of the {side}", batch)
         found.append(kept)
