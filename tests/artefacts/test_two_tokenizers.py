@@ -240,6 +240,46 @@ def test_scores(pair: tuple[str, str], models: Any) -> None:
     assert ("own" in model.evaluation.scores) == (a == "gpt2")
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def family(name: str, **options: Any) -> hf_stitch.Adapter:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(vocab_size=len(fine()), **SIZES, **options)
+    return hf_stitch.load(getattr(transformers, f"{name}ForCausalLM")(config).eval(), processor=fine())
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "GPTNeoX", "Gemma"])
+def test_other_families(name: str) -> None:
+    options = {} if name == "GPTNeoX" else {"num_key_value_heads": 1}
+    a, b = family(name, **options, **({"head_dim": 8} if name == "Gemma" else {})), decoder("gpt2", torch.float32)
+    for source, target in ((a, b), (b, a)):
+        model = hf_stitch.stitch(
+            source, target, SENTENCES[:40], source_layer=source.layers[0], target_layer=target.layers[0],
+            matcher="ridge", align="prefix", own=True, progress=False,
+        )  # fmt: skip
+        inputs = model.preprocess(["The walker is walk"])
+        options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+        cached, plain = (model.generate(**inputs, **options, use_cache=use) for use in (True, False))
+        assert torch.equal(cached, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Mistral", {"sliding_window": 8, "num_key_value_heads": 1}, "computes other activations then"),
+        ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
+        ("Mamba", {}, "MambaForCausalLM takes no position_ids"),
+    ],
+)
+def test_decoders_that_cannot_run_branches_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrefixAdapter(family(name, **options), decoder("gpt2", torch.float32))
+
+
 def test_bad_input(models: Any) -> None:
     a, b = decoder("llama"), decoder("gpt2")
     options: Any = {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"], "progress": False}
