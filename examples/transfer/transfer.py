@@ -195,11 +195,13 @@ def trained(
 def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> list[dict[str, Any]]:
     """Train from scratch, from the carried one, from a random map, and from the same weights."""
     kept = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
-    both = {layer: kept[layer].rows("none").float() for layer in (FROM, TO)}
+    assert kept.mask is not None  # texts are padded
+    both = {layer: kept.values[layer][kept.mask].float() for layer in (FROM, TO)}
     both = {layer: rows - rows.mean(0) for layer, rows in both.items()}
     both = {layer: rows * (rows.shape[1] / rows.pow(2).sum(1).mean()).sqrt() for layer, rows in both.items()}
     order = torch.randperm(len(both[FROM]), generator=torch.Generator().manual_seed(0))
-    test, train = order[:4000], order[4000:]
+    count = min(4000, len(order) // 5)
+    test, train = order[:count], order[count:]
     x, y = both[FROM][train], both[TO][train]
     stitch, reverse = fitted(x, y), fitted(y, x)
     found = []
@@ -249,8 +251,8 @@ def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]
     both = {name: load(networks, name) for name in LAYERS}
     vectors = {
         split: {
-            name: extract_activations(each, texts[split], layers=[LAYERS[name]], pooling="mean")[LAYERS[name]]
-            .rows("mean").float()
+            name: extract_activations(each, texts[split], layers=[LAYERS[name]], pooling="mean")
+            .values[LAYERS[name]].float()
             for name, each in both.items()
         }
         for split in texts

@@ -51,12 +51,10 @@ passages) needs {ngram:.2f} bits per character. Hardware: {machine}; {minutes:.0
 
 Rule, set before the figures: the stitch (prefix + own) works if at every depth, in both directions, it beats a map of
 the own token embeddings of the target (the interval of the difference, paired by passage, is above 0), and comes
-within {coarse}
-of the coarse target and {fine} of the fine one.
+within {coarse} bits of the coarse target and {fine} of the fine one.
 **It beats the embeddings in {beats} of {cells} cells, and comes as near as that in {near} of {cells}.**
 
 {directions}
-
 - *own*: an affine map of the target's own token embeddings, which knows nothing of the text before.
 - *prefix*: a map of the source's activations alone.
 - *untrained + own*: the same stitch after a source with random weights. Its difference from the stitch is what the

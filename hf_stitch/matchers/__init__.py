@@ -5,6 +5,7 @@ from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.inverse_relative import InverseRelative
 from hf_stitch.matchers.lasso import Lasso
 from hf_stitch.matchers.low_rank import LowRank
+from hf_stitch.matchers.low_rank_residual import LowRankResidual
 from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.matchers.permutation import Permutation
 from hf_stitch.matchers.piecewise import Piecewise
@@ -22,6 +23,7 @@ __all__ = [
     "InverseRelative",
     "Lasso",
     "LowRank",
+    "LowRankResidual",
     "Lstsq",
     "Matcher",
     "Permutation",

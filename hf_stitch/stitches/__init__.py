@@ -8,6 +8,7 @@ from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.layer import StitchingLayer
 from hf_stitch.stitches.linear import LinearStitch, as_linear
 from hf_stitch.stitches.low_rank import LowRankStitch
+from hf_stitch.stitches.low_rank_residual import LowRankResidualStitch
 from hf_stitch.stitches.masked import MaskedStitch
 from hf_stitch.stitches.piecewise import PiecewiseStitch
 from hf_stitch.stitches.residual_mlp import ResidualMLPStitch
@@ -15,6 +16,7 @@ from hf_stitch.stitches.residual_mlp import ResidualMLPStitch
 __all__ = [
     "IdentityStitch",
     "LinearStitch",
+    "LowRankResidualStitch",
     "LowRankStitch",
     "MaskedStitch",
     "PiecewiseStitch",

@@ -75,7 +75,9 @@ class SparseAutoencoder(nn.Module):
             raise ValueError(f"topk, and it alone, needs k from 1 to {d_sae}, got k={k} for {architecture}")
         self.architecture: Architecture = architecture
         self.k, self.apply_b_dec_to_input, self.metadata = k, apply_b_dec_to_input, dict(metadata or {})
-        decoder = nn.functional.normalize(torch.randn(d_sae, d_in), dim=-1).to(dtype)
+        # Of this length, random features under a ReLU add up to about the activations themselves.
+        length = min(1.0, (2 * d_in / d_sae) ** 0.5)
+        decoder = (nn.functional.normalize(torch.randn(d_sae, d_in), dim=-1) * length).to(dtype)
         self.W_dec, self.W_enc = nn.Parameter(decoder), nn.Parameter(decoder.T.clone().contiguous())
         self.b_enc = nn.Parameter(torch.zeros(d_sae, dtype=dtype))
         self.b_dec = nn.Parameter(torch.zeros(d_in, dtype=dtype))

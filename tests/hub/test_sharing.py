@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "ridge_to_identity": ("alice/vit", "alice/vit-2", "ridge_to_identity", {}),
     "piecewise": ("timm/cnn", "alice/vit", "piecewise", {"clusters": 3}),
     "residual_mlp": ("timm/cnn", "alice/vit", "residual_mlp", {"width": 4, "epochs": 1}),
+    "low_rank_residual": ("timm/cnn", "alice/vit", "low_rank_residual", {"rank": 2}),
     "retrieval": ("timm/cnn", "alice/vit", "retrieval", {"epochs": 1}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
     "vision-to-timm": ("alice/vit", "timm/cnn", "lstsq", {}),

@@ -18,6 +18,7 @@ from hf_stitch.relative.projection import RelativeProjection
 from hf_stitch.stitches import (
     IdentityStitch,
     LinearStitch,
+    LowRankResidualStitch,
     LowRankStitch,
     MaskedStitch,
     PiecewiseStitch,
@@ -36,6 +37,8 @@ STITCHES = [
     LinearStitch(4, 6, dtype=torch.float64),
     LowRankStitch(4, 6, rank=2),
     LowRankStitch(6, 4, rank=4, bias=False, dtype="float64"),
+    LowRankResidualStitch(4, 6, rank=2),
+    LowRankResidualStitch(6, 4, rank=4, dtype="float64"),
     MaskedStitch.of(weight=torch.randn(6, 4), mask=torch.rand(6, 4) > 0.5, bias=torch.randn(6)),
     MaskedStitch(6, 4, bias=False, dtype="float64"),
     PiecewiseStitch(4, 6, pieces=3),

@@ -921,3 +921,19 @@ def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
 def losses_on(model: StitchedModel, layer: Any, images: Any) -> float:
     inputs = model.preprocess([sample["image"] for sample in images])
     return model.head(layer(model.source(**inputs)), torch.tensor([sample["label"] for sample in images])).loss.item()
+
+
+def test_a_correction_of_low_rank_is_all_that_is_trained() -> None:
+    a, b = adapters(torch.float32)
+    data = torch.randn(N, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+    place: Any = {"source_layer": "c2", "target_layer": "c2", "task": "image-classification", "progress": False}
+    start = {"name": "low_rank_residual", "rank": 2, "ridge": 1.0}
+    first = hf_stitch.stitch(a, b, data, matcher=start, **place)
+    ridge = hf_stitch.stitch(a, b, data, matcher="ridge", ridge=1.0, **place)
+    x = torch.randn(5, 8)
+    assert torch.equal(first.stitch.body(x), ridge.stitch.body(x))
+    trained = hf_stitch.stitch(a, b, data, matcher=TaskLoss(initial=start, epochs=2, lr=0.1), **place).stitch.body
+    assert torch.equal(trained.weight, ridge.stitch.body.weight) and torch.equal(trained.bias, ridge.stitch.body.bias)
+    change = trained.matrix() - ridge.stitch.body.weight
+    assert change.abs().max() > 1e-3 and torch.linalg.matrix_rank(change) == 2
+    assert sum(parameter.numel() for parameter in trained.parameters()) == 2 * (8 + 8)

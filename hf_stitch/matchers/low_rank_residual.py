@@ -1,0 +1,75 @@
+"""A closed-form map that stays fixed, with a correction of low rank to be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from hf_stitch.matchers._solve import require
+from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.matchers.ridge import Ridge, check_penalty
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LowRankResidualStitch
+
+
+@dataclass(frozen=True)
+class LowRankResidual(ClosedFormMatcher):
+    """Ridge regression, whose weights stay fixed, with a correction of low rank that is 0 at first.
+
+    It is a start for :class:`hf_stitch.training.TaskLoss`, which then trains ``rank × (dx + dy)`` numbers instead of
+    ``dx × dy``. The correction reads the leading principal components of x, scaled to unit variance.
+
+    ``fitted`` contains the results of :class:`Ridge`.
+
+    Attributes:
+        rank: Rank of the correction, from 1 to the smaller width.
+        ridge: Penalty of the ridge regression, as for :class:`Ridge`.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> x = torch.randn(50, 4)
+        >>> LowRankResidual(rank=2).fit(Moments(4, 3).update(x, x[:, :3]))
+        LowRankResidualStitch(in_features=4, out_features=3, rank=2, dtype='float32')
+    """
+
+    name: ClassVar[str] = "low_rank_residual"
+    title: ClassVar[str] = "ridge regression with a correction of low rank to be trained"
+
+    rank: int = 8
+    ridge: float | Literal["gcv"] = "gcv"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be an integer >= 1, got {self.rank!r}")
+        check_penalty(self.ridge)
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankResidualStitch:
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The stitch, on the device of the moments. It equals that of :class:`Ridge` until it is trained.
+
+        Raises:
+            ValueError: The rank exceeds a width, there are fewer than 2 rows, or all rows of a side are equal.
+            torch.linalg.LinAlgError: The eigendecomposition did not converge.
+        """
+        require(moments, 2)
+        common = Ridge(self.ridge).fit(moments, dtype)
+        stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype).to(moments.device)
+        values, vectors = torch.linalg.eigh(moments.sxx / moments.n)
+        leading, least = slice(-self.rank, None), values[-1] * torch.finfo(torch.float32).eps
+        stitch.down.copy_((vectors[:, leading] / values[leading].clamp_min(least).sqrt()).T)
+        stitch.weight.copy_(common.weight)
+        if common.bias is not None:
+            stitch.bias.copy_(common.bias)
+        stitch.fitted = common.fitted
+        return stitch
