@@ -10,6 +10,7 @@ from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
+from hf_stitch.adapters.untraining import untrained
 
 __all__ = [
     "Adapter",
@@ -28,5 +29,6 @@ __all__ = [
     "load_recorded",
     "rewrite",
     "rewrites_of",
+    "untrained",
     "unwrap",
 ]

@@ -277,7 +277,7 @@ def trust_a_stitch() -> Namespace:
     )
     return {
         "stitched": stitched, "train": train, "test": test, "first": first, "second": second, "other": bottleneck,
-        "noise": pictures(60, seed=9),
+        "noise": pictures(60, seed=9), "source": source, "target": target,
         "bottlenecks": {4: bottleneck.stitch},
     }  # fmt: skip
 
