@@ -64,7 +64,8 @@ class LowRankResidualStitch(Stitch):
 
     def transform(self, x: Tensor) -> Tensor:
         """``Wx + b + V(Ux)``."""
-        return functional.linear(x, self.weight, self.bias) + functional.linear(functional.linear(x, self.down), self.up)
+        correction = functional.linear(functional.linear(x, self.down), self.up)
+        return functional.linear(x, self.weight, self.bias) + correction
 
     def matrix(self) -> Tensor:
         """Return the map without its bias, ``(out_features, in_features)``."""
