@@ -30,6 +30,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
     },
     "rewrites": {},
     "stitches": {
+        "attention": "hf_stitch.stitches.attention:AttentionStitch",
         "identity": "hf_stitch.stitches.identity:IdentityStitch",
         "linear": "hf_stitch.stitches.linear:LinearStitch",
         "low_rank": "hf_stitch.stitches.low_rank:LowRankStitch",
@@ -40,6 +41,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "residual_mlp": "hf_stitch.stitches.residual_mlp:ResidualMLPStitch",
     },
     "matchers": {
+        "attention": "hf_stitch.matchers.attention:Attention",
         "identity": "hf_stitch.matchers.identity:Identity",
         "inverse_relative": "hf_stitch.matchers.inverse_relative:InverseRelative",
         "lasso": "hf_stitch.matchers.lasso:Lasso",

@@ -17,6 +17,7 @@ from hf_stitch.artefacts.cache import decoder_layers, keep, layer_types, shown, 
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
+from hf_stitch.stitches import SequenceStitch
 
 
 class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[misc]  # push_to_hub is ours
@@ -135,6 +136,11 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             ValueError: If a cache is requested and one of the networks is not a decoder, or what a source with another
                 tokenizer reads is missing.
         """
+        if self._looks_around and not self.stitch.body.causal:
+            raise ValueError(
+                f"the stitch, {self.stitch.body.title}, reads later tokens, which a language model predicts: fit one "
+                "with causal=True"
+            )
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
             if past_key_values is not None and past_key_values.get_seq_length():
                 raise ValueError(
@@ -167,6 +173,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if given is None and not use_cache:
             return None
+        if self._looks_around:
+            raise ValueError(
+                f"the stitch, {self.stitch.body.title}, reads all tokens at once and has no cache: pass use_cache=False"
+            )
         if self._layers is None:
             raise ValueError(
                 "a cache needs a source and a target that are decoders with a cache, but one of them attends to the "
@@ -196,6 +206,26 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 options["use_cache"] = bool(layers)
                 first += len(layers)
         return both
+
+    @property
+    def _looks_around(self) -> bool:
+        """Whether the stitch reads other tokens than that which it maps."""
+        return isinstance(self.stitch.body, SequenceStitch)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate text, as any language model of transformers; without a cache if the stitch reads several tokens.
+
+        Args:
+            *args: As for the method of transformers.
+            **kwargs: As for the method of transformers.
+
+        Returns:
+            The tokens, or what else transformers returns.
+        """
+        if self._looks_around:
+            kwargs["use_cache"] = False
+        generated: Any = super().generate
+        return generated(*args, **kwargs)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any

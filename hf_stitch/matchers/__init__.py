@@ -1,5 +1,6 @@
 """Matchers: configs that fit a stitch between two representations."""
 
+from hf_stitch.matchers.attention import Attention
 from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.inverse_relative import InverseRelative
@@ -18,6 +19,7 @@ from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.matchers.ridge_to_identity import RidgeToIdentity
 
 __all__ = [
+    "Attention",
     "ClosedFormMatcher",
     "Identity",
     "InverseRelative",

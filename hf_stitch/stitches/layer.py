@@ -12,6 +12,7 @@ from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
+from hf_stitch.stitches.sequence import SequenceStitch
 
 POOLED = ("mean", "cls", "last")
 Pairs = dict[str, tuple[Tensor, Tensor]]
@@ -143,12 +144,15 @@ class StitchingLayer(nn.Module):
         if grid and self.body.affine and enlarges(own, grid, self.pooling):
             # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
             return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
-        return self._map("body", source_positions(representation, self.source, self.target, self.pooling))
+        mask = representation.mask if self.pooling == "none" and not grid else None
+        mask = None if mask is None else mask[:, representation.prefix_tokens :]
+        return self._map("body", source_positions(representation, self.source, self.target, self.pooling), mask)
 
-    def _map(self, part: str, values: Tensor) -> Tensor:
+    def _map(self, part: str, values: Tensor, mask: Tensor | None = None) -> Tensor:
         stitch: Stitch = getattr(self, part)
         weights = list(stitch.parameters())  # torch 2.7 cannot export next() with a default
-        return stitch(values.to(weights[0].dtype) if weights else values)
+        values = values.to(weights[0].dtype) if weights else values
+        return stitch.map_sequence(values, mask) if isinstance(stitch, SequenceStitch) else stitch(values)
 
     # -- variants and baselines -------------------------------------------------------------------------------------
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:

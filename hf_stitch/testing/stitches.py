@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from hf_stitch.registry import registries
-from hf_stitch.stitches import Stitch
+from hf_stitch.stitches import SequenceStitch, Stitch
 from hf_stitch.testing._require import require, require_error, skip_unless
 from hf_stitch.testing.conformance import conformance
 
@@ -25,7 +26,9 @@ def check_stitch(stitch: Stitch) -> Iterator[tuple[str, Callable[[], None]]]:
     - ``rebuilt``: config and state dict rebuild it bit for bit, directly and on ``meta``.
     - ``shapes``: it accepts any leading dimensions, and no vectors at all.
     - ``dtypes``: it computes in its own dtype, and in float64 once it is cast.
-    - ``independent``: it maps each vector independently.
+    - ``independent``: it maps each vector independently; a :class:`~hf_stitch.stitches.SequenceStitch` each sample.
+    - ``padding``: masked positions change no other position (sequence stitches).
+    - ``causal``: no position changes an earlier one, if declared (sequence stitches).
     - ``affine``: it is an affine map, if declared.
     - ``gradients``: finite gradients reach its input and parameters.
     - ``width``: an input of a wrong width raises a ``ValueError`` that names the right one.
@@ -45,6 +48,8 @@ def check_stitch(stitch: Stitch) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "shapes", lambda: _check_shapes(stitch, _probe(stitch))
     yield "dtypes", lambda: _check_dtypes(stitch, _probe(stitch))
     yield "independent", lambda: _check_independent(stitch, _probe(stitch))
+    yield "padding", lambda: _check_padding(stitch, _probe(stitch))
+    yield "causal", lambda: _check_causal(stitch, _probe(stitch))
     yield "affine", lambda: _check_affine(stitch, _probe(stitch))
     yield "gradients", lambda: _check_gradients(stitch, _probe(stitch))
     yield "width", lambda: _check_width(stitch, _probe(stitch))
@@ -94,9 +99,36 @@ def _check_dtypes(stitch: Stitch, x: Tensor) -> None:
 @torch.no_grad()
 def _check_independent(stitch: Stitch, x: Tensor) -> None:
     exact, x = _in_float64(stitch), x.double()
-    apart = torch.stack([exact(vector) for vector in x.flatten(0, 1)])
-    close = torch.allclose(exact(x).flatten(0, 1), apart, rtol=1e-10, atol=1e-12)
-    require(close, "the output for a vector must not depend on the other vectors")
+    sequences = isinstance(stitch, SequenceStitch)
+    given = x if sequences else x.flatten(0, 1)
+    apart = torch.stack([exact(each) for each in given])
+    close = torch.allclose(exact(given), apart, rtol=1e-10, atol=1e-12)
+    what = "sample must not depend on the other samples" if sequences else "vector must not depend on the other vectors"
+    require(close, f"the output for a {what}")
+
+
+@torch.no_grad()
+def _check_padding(stitch: Stitch, x: Tensor) -> None:
+    skip_unless(isinstance(stitch, SequenceStitch), f"{stitch.name} looks at single positions")
+    exact, x = cast(SequenceStitch, _in_float64(stitch)), x.double()
+    for mask in (torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])):
+        mask = mask.expand(len(x), -1).to(x.device)
+        other = torch.where(mask[..., None], x, 7.0)
+        close = torch.allclose(exact.map_sequence(x, mask)[mask], exact.map_sequence(other, mask)[mask], rtol=1e-10)
+        require(close, "the output at real positions must not depend on values at masked ones")
+        short = exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
+        close = torch.allclose(exact.map_sequence(x, mask)[mask], short, rtol=1e-10, atol=1e-12)
+        require(close, "the output at real positions must be that without the masked ones")
+
+
+@torch.no_grad()
+def _check_causal(stitch: Stitch, x: Tensor) -> None:
+    skip_unless(
+        isinstance(stitch, SequenceStitch) and stitch.causal, f"{stitch.name} does not declare that it is causal"
+    )
+    exact, x = _in_float64(stitch), x.double()
+    close = torch.allclose(exact(x)[:, :2], exact(x[:, :2]), rtol=1e-10, atol=1e-12)
+    require(close, "the output at a position must not depend on later ones: set causal = False")
 
 
 @torch.no_grad()

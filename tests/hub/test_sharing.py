@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "piecewise": ("timm/cnn", "alice/vit", "piecewise", {"clusters": 3}),
     "residual_mlp": ("timm/cnn", "alice/vit", "residual_mlp", {"width": 4, "epochs": 1}),
     "low_rank_residual": ("timm/cnn", "alice/vit", "low_rank_residual", {"rank": 2}),
+    "attention": ("timm/cnn", "alice/vit", "attention", {"heads": 2, "width": 4}),
     "retrieval": ("timm/cnn", "alice/vit", "retrieval", {"epochs": 1}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
     "vision-to-timm": ("alice/vit", "timm/cnn", "lstsq", {}),

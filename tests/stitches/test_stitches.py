@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from hf_stitch.registry import UnknownNameError
 from hf_stitch.relative.projection import RelativeProjection
 from hf_stitch.stitches import (
+    AttentionStitch,
     IdentityStitch,
     LinearStitch,
     LowRankResidualStitch,
@@ -28,6 +29,15 @@ from hf_stitch.stitches import (
 )
 from hf_stitch.testing import Part, check_stitch
 
+
+def drawn(stitch: Stitch) -> Stitch:
+    """Give random values to weights that are 0 at first."""
+    with torch.no_grad():
+        for parameter in stitch.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    return stitch
+
+
 STITCHES = [
     IdentityStitch(4, 4),
     IdentityStitch(4, 6),
@@ -35,6 +45,8 @@ STITCHES = [
     LinearStitch(4, 6),
     LinearStitch(6, 4, bias=False),
     LinearStitch(4, 6, dtype=torch.float64),
+    drawn(AttentionStitch(4, 6, heads=2, width=4)),
+    drawn(AttentionStitch(6, 4, heads=1, width=8, causal=True, dtype="float64")),
     LowRankStitch(4, 6, rank=2),
     LowRankStitch(6, 4, rank=4, bias=False, dtype="float64"),
     LowRankResidualStitch(4, 6, rank=2),

@@ -937,3 +937,34 @@ def test_a_correction_of_low_rank_is_all_that_is_trained() -> None:
     change = trained.matrix() - ridge.stitch.body.weight
     assert change.abs().max() > 1e-3 and torch.linalg.matrix_rank(change) == 2
     assert sum(parameter.numel() for parameter in trained.parameters()) == 2 * (8 + 8)
+
+
+@pytest.mark.parametrize("pair", [("gpt2", "llama"), ("cnn", "vit")])
+def test_a_stitch_that_looks_at_several_positions(pair: tuple[str, str], texts: Any, images: Any, inputs: Any) -> None:
+    """It begins as a ridge regression, every weight of it is trained, and padding or later tokens play no part."""
+    a, b = (network(family, seed) for seed, family in enumerate(pair))
+    language = pair[0] == "gpt2"
+    place: Any = {"source_layer": LAYERS[pair[0]], "target_layer": LAYERS[pair[1]], "progress": False}
+    data = texts if language else images
+    start = {"name": "attention", "heads": 2, "width": 8, "causal": language, "ridge": 1.0}
+    first = hf_stitch.stitch(a, b, data, matcher=start, **place)
+    ridge = hf_stitch.stitch(a, b, data, matcher="ridge", ridge=1.0, **place)
+    batch = inputs(a) if language else {"pixel_values": torch.stack([sample["image"] for sample in images[:4]])}
+    with torch.no_grad():
+        assert torch.equal(first(**batch).logits, ridge(**batch).logits)
+    model = hf_stitch.stitch(a, b, data, matcher=TaskLoss(initial=start, epochs=2, lr=0.01), **place)
+    before = dict(first.stitch.named_parameters())
+    assert all(not torch.equal(weight, before[name]) for name, weight in model.stitch.named_parameters())
+    if language:
+        mask = batch["attention_mask"].bool()
+        with torch.no_grad():
+            whole = model(**batch).logits
+            other = model(**{**batch, "input_ids": batch["input_ids"].masked_fill(~mask, 9)}).logits
+            cut = model(**{name: value[:, :4] for name, value in batch.items()}).logits
+        torch.testing.assert_close(other[mask], whole[mask])
+        torch.testing.assert_close(cut[mask[:, :4]], whole[:, :4][mask[:, :4]], rtol=1e-4, atol=1e-5)
+        made = model.generate(**{name: value[:1, :3] for name, value in batch.items()}, max_new_tokens=3)
+        assert made.shape == (1, 6)
+        model.stitch.body.causal = False
+        with pytest.raises(ValueError, match="reads later tokens"):
+            model(**batch)

@@ -1,0 +1,84 @@
+"""A closed-form map with an attention block beside it, to be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from hf_stitch.matchers._solve import require
+from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.matchers.ridge import Ridge, check_penalty
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import AttentionStitch
+
+
+@dataclass(frozen=True)
+class Attention(ClosedFormMatcher):
+    """Ridge regression, with one block of attention over the positions beside it that writes nothing at first.
+
+    It is a start for :class:`hf_stitch.training.TaskLoss`, which trains both. Compare the result with the trained
+    affine map, and with the same stitch after an untrained source (:func:`hf_stitch.adapters.untrained`): such a stitch
+    can do work of the source itself.
+
+    ``fitted`` contains the results of :class:`Ridge`.
+
+    Attributes:
+        heads: Number of heads, which divides ``width``.
+        width: Width of queries, keys and values together.
+        causal: Whether positions attend to themselves and earlier ones only, as language models need.
+        ridge: Penalty of the ridge regression, as for :class:`Ridge`.
+        seed: Seed of the queries, keys and values.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> x = torch.randn(50, 4)
+        >>> Attention(heads=1, width=4).fit(Moments(4, 3).update(x, x[:, :3])).fitted["n"]
+        50
+    """
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "ridge regression with an attention block beside it"
+
+    heads: int = 4
+    width: int = 64
+    causal: bool = False
+    ridge: float | Literal["gcv"] = "gcv"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width < 1 or self.width % self.heads:
+            raise ValueError(f"heads must divide width, both at least 1, got {self.heads} and {self.width}")
+        check_penalty(self.ridge)
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> AttentionStitch:
+        """Compute the map.
+
+        Args:
+            moments: Moments of the source's rows (x) and the target's rows (y).
+            dtype: Dtype of the weights.
+
+        Returns:
+            The stitch, on the device of the moments. It equals that of :class:`Ridge` until it is trained.
+
+        Raises:
+            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
+            torch.linalg.LinAlgError: The eigendecomposition did not converge.
+        """
+        require(moments, 2)
+        common = Ridge(self.ridge).fit(moments, dtype)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            stitch = AttentionStitch(moments.dx, moments.dy, self.heads, self.width, self.causal, dtype)
+        # Queries and keys see inputs of unit scale, however long the vectors are.
+        stitch.read.div_((moments.sxx.trace() / (moments.n * moments.dx)).sqrt().to(dtype).cpu())
+        stitch.to(moments.device)
+        stitch.weight.copy_(common.weight)
+        if common.bias is not None:
+            stitch.bias.copy_(common.bias)
+        stitch.fitted = common.fitted
+        return stitch
