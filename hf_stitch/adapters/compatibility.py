@@ -24,8 +24,9 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         if target.task == "text-generation":
             remedy = (
-                "a stitched language model predicts every token and needs networks of one tokenizer. To compare the "
-                "two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or pooling='mean'"
+                "a stitched language model predicts every token. If both are decoders, use align='prefix' "
+                "(hf_stitch.stitch), with which the source reads the text up to each token of the target. To compare "
+                "the two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or pooling='mean'"
             )
         else:
             remedy = (

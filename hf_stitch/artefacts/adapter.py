@@ -153,6 +153,11 @@ class StitchedAdapter(TransformersAdapter):
 
         See :attr:`hf_stitch.adapters.Adapter.candidates`.
         """
+        if isinstance(self.model.source, PrefixFront):
+            raise ValueError(
+                "a stitched model of networks with different tokenizers is not cut again, because its source reads "
+                "texts: compare or stitch its two networks"
+            )
         survey = self._survey()
         ends = [name for name in _ends(self.model) if survey.dominates(name)]
         # Modules around an end and inside it are the same layer, and a stitch is not one of either network.

@@ -16,6 +16,7 @@ from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.outputs import logits_of
+from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 
@@ -115,7 +116,7 @@ class _Halves:
         (front, of_front), (back, of_back) = self._fronts[la], self._backs[lb]
         config = StitchConfig(
             task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
-            recipe=dict(recipe or {}),
+            recipe=dict(recipe or {}), format_version=NEWEST if isinstance(front, PrefixFront) else FORMAT,
         )  # fmt: skip
         known = getattr(target.model, "config", None)
         labels = getattr(known, "id2label", None)

@@ -19,6 +19,9 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.stitches import SequenceStitch
 
+AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
+"""Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
+
 
 class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[misc]  # push_to_hub is ours
     """A stitched model whose target predicts the next token.
@@ -84,11 +87,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if not all(self._layers):
                 self._layers = None
                 return None
-            if sliding_window(source) is not None:
-                raise ValueError(
-                    "align='prefix' makes the attention mask of the source, which would lose its sliding window: use a "
-                    "source without one"
-                )
             config.layer_types = layer_types(target, self._layers[1]) + layer_types(source, self._layers[0])
         else:
             config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
@@ -224,7 +222,14 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         if self._looks_around:
             kwargs["use_cache"] = False
-        generated: Any = super().generate
+        settings = kwargs.get("generation_config") or self.generation_config
+        for name in AHEAD if isinstance(self.source, PrefixFront) else ():
+            if kwargs.get(name) is not None or getattr(settings, name, None) is not None:
+                raise ValueError(
+                    f"{name} is not supported for networks with different tokenizers, whose caches have different "
+                    "lengths: leave it out"
+                )
+        generated: Any = super().generate  # type: ignore[misc]
         return generated(*args, **kwargs)
 
     def prepare_inputs_for_generation(  # type: ignore[override]

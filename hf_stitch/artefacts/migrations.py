@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hf_stitch.artefacts.record import FORMAT
+from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.representation import pooling_from_1
 
 TASKS = {
@@ -33,9 +33,9 @@ def migrated(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     found = record.get("format_version", record.get("format", 1))
     if found == 1:
         return _from_1(record)
-    if found != FORMAT:
+    if found not in (FORMAT, NEWEST):
         raise ValueError(
-            f"{where} has format {found!r}, and this version reads 1 to {FORMAT}; update hf-stitch to read it"
+            f"{where} has format {found!r}, and this version reads 1 to {NEWEST}; update hf-stitch to read it"
         )
     return dict(record)
 

@@ -18,6 +18,9 @@ from hf_stitch.registry import PluginError, UnknownNameError
 FORMAT = 2
 """The record format that this version writes."""
 
+NEWEST = 3
+"""The record format of artefacts that earlier versions would misread: networks with different tokenizers."""
+
 MODEL_TYPE = "hf_stitch"
 """Value of ``model_type`` in the config of a stitched model."""
 

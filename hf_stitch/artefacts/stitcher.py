@@ -18,7 +18,7 @@ from hf_stitch.artefacts.description import SIDES, Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import FORMAT, built_from, damaged, read_record
+from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
 from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
@@ -151,7 +151,7 @@ class Stitcher(Artefact):
     def _record(self) -> dict[str, Any]:
         ends = {"source": (self.source, self.source_layer), "target": (self.target, self.target_layer)}
         return {
-            "format_version": FORMAT,
+            "format_version": FORMAT if self.own is None else NEWEST,
             **{
                 side: {"reference": end.public.to_dict(), "layer": layer}
                 | ({"stitcher": self.parts[side]._record()} if side in self.parts else {})

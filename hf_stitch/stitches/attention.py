@@ -64,16 +64,15 @@ class AttentionStitch(SequenceStitch):
 
     def transform_sequence(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """``Wx + b + O · attention(Qx, Kx, Vx)``."""
-        parts = functional.linear(x, self.read).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
+        q, k, v = functional.linear(x, self.read).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
         attends = None
         if mask is not None:
             itself = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)  # an empty row would be NaN
             attends = mask[..., None, None, :] | itself
             if self.causal:
                 attends = attends & itself.new_ones(itself.shape).tril()
-        found = functional.scaled_dot_product_attention(
-            *parts, attn_mask=attends, is_causal=self.causal and attends is None
-        )
+        alone = self.causal and attends is None
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=attends, is_causal=alone)
         beside = functional.linear(found.transpose(-3, -2).flatten(-2), self.write)
         return functional.linear(x, self.weight, self.bias) + beside
 

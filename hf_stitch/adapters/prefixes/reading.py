@@ -66,7 +66,8 @@ class PrefixReader:
 
     A token of white space alone adds nothing to read: the source reads the same as at the token before. A character
     that takes several tokens is read at its last one. Special tokens are not text. For no text at all the source reads
-    the tokens that its tokenizer adds to any text, or else ``start``.
+    the tokens that its tokenizer puts before any text, or else ``start``. Tokens that it appends are dropped: the text
+    goes on.
 
     Args:
         source: Tokenizer of the source.
@@ -88,6 +89,8 @@ class PrefixReader:
     def __init__(self, source: Tokenizer, target: Tokenizer, start: int, max_tokens: int | None = None) -> None:
         self.source, self.target = (plain(each) for each in (source, target))
         self.start, self.max_tokens = start, max_tokens
+        ends = self.source.encode("a").special_tokens_mask[::-1]
+        self._added = ends.index(0) if 0 in ends else 0
 
     def prefixes(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that the source reads at each token of a target.
@@ -117,7 +120,8 @@ class PrefixReader:
         Raises:
             ValueError: If a text has more tokens than the source takes.
         """
-        found = [encoding.ids or [self.start] for encoding in self.source.encode_batch(list(texts))]
+        encoded = (encoding.ids for encoding in self.source.encode_batch(list(texts)))
+        found = [ids[: len(ids) - self._added] or [self.start] for ids in encoded]
         longest = max(map(len, found))
         if self.max_tokens is not None and longest > self.max_tokens:
             raise ValueError(
@@ -165,6 +169,26 @@ class PrefixReader:
         tree.alignment = [next(nodes) if is_real else 0 for is_real in real[past:]]
         tree.chain = tree.path(ahead[-1])
         return tree
+
+
+def tree(prefixes: Sequence[Sequence[int]], device: torch.device) -> Reading:
+    """Put several sequences of tokens into one reading.
+
+    Args:
+        prefixes: Sequences of tokens.
+        device: Device of the tensors.
+
+    Returns:
+        A batch of one, whose ``alignment`` contains the last node of each sequence.
+
+    Example:
+        >>> tree([[5], [5, 6], [5, 7]], torch.device("cpu")).input_ids.tolist()
+        [[5, 6, 7]]
+    """
+    made = _Tree(0, 0)
+    made.alignment = [made.add(each) for each in prefixes]
+    made.chain = made.path(prefixes[-1])
+    return _batch([made], 0, device)
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
