@@ -1,0 +1,42 @@
+"""``hf-stitch stitch --align prefix``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hf_stitch
+from hf_stitch.cli import app
+
+from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--align", "words"), "must be one of tokens, prefix, got 'words'"), (("--own",), "needs --align prefix")],
+)
+def test_options_that_do_not_fit(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["stitch", "a", "b", "--data", "c", "--out", str(tmp_path), *options])
+    assert result.exit_code == 2 and message in " ".join(result.output.replace("│", "").split())
+
+
+def test_two_decoders_from_folders(tmp_path: Path) -> None:
+    for name in LAYER:
+        adapter = decoder(name, torch.float32)
+        adapter.model.save_pretrained(tmp_path / name)
+        adapter.processor.save_pretrained(tmp_path / name)
+    (tmp_path / "texts").mkdir()
+    lines = ["text", *(f'"{" ".join(each.split())}"' for each in SENTENCES)]
+    (tmp_path / "texts" / "train.csv").write_text("\n".join(lines), encoding="utf-8")
+    arguments = [
+        "stitch", str(tmp_path / "llama"), str(tmp_path / "gpt2"), "--data", str(tmp_path / "texts"), "--out",
+        str(tmp_path / "out"), "--source-layer", LAYER["llama"], "--target-layer", LAYER["gpt2"], "--matcher", "ridge",
+        "--align", "prefix", "--own",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    model = hf_stitch.StitchedModel.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.recipe["own"] is True and model.stitch.body.in_features == 16 + 12
