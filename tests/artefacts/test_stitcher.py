@@ -20,7 +20,9 @@ from tiny_networks import LAYERS, adapted, build, network  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
-OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
+OPTIONS = {
+    "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
+}  # fmt: skip
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
@@ -168,9 +170,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         "stitcher.json is damaged: source must be an object with layer",
     ),
     "newer format": (
-        lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=3)),
+        lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=4)),
         ValueError,
-        "has format 3, and this version reads 1 to 2",
+        "has format 4, and this version reads 1 to 3",
     ),
     "unknown stitch": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c["stitch"]["body"].update(name="liner")),

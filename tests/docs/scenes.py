@@ -349,6 +349,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/stitch.md": stitch,
     "docs/how-to/train.md": train,
     "docs/how-to/trust-a-metric.md": trust_a_metric,
+    "docs/how-to/transfer.md": transfer,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
     "docs/how-to/upgrade-embeddings.md": nothing,
     "docs/plugins/adapter.md": nothing,

@@ -307,7 +307,7 @@ def test_two_tokenizers_of_language_models_are_not_sent_in_a_circle() -> None:
     a, b = network("bert", 0, "float32"), network("gpt2", 1, "float32")
     other = hf_stitch.load(a.model, processor=network("roberta", 0, "float32").processor)
     texts = Samples.of([" ".join(WORDS[i : i + 4]) for i in range(30)])
-    with pytest.raises(ValueError, match=r"needs networks of one tokenizer\. To compare the two, use align='offsets'"):
+    with pytest.raises(ValueError, match=r"To compare the two, use align='offsets'"):
         hf_stitch.stitch(other, b, texts, source_layer=LAYERS["bert"], target_layer=LAYERS["gpt2"], pooling="none")
     hf_stitch.compare(other, b, texts, pooling="none", align="offsets", progress=False)
 

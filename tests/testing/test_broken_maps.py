@@ -17,7 +17,7 @@ from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative.selection import Selection
 from hf_stitch.relative.similarities import Similarity
 from hf_stitch.statistics import Moments
-from hf_stitch.stitches import LinearStitch, Stitch
+from hf_stitch.stitches import LinearStitch, SequenceStitch, Stitch
 from hf_stitch.testing import check_matcher, check_selection, check_similarity, check_stitch
 
 
@@ -150,6 +150,38 @@ class Shifted(Stitch):
         return {"in_features": self.in_features, "out_features": self.out_features, "defect": self.defect}
 
 
+class Summed(SequenceStitch):
+    """The sum of a position and those before it, with a defect to choose."""
+
+    name: ClassVar[str] = "summed"
+
+    def __init__(self, in_features: int, out_features: int, defect: str = "") -> None:
+        super().__init__(in_features, out_features, causal=True)
+        self.defect = defect
+        self.register_buffer("scale", torch.ones(()))
+
+    def transform_sequence(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        real = x if mask is None or self.defect == "padding" else x * mask[..., None]
+        summed = real.sum(-2, keepdim=True).expand_as(x) if self.defect == "causal" else real.cumsum(-2)
+        return self.scale * summed
+
+    def config(self) -> dict[str, Any]:
+        return {"in_features": self.in_features, "out_features": self.out_features, "defect": self.defect}
+
+
+SEQUENCES = {
+    "padding": "must not depend on values at masked ones",
+    "causal": "must not depend on later ones",
+}
+
+
+@pytest.mark.parametrize("part", SEQUENCES)
+def test_a_sequence_stitch_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setitem(registries.stitches._registered, "summed", Summed)
+    check_stitch(Summed(3, 3))
+    assert_fails_only(part, SEQUENCES[part], check_stitch, Summed(3, 3, part))
+
+
 STITCHES = {
     "registered": "'shifted' is registered as",
     "rebuilt": "shift is not in the state dict",
@@ -234,5 +266,5 @@ def test_a_matcher_fails_only_the_part_that_it_violates(monkeypatch: pytest.Monk
 def test_every_part_can_fail() -> None:
     assert set(SIMILARITIES) == names(check_similarity, "cosine")
     assert set(SELECTIONS) == names(check_selection, "random")
-    assert set(STITCHES) == names(check_stitch, LinearStitch(2, 2))
+    assert {*STITCHES, *SEQUENCES} == names(check_stitch, LinearStitch(2, 2))
     assert set(MATCHERS) == names(check_matcher, "lstsq")

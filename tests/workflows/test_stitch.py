@@ -297,8 +297,8 @@ def test_closed_form_matchers_are_registered() -> None:
     built_in = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
     closed = {name for name in built_in if registries.matchers.get(name).fits == "moments"}
     assert closed == {
-        "identity", "inverse_relative", "lasso", "low_rank", "lstsq", "permutation", "procrustes", "random",
-        "recoloured", "ridge", "ridge_to_identity",
+        "attention", "identity", "inverse_relative", "lasso", "low_rank", "low_rank_residual", "lstsq", "permutation",
+        "procrustes", "random", "recoloured", "ridge", "ridge_to_identity",
     }  # fmt: skip
 
 
