@@ -55,7 +55,9 @@ def finding(evaluation: Evaluation, figure: str) -> str:
     score = evaluation.scores["stitched"][figure]
     name = figure.replace("_", " ")
     others = {who: row[figure] for who, row in evaluation.scores.items() if who != "stitched" and figure in row}
-    beside = [f"{other.value:.3f} for {who.replace('_', ' ')}" for who, other in others.items()]
+    beside = [
+        f"{other.value:.3f} for {who.replace('_', ' ')}" for who, other in others.items() if not np.isnan(other.value)
+    ]
     own = f"{name[0].upper()}{name[1:]} {score} for the stitched model"
     return own + (f", {', '.join(beside)}" if beside else "") + "."
 

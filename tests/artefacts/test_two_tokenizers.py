@@ -19,6 +19,7 @@ from tokenizers import processors
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
+from hf_stitch.reports.evaluation import finding
 
 from tiny_networks import network  # isort: skip
 from two_tokenizers import LAYER, SENTENCES, coarse, decoder, fine  # isort: skip
@@ -241,6 +242,7 @@ def test_scores(pair: tuple[str, str], models: Any) -> None:
         assert found.scores[name]["bits_per_character"].value == pytest.approx(bits / characters, rel=1e-6)
     assert np.isnan(found.scores["source"]["perplexity"].value)
     assert ("own" in model.evaluation.scores) == (a == "gpt2")
+    assert "nan" not in finding(found, "perplexity") and "for source" in finding(found, "bits_per_byte")
 
 
 SIZES: dict[str, Any] = {
