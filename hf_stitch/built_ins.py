@@ -57,7 +57,9 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "retrieval": "hf_stitch.matchers.retrieval:Retrieval",
         "ridge": "hf_stitch.matchers.ridge:Ridge",
         "ridge_to_identity": "hf_stitch.matchers.ridge_to_identity:RidgeToIdentity",
+        "seeded_refinement": "hf_stitch.matchers.seeded_refinement:SeededRefinement",
         "task_loss": "hf_stitch.training.task_loss:TaskLoss",
+        "unsupervised": "hf_stitch.matchers.unsupervised:Unsupervised",
     },
     "metrics": {
         "accuracy_difference": "hf_stitch.metrics._outputs:AccuracyDifference",

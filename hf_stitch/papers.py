@@ -45,6 +45,7 @@ BALOGH_2025 = arxiv(
     "2412.11299",
 )
 CSISZARIK_2021 = arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633")
+DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
 DING_2021 = arxiv("Ding et al.: Grounding Representation Similarity with Statistical Testing", "2108.01661")
 DOWSON_1982 = Paper(
     "Dowson & Landau: The Fréchet distance between multivariate normal distributions",
@@ -64,6 +65,7 @@ KRIEGESKORTE_2008 = Paper(
     "Kriegeskorte et al.: Representational similarity analysis – connecting the branches of systems neuroscience",
     "https://doi.org/10.3389/neuro.06.004.2008",
 )
+LAMPLE_2018 = arxiv("Lample et al.: Word translation without parallel data", "1710.04087")
 LENC_2015 = arxiv(
     "Lenc & Vedaldi: Understanding image representations by measuring their equivariance and equivalence", "1411.5908"
 )

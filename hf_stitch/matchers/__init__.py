@@ -1,7 +1,14 @@
 """Matchers: configs that fit a stitch between two representations."""
 
 from hf_stitch.matchers.attention import Attention
-from hf_stitch.matchers.base import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
+from hf_stitch.matchers.base import (
+    ClosedFormMatcher,
+    Matcher,
+    NoAlignmentError,
+    RowsMatcher,
+    TrainedMatcher,
+    UnpairedMatcher,
+)
 from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.inverse_relative import InverseRelative
 from hf_stitch.matchers.lasso import Lasso
@@ -17,6 +24,8 @@ from hf_stitch.matchers.residual_mlp import ResidualMLP
 from hf_stitch.matchers.retrieval import Retrieval
 from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.matchers.ridge_to_identity import RidgeToIdentity
+from hf_stitch.matchers.seeded_refinement import SeededRefinement
+from hf_stitch.matchers.unsupervised import Unsupervised
 
 __all__ = [
     "Attention",
@@ -28,6 +37,7 @@ __all__ = [
     "LowRankResidual",
     "Lstsq",
     "Matcher",
+    "NoAlignmentError",
     "Permutation",
     "Piecewise",
     "Procrustes",
@@ -38,5 +48,8 @@ __all__ = [
     "Ridge",
     "RidgeToIdentity",
     "RowsMatcher",
+    "SeededRefinement",
     "TrainedMatcher",
+    "UnpairedMatcher",
+    "Unsupervised",
 ]

@@ -62,3 +62,42 @@ def recorded_rows(stitch: Stitch, x: Tensor, y: Tensor, **found: float | int) ->
     )
     stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **found}
     return stitch.eval()
+
+
+def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:
+    """Check rows of both sides that have no partners.
+
+    Args:
+        x: ``(m, dx)``.
+        y: ``(m', dy)``.
+        dx: Width of the source.
+        dy: Width of the target.
+
+    Raises:
+        ValueError: The rows are not finite matrices of these widths, or a side has fewer than 2.
+        TypeError: They are not floating point.
+    """
+    for side, rows, width in (("source", x, dx), ("target", y, dy)):
+        if rows.ndim != 2 or rows.shape[1] != width or len(rows) < 2:
+            raise ValueError(
+                f"unpaired rows of the {side} must have shape (n, {width}) with n >= 2, got {tuple(rows.shape)}"
+            )
+        if not rows.is_floating_point():
+            raise TypeError(f"unpaired rows of the {side} must be floating point, got {rows.dtype}")
+        if not bool(rows.isfinite().all()):
+            raise ValueError(f"unpaired rows of the {side} contain NaN or infinity; drop these rows")
+
+
+def some_rows(rows: Tensor, count: int, seed: int) -> Tensor:
+    """Return rows on the CPU in float64 and in random order, at most ``count``.
+
+    Args:
+        rows: ``(n, d)``.
+        count: Greatest number of rows.
+        seed: Seed of the order.
+
+    Returns:
+        ``(min(n, count), d)``.
+    """
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]
+    return rows.detach().cpu()[order].double()

@@ -114,6 +114,51 @@ class RowsMatcher(Matcher, ABC):
         """
 
 
+class NoAlignmentError(ValueError):
+    """The rows give no evidence that one space can be mapped to the other; the message has the figures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnpairedMatcher(RowsMatcher, ABC):
+    """Base class of matchers of rows that also take rows of which nobody knows which belong together.
+
+    Attributes:
+        least_pairs: The least number of pairs. With 0, the matcher needs none, and takes the rows of pairs as further
+            rows without partners.
+
+    Example:
+        >>> import torch
+        >>> from hf_stitch import registries
+        >>> matcher = registries.matchers.build("seeded_refinement")
+        >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+        >>> matcher.fit(x[:20], -x[:20], unpaired=(x[20:110], -x[110:])).fitted["seeds"]
+        20
+    """
+
+    least_pairs: ClassVar[int] = 0
+
+    @abstractmethod
+    def fit(
+        self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
+    ) -> Stitch:
+        """Fit the stitch.
+
+        Args:
+            x: ``(n, dx)`` floating point: the source's rows of the pairs.
+            y: ``(n, dy)`` floating point: the target's rows of the pairs.
+            dtype: Dtype of the weights.
+            unpaired: ``(m, dx)`` and ``(m', dy)``: rows of both sides without partners.
+
+        Returns:
+            The stitch, on the CPU. Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that the
+            matcher has found included, ``r2`` on these, and results of the matcher.
+
+        Raises:
+            NoAlignmentError: Nothing indicates that the spaces correspond.
+            ValueError: The rows do not determine a stitch.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedMatcher(Matcher, ABC):
     """Base class of matchers that train a stitch on the task loss, initialised by another matcher.

@@ -12,14 +12,22 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, UnpairedMatcher
 from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.resources import check_fits
 from hf_stitch.statistics import Features, InterpolatedMoments, LayerMoments, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import Stitch, StitchingLayer
-from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_widths
+from hf_stitch.stitches.layer import (
+    POOLED,
+    enlarges,
+    paired_prefix,
+    paired_rows,
+    part_widths,
+    source_positions,
+    source_prefix,
+)
 
 Grid = tuple[int, int]
 NO_GRID = (-1, -1)
@@ -28,6 +36,8 @@ Statistics = dict[str, Moments]
 """Moments by part of a stitching layer: ``body``, and ``prefix`` where the target has prefix tokens."""
 PairedRows = dict[str, Features]
 """Rows by part of a stitching layer."""
+UnpairedRows = dict[str, tuple[Tensor, Tensor]]
+"""Rows of the source and rows of the target without partners, by part of a stitching layer."""
 
 
 @torch.no_grad()
@@ -151,6 +161,77 @@ def collect_rows(
         for features in found.values():
             features.all_reduce(processes.accelerator)
     return found
+
+
+@torch.no_grad()
+def collect_unpaired(
+    source: Adapter,
+    target: Adapter,
+    pair: tuple[str, str],
+    unpaired: tuple[Samples, Samples],
+    pooling: Pooling = "none",
+    *,
+    batch_size: int = 64,
+    progress: bool = True,
+    processes: Processes = ALONE,
+) -> UnpairedRows:
+    """Collect the rows of two layers, each on samples of its own, in memory.
+
+    Args:
+        source: The first network.
+        target: The second network.
+        pair: Layer of the source, and layer of the target.
+        unpaired: Raw samples for the source, and raw samples for the target.
+        pooling: The pooling.
+        batch_size: Samples per forward pass.
+        progress: Whether to show a progress bar.
+        processes: The processes that share the samples; all of them return the same.
+
+    Returns:
+        The rows of both sides, by part of the stitching layer.
+
+    Raises:
+        ValueError: Activations are NaN or infinite (the message names layer and sample).
+    """
+    specs = source.spec(pair[0]), target.spec(pair[1])
+    sides = []
+    for number, (adapter, layer, samples) in enumerate(zip((source, target), pair, unpaired, strict=True)):
+        side, found = ("source", "target")[number], dict[str, list[Tensor]]()
+        own = samples.select(range(*processes.part(len(samples), batch_size))) if processes.count > 1 else samples
+        bar = f"reading the {side}" if progress and processes.rank == 0 else None
+        for batch in processes.watched(own.batches(batch_size, bar)):
+            values = adapter.encode(adapter.preprocess(batch.samples), layer)[layer]
+            check_finite(values, f"layer {layer!r} of the {side}", batch)
+            parts = _rows_alone(values, specs[1], pooling, of_source=number == 0)
+            if not found:
+                size = sum(rows.nbytes for rows in parts.values()) * len(own) // len(batch.samples)
+                check_fits(f"the unpaired rows of the {side}", size, torch.device("cpu"), "use fewer samples")
+            for part, rows in parts.items():
+                found.setdefault(part, []).append(rows.cpu())
+        mine = {part: torch.cat(rows) for part, rows in found.items()}
+        if processes.count > 1:
+            others = [processes.from_rank(mine, rank) for rank in range(processes.count)]
+            mine = {part: torch.cat([other[part] for other in others]) for part in mine}
+        sides.append(mine)
+    return {part: (sides[0][part], sides[1][part]) for part in part_widths(*specs, pooling)}
+
+
+def _rows_alone(
+    values: Representation, target: RepresentationSpec, pooling: Pooling, *, of_source: bool
+) -> dict[str, Tensor]:
+    """Return the rows of one side by part, as ``paired_rows`` does for both."""
+    if pooling == "none" and values.layout != "bd":
+        values.check_padding_known(pooling)
+        rows = source_positions(values, values.spec, target, pooling) if of_source else values.positions()
+        mask = None if values.mask is None else values.mask[:, values.prefix_tokens :]
+        parts = {"body": rows.flatten(0, 1) if mask is None else rows[mask]}
+    elif of_source:
+        parts = {"body": source_positions(values, values.spec, target, pooling)}
+    else:
+        parts = {"body": values.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling)}
+    if target.prefix_tokens and pooling not in POOLED:
+        parts["prefix"] = source_prefix(values) if of_source else values.prefix().flatten(1)
+    return parts
 
 
 def _run(
@@ -456,6 +537,8 @@ def fit_layer(
     source: RepresentationSpec,
     target: RepresentationSpec,
     pooling: Pooling = "none",
+    *,
+    unpaired: UnpairedRows | None = None,
 ) -> StitchingLayer:
     """Fit the stitching layer of a matcher from the moments or the rows of its parts.
 
@@ -465,6 +548,8 @@ def fit_layer(
         source: Spec of the source representation.
         target: Spec of the target representation.
         pooling: The pooling.
+        unpaired: For an unpaired matcher, rows without partners, by part. If it needs no pairs, ``statistics`` may be
+            empty.
 
     Returns:
         The stitching layer, in eval mode.
@@ -475,9 +560,14 @@ def fit_layer(
     maps: dict[str, Stitch] = {}
     means: dict[str, Tensor] = {}
     for part in part_widths(source, target, pooling):
-        found = statistics[part]
+        found = statistics.get(part)
         try:
-            if isinstance(matcher, RowsMatcher) and isinstance(found, Features):
+            if isinstance(matcher, UnpairedMatcher) and unpaired is not None:
+                u, v = unpaired[part]
+                x, y = (found.x, found.y) if isinstance(found, Features) else (u[:0], v[:0])
+                maps[part] = matcher.fit(x, y, unpaired=(u, v))
+                means[part] = torch.cat([y, v]).double().mean(0)
+            elif isinstance(matcher, RowsMatcher) and isinstance(found, Features):
                 maps[part], means[part] = matcher.fit(found.x, found.y), found.y.double().mean(0)
             elif isinstance(matcher, ClosedFormMatcher) and isinstance(found, Moments):
                 maps[part], means[part] = matcher.fit(found), found.mean_y

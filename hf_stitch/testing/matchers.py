@@ -11,7 +11,7 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, UnpairedMatcher
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
@@ -37,6 +37,8 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
       from reordered rows give the same stitch as moments of all rows at once, to 1e-10.
     - ``fitted``: ``fitted`` contains the number of rows ``n``, and ``r2``.
     - ``empty``: no rows, or moments of none, raise a ``ValueError``.
+    - ``unpaired``, for matchers of rows without partners, of which all parts use rows in clusters with an orthogonal
+      map: other rows of both sides give this map, and too few pairs raise a ``ValueError``.
     - ``unequal_widths``: so do unequal widths, if it needs equal ones.
     - ``stitch``: the stitch passes ``check_stitch``.
 
@@ -63,7 +65,7 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
             skip_unless(not (refused and found.unequal_widths), f"{found.name} takes unequal widths")
             for dx, dy in ((12, 12), (12, 8), (8, 12)):
                 if (dx == dy or found.unequal_widths) != refused:
-                    check(found, *_rows(dx, dy))
+                    check(found, *(_clustered if isinstance(found, UnpairedMatcher) else _rows)(dx, dy))
 
         return run
 
@@ -73,6 +75,7 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     yield "streamed", of_fits(_check_streamed)
     yield "fitted", of_fits(_check_fitted)
     yield "empty", of_fits(lambda found, x, y: _check_refused(found, x[:0], y[:0]))
+    yield "unpaired", of_fits(_check_unpaired)
     yield "unequal_widths", of_fits(_check_refused, refused=True)
     yield "stitch", of_fits(lambda found, x, y: check_stitch(_fit(found, x, y, torch.float32)))
 
@@ -81,6 +84,9 @@ def _fit(matcher: Fitted, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float
     """Fit a matcher to rows, or to their moments."""
     if isinstance(matcher, ClosedFormMatcher):
         return matcher.fit(_moments_at_once(x, y), dtype=dtype)
+    if isinstance(matcher, UnpairedMatcher):
+        pairs, rest = len(x) // 8, (len(x) + len(x) // 8) // 2
+        return matcher.fit(x[:pairs], y[:pairs], dtype=dtype, unpaired=(x[pairs:rest], y[rest:]))
     return matcher.fit(x, y, dtype=dtype)
 
 
@@ -103,6 +109,31 @@ def _rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     return x, x @ draw[_ROWS:, dx:] + 0.3 * draw[:_ROWS, dx:] - 3
 
 
+def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
+    """Float64 rows in twelve clusters, and the same after an orthogonal map, with other means."""
+    generator = torch.Generator().manual_seed(0)
+    narrow = min(dx, dy)
+    centres = torch.randn(12, narrow, generator=generator, dtype=torch.float64)
+    rows = centres[torch.randint(12, (4 * _ROWS,), generator=generator)]
+    rows = rows + 0.2 * torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    turns = [torch.randn(width, narrow, generator=generator, dtype=torch.float64) for width in (dx, dy)]
+    x, y = (rows @ torch.linalg.qr(turn).Q.T for turn in turns)
+    return x + 5, y - 3
+
+
+def _check_unpaired(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+    if not isinstance(matcher, UnpairedMatcher):
+        raise SkipTest(f"{matcher.name} is fitted to pairs alone")
+    with torch.no_grad():
+        mapped = _fit(matcher, x, y)(x)
+    cosine = torch.cosine_similarity(mapped + 3, y + 3).mean().item()
+    require(cosine > 0.9, f"mapped rows must be near to their partners, got a mean cosine of {cosine:.2f}")
+    few = max(0, matcher.least_pairs - 1)
+    if few:
+        rest = (x[few:], y[few:])
+        require_error(ValueError, lambda: matcher.fit(x[:few], y[:few], unpaired=rest), f"fitting {few} pairs")
+
+
 def _check_pure(matcher: Fitted, x: Tensor, y: Tensor) -> None:
     if isinstance(matcher, ClosedFormMatcher):
         moments = _moments_at_once(x, y)
@@ -112,7 +143,7 @@ def _check_pure(matcher: Fitted, x: Tensor, y: Tensor) -> None:
         require(all(torch.equal(before[key], after[key]) for key in before), "a fit must not modify the moments")
     else:
         own = x.clone(), y.clone()
-        matcher.fit(*own, dtype=torch.float64)
+        _fit(matcher, *own)
         require(torch.equal(own[0], x) and torch.equal(own[1], y), "a fit must not modify the rows")
 
 
@@ -132,6 +163,9 @@ def _check_streamed(matcher: Fitted, x: Tensor, y: Tensor) -> None:
 
 def _check_fitted(matcher: Fitted, x: Tensor, y: Tensor) -> None:
     found = _fit(matcher, x, y).fitted
+    if isinstance(matcher, UnpairedMatcher):
+        require({"n", "r2"} <= found.keys(), f"fitted must contain 'n' and 'r2', got {found}")
+        return
     right = found.get("n") == len(x) and "r2" in found
     require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
 

@@ -23,8 +23,15 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.matchers.fitting import PairedRows, Statistics, collect, collect_rows, fit_layer
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher, UnpairedMatcher
+from hf_stitch.matchers.fitting import (
+    PairedRows,
+    Statistics,
+    collect,
+    collect_rows,
+    collect_unpaired,
+    fit_layer,
+)
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
@@ -54,8 +61,8 @@ def stitch(
     source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
     target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
     test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, align: Align = "tokens", own: bool = False, plan: Literal[False] = False,
-    accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
+    seed: int = 0, align: Align = "tokens", own: bool = False, unpaired: tuple[Any, Any] | None = None,
+    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
 ) -> StitchedModel: ...  # fmt: skip
 
 
@@ -64,8 +71,8 @@ def stitch(
     source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
     target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
     test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, align: Align = "tokens", own: bool = False, plan: Literal[True],
-    accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
+    seed: int = 0, align: Align = "tokens", own: bool = False, unpaired: tuple[Any, Any] | None = None,
+    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
 ) -> Plan: ...  # fmt: skip
 
 
@@ -86,6 +93,7 @@ def stitch(
     seed: int = 0,
     align: Align = "tokens",
     own: bool = False,
+    unpaired: tuple[Any, Any] | None = None,
     plan: bool = False,
     accelerator: Accelerator | None = None,
     progress: bool = True,
@@ -124,6 +132,10 @@ def stitch(
             that token (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`).
         own: With ``align="prefix"``, whether the map also takes the embedding of each token in the target.
             ``evaluate`` then has a further baseline, ``own``: a map of this embedding alone.
+        unpaired: Samples for the source and other samples for the target, of which nobody knows which belong together,
+            for matchers that learn from such samples (:class:`hf_stitch.matchers.UnpairedMatcher`).
+            ``"seeded_refinement"`` takes the training samples of ``data`` as pairs; ``"unsupervised"`` then reads only
+            these samples, and ``data`` only scores the model.
         plan: Whether to return an estimate of time, memory and files instead, after a few batches. ``"auto"`` layers
             are then the last cut of the source and the first of the target, which take most time.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
@@ -157,6 +169,7 @@ def stitch(
         a, b = load_on(source, processes.device), load_on(target, processes.device)
         a = _read_by(a, b, align, own, paired_data)
         fitted_by = registries.matchers.build(matcher, **options)
+        lonely = _without_partners(fitted_by, unpaired)
         check_meet(a, b, pooling)
         task = b.task if task == "auto" else task
         class_for(task)
@@ -164,6 +177,11 @@ def stitch(
             raise ValueError(
                 f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
                 "pooling='none'"
+            )
+        first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
+        if task == "text-generation" and getattr(first, "causal", None) is False:
+            raise ValueError(
+                f"matcher {first.name!r} reads later tokens, which a language model predicts: pass causal=True"
             )
         if paired_data is not None and test_data is not None:
             raise ValueError("paired_data is split together with data: leave out test_data")
@@ -173,6 +191,7 @@ def stitch(
         recipe = {
             "matcher": fitted_by.to_dict(), "pooling": pooling,
             **({"align": align, "own": own} if align != "tokens" else {}), "data": given.fingerprint, **recipe,
+            **({"unpaired": [side.fingerprint for side in lonely]} if lonely else {}),
             "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
         networks = {name: each.pinned.weights_hash for name, each in (("source", a), ("target", b))}
@@ -213,17 +232,19 @@ def stitch(
             fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
         pair = (source_layer, target_layer)
-        reading: Any = {
-            "target_samples": other_train, "batch_size": batch_size, "progress": progress, "processes": processes,
-        }  # fmt: skip
+        reading: Any = {"batch_size": batch_size, "progress": progress, "processes": processes}
+        both: Any = {"target_samples": other_train, **reading}
+        rows = None if lonely is None else collect_unpaired(a, b, pair, lonely, pooling, **reading)
         statistics: Statistics | PairedRows
-        if isinstance(fitted_by, RowsMatcher):
-            statistics = collect_rows(a, b, pair, train, pooling, **reading)
+        if isinstance(fitted_by, UnpairedMatcher) and not fitted_by.least_pairs and rows is not None:
+            statistics = {}  # pairs are for the scores alone
+        elif isinstance(fitted_by, RowsMatcher):
+            statistics = collect_rows(a, b, pair, train, pooling, **both)
         else:
-            statistics = collect(a, b, [pair], train, pooling, **reading)[pair]
+            statistics = collect(a, b, [pair], train, pooling, **both)[pair]
         baselines: dict[str, StitchingLayer] = {}
-        first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
-        stitched.stitch = fit_layer(first, statistics, a.spec(source_layer), b.spec(target_layer), pooling)
+        specs = a.spec(source_layer), b.spec(target_layer)
+        stitched.stitch = fit_layer(first, statistics, *specs, pooling, unpaired=rows)
         if isinstance(fitted_by, TrainedMatcher):
             stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
         if isinstance(a, PrefixAdapter) and a.own is not None and not isinstance(fitted_by, RowsMatcher):
@@ -243,6 +264,27 @@ def stitch(
             return stitched
         stitched.config.scores = stitched.evaluation.for_card()
         return stitched
+
+
+def _without_partners(matcher: Matcher, unpaired: tuple[Any, Any] | None) -> tuple[Samples, Samples] | None:
+    """Return the samples of both sides that have no partners, if there are any, and check that they have a use."""
+    if unpaired is None:
+        if isinstance(matcher, UnpairedMatcher) and matcher.least_pairs:
+            raise ValueError(
+                f"matcher {matcher.name!r} needs samples without partners: unpaired=(samples of the source, samples of "
+                "the target)"
+            )
+        return None
+    if not isinstance(matcher, UnpairedMatcher):
+        raise ValueError(
+            f"matcher {matcher.name!r} is fitted to pairs alone: leave out unpaired, or use 'seeded_refinement' or "
+            "'unsupervised'"
+        )
+    if not isinstance(unpaired, tuple | list) or len(unpaired) != 2:
+        raise ValueError(
+            f"unpaired must be two sets of samples (of the source, of the target), got {type(unpaired).__name__}"
+        )
+    return Samples.of(unpaired[0]), Samples.of(unpaired[1])
 
 
 def _read_by(a: Adapter, b: Adapter, align: Align, own: bool, paired_data: Any) -> Adapter:

@@ -202,6 +202,7 @@ def stitch() -> Namespace:
         "two": two, "three": three, "gpt2": text_network("gpt2"), "other": text_network("gpt2", 1),
         "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
         "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
+        "pairs": dataset, "before": hf_stitch.load(cnn()), "after": hf_stitch.load(cnn()),
         "llama": decoder("llama"), "gpt2_small": decoder("gpt2"),
     }  # fmt: skip
 

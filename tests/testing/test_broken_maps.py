@@ -12,7 +12,7 @@ from failing_parts import assert_fails_only, failing, names
 from torch import Tensor
 
 from hf_stitch.data import Samples
-from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.matchers import ClosedFormMatcher, SeededRefinement
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative.selection import Selection
 from hf_stitch.relative.similarities import Similarity
@@ -263,8 +263,29 @@ def test_a_matcher_fails_only_the_part_that_it_violates(monkeypatch: pytest.Monk
     assert_fails_only(part, MATCHERS[part], check_matcher, "diagonal", defect=part)
 
 
+@dataclasses.dataclass(frozen=True)
+class Careless(SeededRefinement):
+    """Seeded refinement, which may forget where the rows of the target are."""
+
+    name: ClassVar[str] = "careless"
+
+    defect: str = ""
+
+    def fit(self, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> LinearStitch:
+        stitch = super().fit(x, y, *args, **kwargs)
+        if self.defect and stitch.bias is not None:
+            stitch.bias.data += 100
+        return stitch
+
+
+def test_a_matcher_of_unpaired_rows_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registries.matchers._registered, "careless", Careless)
+    assert failing(check_matcher, "careless") == {}
+    assert_fails_only("unpaired", "must be near to their partners", check_matcher, "careless", defect="unpaired")
+
+
 def test_every_part_can_fail() -> None:
     assert set(SIMILARITIES) == names(check_similarity, "cosine")
     assert set(SELECTIONS) == names(check_selection, "random")
     assert {*STITCHES, *SEQUENCES} == names(check_stitch, LinearStitch(2, 2))
-    assert set(MATCHERS) == names(check_matcher, "lstsq")
+    assert {*MATCHERS, "unpaired"} == names(check_matcher, "lstsq")

@@ -965,6 +965,8 @@ def test_a_stitch_that_looks_at_several_positions(pair: tuple[str, str], texts: 
         torch.testing.assert_close(cut[mask[:, :4]], whole[:, :4][mask[:, :4]], rtol=1e-4, atol=1e-5)
         made = model.generate(**{name: value[:1, :3] for name, value in batch.items()}, max_new_tokens=3)
         assert made.shape == (1, 6)
+        with pytest.raises(ValueError, match="'attention' reads later tokens"):
+            hf_stitch.stitch(a, b, data, matcher="attention", **place)
         model.stitch.body.causal = False
         with pytest.raises(ValueError, match="reads later tokens"):
             model(**batch)

@@ -1,0 +1,140 @@
+"""A map from few pairs and many rows without partners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_stitch.matchers._mutual import refined, span, unit
+from hf_stitch.matchers._rows import check_unpaired, moments_of, some_rows
+from hf_stitch.matchers._solve import require
+from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
+from hf_stitch.matchers.procrustes import Procrustes
+from hf_stitch.papers import LAMPLE_2018, Paper
+from hf_stitch.stitches import LinearStitch
+
+FOLDS = 10
+"""Parts of the seeds, each of which is searched under the map of the others."""
+CHANCE = 2.0
+"""Standard errors by which seeds that are left out must be found better than by chance."""
+
+
+@dataclass(frozen=True)
+class SeededRefinement(UnpairedMatcher):
+    """Procrustes on few pairs, then on rows that are each other's nearest neighbours under it, and so on.
+
+    The pairs (*seeds*) stay, and rows without partners are added that are mutual neighbours by CSLS
+    (Lample et al. 2018). A map of few seeds is used only in the directions that they span; the result is the orthogonal
+    map of all pairs, centred and scaled (:class:`Procrustes`).
+
+    Seeds that are left out are searched under the map of the others first. If they are not found better than by chance,
+    the fit is refused, since a refinement of a random map looks as good to itself as any other.
+
+    ``fitted`` contains ``n`` (pairs of the last fit), ``r2`` on these, which says little because they were chosen to be
+    near, the number of ``seeds`` and of ``mutual`` neighbours, the ``rounds`` with all rows, whether the pairs were
+    ``stable`` at the end, and ``seed_rank``: the mean share of rows nearer than the partner of a seed that was left out
+    (chance: 0.5).
+
+    Attributes:
+        neighbours: Number of neighbours of CSLS.
+        iterations: Rounds with random halves of the rows, and greatest number of rounds with all rows.
+        rows: Rows without partners that are read at most, of each side; more are drawn from.
+        seed: Seed of the halves, and of the rows that are drawn.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x, turn = torch.randn(600, 8, generator=g), torch.linalg.qr(torch.randn(8, 8, generator=g)).Q
+        >>> y = x @ turn
+        >>> stitch = SeededRefinement().fit(x[:10], y[:10], unpaired=(x[10:], y[10:].flip(0)))
+        >>> (stitch(x) - y).norm() < 1e-3 * y.norm()
+        tensor(True)
+    """
+
+    name: ClassVar[str] = "seeded_refinement"
+    title: ClassVar[str] = "Procrustes on few pairs, refined by mutual neighbours"
+    papers: ClassVar[tuple[Paper, ...]] = (LAMPLE_2018,)
+    least_pairs: ClassVar[int] = 5
+
+    neighbours: int = 10
+    iterations: int = 20
+    rows: int = 6000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option in ("neighbours", "iterations", "rows"):
+            if not getattr(self, option) >= 1:
+                raise ValueError(f"{option} must be at least 1, got {getattr(self, option)}")
+
+    @torch.no_grad()
+    def fit(
+        self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
+    ) -> LinearStitch:
+        """Fit the map; neighbours are searched in float32, the map is computed in float64.
+
+        Args:
+            x: ``(n, dx)`` floating point: the source's rows of the seeds.
+            y: ``(n, dy)`` floating point: the target's rows of the seeds.
+            dtype: Dtype of the weights.
+            unpaired: ``(m, dx)`` and ``(m', dy)``: rows of both sides, of which nobody knows which belong together.
+
+        Returns:
+            The affine stitch, on the CPU.
+
+        Raises:
+            NoAlignmentError: Seeds that are left out are not found better than by chance.
+            ValueError: There are too few seeds, no unpaired rows, or all rows of a side are equal.
+        """
+        seeds = moments_of(x, y)
+        require(seeds, self.least_pairs, "give more pairs, or use 'unsupervised'")
+        if unpaired is None:
+            raise ValueError(
+                f"{self.name} needs rows without partners beside the {len(x)} pairs: unpaired=(rows of the source, "
+                "rows of the target); with pairs alone use 'procrustes'"
+            )
+        check_unpaired(*unpaired, x.shape[1], y.shape[1])
+        x, y = x.detach().cpu().double(), y.detach().cpu().double()
+        u, v = (some_rows(rows, self.rows, self.seed + side) for side, rows in enumerate(unpaired))
+        of_x, of_y = torch.cat([x, u]).mean(0), torch.cat([y, v]).mean(0)
+        centred = [rows.float() for rows in (x - of_x, y - of_y, u - of_x, v - of_y)]
+        rank, score = _left_out(centred[0], centred[1], centred[3])
+        if score < CHANCE:
+            raise NoAlignmentError(
+                f"seeds that are left out are not found under the map of the others: on average {rank:.0%} of the "
+                f"rows are nearer than the right one, and by chance it is 50% ({score:.1f} standard errors better, "
+                f"{CHANCE:g} are needed). Either both sides are unrelated, or the {len(x)} pairs are wrong or too few"
+            )
+        found = refined(
+            (centred[0], centred[1]), centred[2], centred[3], neighbours=self.neighbours, iterations=self.iterations,
+            seed=self.seed, keep=True,
+        )  # fmt: skip
+        moments = moments_of(torch.cat([x, u[found.x]]), torch.cat([y, v[found.y]]))
+        stitch = Procrustes(scale=True).fit(moments, dtype)
+        stitch.fitted |= {
+            "seeds": len(x), "mutual": len(found.x), "rounds": found.rounds, "stable": found.stable, "seed_rank": rank,
+        }  # fmt: skip
+        return stitch
+
+
+def _left_out(x: Tensor, y: Tensor, others: Tensor) -> tuple[float, float]:
+    """Search seeds under the map of the others.
+
+    Returns:
+        The mean share of the other rows that are nearer than the partner, and by how many standard errors of ranks by
+        chance it is below a half.
+    """
+    nearer = []
+    for fold in torch.arange(len(x)).chunk(FOLDS):
+        kept = torch.ones(len(x), dtype=torch.bool)
+        kept[fold] = False
+        left, right = span(x[kept], y[kept])
+        asked = unit(x[fold] @ left)
+        own = (asked * unit(y[fold] @ right)).sum(1, keepdim=True)
+        nearer.append((asked @ unit(others @ right).T > own).double().mean(1))
+    rank = torch.cat(nearer).mean().item()
+    return rank, (0.5 - rank) * (12 * len(x)) ** 0.5

@@ -1,0 +1,262 @@
+"""A map without any pairs, or the refusal to make one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_stitch.matchers._mutual import refined, unit
+from hf_stitch.matchers._rows import check_unpaired, moments_of, some_rows
+from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
+from hf_stitch.matchers.procrustes import Procrustes
+from hf_stitch.papers import DAR_2025, LAMPLE_2018, Paper
+from hf_stitch.stitches import LinearStitch
+
+CYCLE = 0.6
+"""Least mean cosine of rows and their images there and back, under two maps that were found independently."""
+OVERLAP = 0.9
+"""Least cosine of rows to the nearest mapped row, relative to the nearest other row of their own space."""
+SCOUTS = 2000
+"""Rows of each side with which the candidates of a number of clusters are refined and compared."""
+KMEANS = 4
+"""Starts of k-means, of which the best is taken."""
+
+
+@dataclass(frozen=True)
+class Unsupervised(UnpairedMatcher):
+    """An orthogonal map between two spaces from rows without partners (after mini-vec2vec, Dar 2025).
+
+    Rows are centred and divided by their lengths, and each side is split into halves at random. From the first halves:
+
+    1. k-means finds clusters on both sides. They are matched so that the similarities between clusters correspond: a
+       quadratic assignment, improved by exchanges of two clusters from hundreds of random starts.
+    2. A map of the matched centres is refined by mutual neighbours, as in :class:`SeededRefinement`. This is done for
+       several numbers of clusters and several starts of k-means; the number is chosen whose maps agree best.
+    3. The centres of the maps that agree are the pairs from which the map of all rows is refined.
+
+    The same is done backwards, from the second halves. A map is only returned if both maps together lead rows back to
+    where they were (*cycle*), and if mapped rows lie where rows of the other side lie (*overlap*, of both maps).
+    Otherwise the spaces are unrelated, or have too few rows or clusters, and :class:`NoAlignmentError` is raised.
+    Symmetries of the data can deceive both: check the map with a few pairs if you can get them.
+
+    ``fitted`` contains ``n`` (pairs of mutual neighbours of the last fit), ``r2`` on these, which says little because
+    they were chosen to be near, ``cycle``, ``overlap``, the ``clusters`` and the ``stability`` (mean cosine of the maps
+    that agree) of the forward map, the ``rounds`` with all rows, and whether the pairs were ``stable`` at the end.
+
+    Attributes:
+        clusters: Numbers of clusters.
+        starts: Starts of k-means for each number of clusters, at least 2.
+        restarts: Random starts of an assignment.
+        neighbours: Number of neighbours of CSLS.
+        iterations: Rounds with random halves of the rows, and greatest number of rounds with all rows.
+        rows: Rows that are read at most, of each side; more are drawn from.
+        seed: Seed of everything that is drawn.
+
+    Raises:
+        ValueError: If an option is out of its range.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> centres, turn = torch.randn(8, 6, generator=g), torch.linalg.qr(torch.randn(6, 6, generator=g)).Q
+        >>> of = [torch.randint(8, (400,), generator=g) for _ in "xy"]
+        >>> x, y = (centres[each] + 0.2 * torch.randn(400, 6, generator=g) for each in of)
+        >>> stitch = Unsupervised(clusters=(8,), starts=3).fit(x, y @ turn)
+        >>> torch.cosine_similarity(stitch(x), x @ turn).mean() > 0.95
+        tensor(True)
+    """
+
+    name: ClassVar[str] = "unsupervised"
+    title: ClassVar[str] = "an orthogonal map without pairs"
+    papers: ClassVar[tuple[Paper, ...]] = (DAR_2025, LAMPLE_2018)
+
+    clusters: tuple[int, ...] = (10, 15, 20, 30)
+    starts: int = 6
+    restarts: int = 300
+    neighbours: int = 10
+    iterations: int = 20
+    rows: int = 10_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clusters", tuple(self.clusters))
+        if not self.clusters or min(self.clusters) < 3:
+            raise ValueError(f"clusters must be numbers of at least 3, got {self.clusters}")
+        for option, least in (("starts", 2), ("restarts", 1), ("neighbours", 1), ("iterations", 1), ("rows", 1)):
+            if not getattr(self, option) >= least:
+                raise ValueError(f"{option} must be at least {least}, got {getattr(self, option)}")
+
+    @torch.no_grad()
+    def fit(
+        self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
+    ) -> LinearStitch:
+        """Fit the map, or refuse to; neighbours are searched in float32, the map is computed in float64.
+
+        Args:
+            x: ``(n, dx)`` floating point: rows of the source.
+            y: ``(n', dy)`` floating point: rows of the target. Which of them belongs to which row of x is not used.
+            dtype: Dtype of the weights.
+            unpaired: ``(m, dx)`` and ``(m', dy)``: further rows of both sides.
+
+        Returns:
+            The affine stitch, on the CPU.
+
+        Raises:
+            NoAlignmentError: The map that was found does not lead back, or not to where the target's rows are.
+            ValueError: There are too few rows for the clusters, or all rows of a side are equal.
+        """
+        if unpaired is not None:
+            check_unpaired(*unpaired, x.shape[-1], y.shape[-1])
+            x, y = torch.cat([x, unpaired[0]]), torch.cat([y, unpaired[1]])
+        check_unpaired(x, y, x.shape[-1], y.shape[-1])
+        least = 4 * max(self.clusters)
+        for side, rows in (("source", x), ("target", y)):
+            if len(rows) < least:
+                raise ValueError(
+                    f"{max(self.clusters)} clusters of both halves of the {side} need at least {least} rows, got "
+                    f"{len(rows)}; give more rows, or fewer clusters"
+                )
+            if bool((rows == rows[0]).all()):
+                raise ValueError(f"all {len(rows)} rows of the {side} are equal: there is nothing to match")
+        x, y = (some_rows(rows, self.rows, self.seed + side) for side, rows in enumerate((x, y)))
+        u, v = (unit(rows - rows.mean(0)).float() for rows in (x, y))
+        (u_first, u_second), (v_first, v_second) = u.chunk(2), v.chunk(2)
+        forward = self._found(u_first, v_first, self.seed)
+        backward = self._found(v_second, u_second, self.seed + len(self.clusters) * self.starts)
+        cycle, overlap = _cycle(u, v, forward.map, backward.map), _overlap(u, v, forward.map, backward.map)
+        if cycle < CYCLE or overlap < OVERLAP:
+            raise NoAlignmentError(
+                f"the two spaces are not aligned: cycle {cycle:.2f} (at least {CYCLE:.2f} is needed: rows that are "
+                f"mapped there and back must return), overlap {overlap:.2f} (at least {OVERLAP:.2f}: mapped rows must "
+                f"be as near to rows of the other side as these are to each other). Either the spaces are unrelated, "
+                f"or {len(u)} and {len(v)} rows are too few; a few pairs and 'seeded_refinement' do more than many rows"
+            )
+        found = refined(forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed)
+        stitch = Procrustes(scale=True).fit(moments_of(x[found.x], y[found.y]), dtype)
+        stitch.fitted |= {
+            "cycle": cycle, "overlap": overlap, "clusters": forward.clusters, "stability": forward.stability,
+            "rounds": found.rounds, "stable": found.stable,
+        }  # fmt: skip
+        return stitch
+
+    def _found(self, x: Tensor, y: Tensor, seed: int) -> _Candidate:
+        """Find the map of unit rows, from the number of clusters whose maps agree best."""
+        best: tuple[float, int, tuple[Tensor, Tensor]] | None = None
+        few = x[:SCOUTS], y[:SCOUTS]
+        for place, count in enumerate(self.clusters):
+            first = seed + place * self.starts
+            matched = [self._matched(x, y, count, first + start) for start in range(self.starts)]
+            maps = [self._refined(pairs, *few, first, whole=False)[1] for pairs in matched]
+            images = torch.stack([unit(few[0] @ each) for each in maps])
+            agreement = torch.einsum("ind,jnd->ij", images, images) / len(few[0])
+            middle = agreement.sum(1).argmax()
+            nearest = agreement[middle].topk(self.starts // 2 + 1).indices
+            stability = agreement[middle, nearest[nearest != middle]].mean().item()
+            if best is None or stability > best[0]:
+                left, right = (torch.cat(parts) for parts in zip(*(matched[i] for i in nearest.tolist()), strict=True))
+                best = stability, count, (left, right)
+        assert best is not None
+        pairs, rotation = self._refined(best[2], x, y, seed, whole=True)
+        return _Candidate(pairs, rotation, best[1], best[0])
+
+    def _refined(
+        self, pairs: tuple[Tensor, Tensor], x: Tensor, y: Tensor, seed: int, *, whole: bool
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Return the pairs of a refinement and their orthogonal map."""
+        iterations = self.iterations if whole else max(1, self.iterations // 2)
+        found = refined(pairs, x, y, neighbours=self.neighbours, iterations=iterations, seed=seed, whole=whole)
+        pairs = x[found.x], y[found.y]
+        left, _, right = torch.linalg.svd(pairs[0].T @ pairs[1], full_matrices=False)
+        return pairs, left @ right
+
+    def _matched(self, x: Tensor, y: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the centres of matched clusters."""
+        from sklearn.cluster import KMeans
+
+        centres = [
+            torch.from_numpy(KMeans(count, n_init=KMEANS, random_state=seed).fit(rows.numpy()).cluster_centers_)
+            for rows in (x, y)
+        ]
+        places, _ = assigned(_standardised(centres[0]), _standardised(centres[1]), self.restarts, seed)
+        return centres[0], centres[1][places]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A map that was found from unit rows.
+
+    Attributes:
+        pairs: The rows of its pairs.
+        map: ``(dx, dy)`` (semi-)orthogonal.
+        clusters: The number of clusters that was chosen.
+        stability: Mean cosine of the maps that agree.
+    """
+
+    pairs: tuple[Tensor, Tensor]
+    map: Tensor
+    clusters: int
+    stability: float
+
+
+def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, float]:
+    """Find the permutation p with the greatest ``Σ a[i, j] b[p[i], p[j]]``, by exchanges of two from random starts.
+
+    All starts advance together, each by the best exchange, until none improves.
+
+    Args:
+        a: ``(k, k)`` symmetric.
+        b: ``(k, k)`` symmetric.
+        restarts: Number of random starts.
+        seed: Seed of the starts.
+
+    Returns:
+        ``(k,)`` int64 and the sum.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    a, b = a.double(), b.double()
+    places = torch.stack([torch.randperm(len(a), generator=generator) for _ in range(restarts)])
+    first, second = torch.triu_indices(len(a), len(a), 1)
+    going, least = torch.arange(restarts), 1e-9 * float(a.abs().sum() * b.abs().max())
+    while len(going):
+        here = places[going]
+        moved = b[here[:, :, None], here[:, None, :]]
+        products = a @ moved
+        own = products.diagonal(dim1=1, dim2=2)
+        of_a, of_b = a.diagonal(), moved.diagonal(dim1=1, dim2=2)
+        gain = products + products.mT - own[:, :, None] - own[:, None, :]
+        # The terms of the two clusters themselves, which are counted in the products.
+        gain -= (of_a[:, None] - a) * (moved - of_b[:, :, None]) + (a - of_a) * (of_b[:, None, :] - moved)
+        gain = 2 * gain + (of_a[:, None] - of_a) * (of_b[:, None, :] - of_b[:, :, None])
+        best, exchange = gain[:, first, second].max(1)
+        better = best > least
+        going, i, j = going[better], first[exchange[better]], second[exchange[better]]
+        places[going, i], places[going, j] = places[going, j], places[going, i]
+    sums = (a * b[places[:, :, None], places[:, None, :]]).sum((1, 2))
+    return places[sums.argmax()], sums.max().item()
+
+
+def _standardised(centres: Tensor) -> Tensor:
+    """Return the cosines between different centres about their mean, with mean 0 and variance 1; 0 on the diagonal."""
+    rows = unit(centres - centres.mean(0))
+    cosines, others = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)
+    found = (cosines - cosines[others].mean()) / cosines[others].std().clamp_min(1e-12)
+    return found.fill_diagonal_(0)
+
+
+def _cycle(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
+    """Mean cosine of rows of the narrower side with their images there and back."""
+    rows, there, back = (x, forward, backward) if x.shape[1] <= y.shape[1] else (y, backward, forward)
+    return (rows * unit(rows @ there @ back)).sum(1).mean().item()
+
+
+def _overlap(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
+    """How near rows are to mapped rows of the other side, over how near they are to others of their own; the lesser."""
+    found = []
+    for rows, mapped in ((y, unit(x @ forward)), (x, unit(y @ backward))):
+        count = min(len(rows) // 2, len(mapped), SCOUTS)
+        asked, own, others = rows[:count], rows[count : 2 * count], mapped[-count:]
+        near, among = ((asked @ each.T).amax(1).mean() for each in (others, own))
+        found.append((near / among).item())
+    return min(found)
