@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_stitch.matchers._affine import recorded
+from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, Stitch
@@ -40,6 +42,34 @@ def affine_part(moments: Moments) -> LinearStitch:
         The affine stitch.
     """
     return Ridge().fit(moments, dtype=torch.float64)
+
+
+@torch.no_grad()
+def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> LinearStitch:
+    """Return the orthogonal map of pairs that were searched, with the means and the spread of all rows.
+
+    Pairs that were searched are near, but not all are partners. The scale of least squares would shrink with their
+    errors, and their means are those of the rows that happened to be paired.
+
+    Args:
+        moments: Moments of the pairs.
+        x: ``(n, dx)`` float64: all rows of the source.
+        y: ``(n', dy)`` float64: all rows of the target.
+        dtype: Dtype of the weights.
+
+    Returns:
+        The affine stitch. ``fitted`` contains ``n``, ``r2``, ``scale`` and ``xy_rank``, as for :class:`Procrustes`.
+    """
+    found = Procrustes().fit(moments, torch.float64)
+    rotation, of_x, of_y = found.weight.detach(), x.mean(0), y.mean(0)
+    # Only the directions that the map joins: the wider side has others.
+    spread_x, spread_y = (
+        (rows @ turn).square().mean(0).sum() for rows, turn in ((x - of_x, rotation.T), (y - of_y, rotation))
+    )
+    scale = (spread_y / spread_x).sqrt()
+    weight = (scale * rotation).to(dtype)
+    stitch = LinearStitch.of(weight=weight, bias=(of_y - weight.double() @ of_x).to(dtype))
+    return recorded(stitch, moments, scale=scale.item(), xy_rank=int(found.fitted["xy_rank"]))
 
 
 @torch.no_grad()

@@ -50,6 +50,11 @@ class Matcher:
         """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
         return label_of(self)
 
+    @property
+    def fitted_first(self) -> Matcher:
+        """The matcher that reads activations: this one, or the initial one if the stitch is then trained."""
+        return self
+
 
 @dataclasses.dataclass(frozen=True)
 class ClosedFormMatcher(Matcher, ABC):
@@ -173,7 +178,12 @@ class TrainedMatcher(Matcher, ABC):
     """
 
     fits: ClassVar[Literal["moments", "rows", "task"]] = "task"
-    initial: ClosedFormMatcher
+    initial: ClosedFormMatcher | RowsMatcher
+
+    @property
+    def fitted_first(self) -> Matcher:
+        """The initial matcher."""
+        return self.initial
 
     @abstractmethod
     def check(self, samples: Any, task: str | None) -> None:

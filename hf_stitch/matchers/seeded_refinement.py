@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_stitch.matchers._mutual import refined, span, unit
-from hf_stitch.matchers._rows import check_unpaired, moments_of, some_rows
+from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
-from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.papers import LAMPLE_2018, Paper
 from hf_stitch.stitches import LinearStitch
 
@@ -28,7 +27,8 @@ class SeededRefinement(UnpairedMatcher):
 
     The pairs (*seeds*) stay, and rows without partners are added that are mutual neighbours by CSLS
     (Lample et al. 2018). A map of few seeds is used only in the directions that they span; the result is the orthogonal
-    map of all pairs, centred and scaled (:class:`Procrustes`).
+    map of all pairs (:class:`Procrustes`), with the means of all rows, scaled so that mapped rows vary as much as those
+    of the target.
 
     Seeds that are left out are searched under the map of the others first. If they are not found better than by chance,
     the fit is refused, since a refinement of a random map looks as good to itself as any other.
@@ -114,7 +114,7 @@ class SeededRefinement(UnpairedMatcher):
             seed=self.seed, keep=True,
         )  # fmt: skip
         moments = moments_of(torch.cat([x, u[found.x]]), torch.cat([y, v[found.y]]))
-        stitch = Procrustes(scale=True).fit(moments, dtype)
+        stitch = orthogonal(moments, torch.cat([x, u]), torch.cat([y, v]), dtype)
         stitch.fitted |= {
             "seeds": len(x), "mutual": len(found.x), "rounds": found.rounds, "stable": found.stable, "seed_rank": rank,
         }  # fmt: skip

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.matchers._mutual import refined, unit
-from hf_stitch.matchers._rows import check_unpaired, moments_of, some_rows
+from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
-from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.papers import DAR_2025, LAMPLE_2018, Paper
 from hf_stitch.stitches import LinearStitch
 
@@ -134,7 +133,7 @@ class Unsupervised(UnpairedMatcher):
                 f"or {len(u)} and {len(v)} rows are too few; a few pairs and 'seeded_refinement' do more than many rows"
             )
         found = refined(forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed)
-        stitch = Procrustes(scale=True).fit(moments_of(x[found.x], y[found.y]), dtype)
+        stitch = orthogonal(moments_of(x[found.x], y[found.y]), x, y, dtype)
         stitch.fitted |= {
             "cycle": cycle, "overlap": overlap, "clusters": forward.clusters, "stability": forward.stability,
             "rounds": found.rounds, "stable": found.stable,

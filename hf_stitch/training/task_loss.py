@@ -19,7 +19,7 @@ from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.scoring import check_labels, target_changes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
-from hf_stitch.matchers import ClosedFormMatcher, TrainedMatcher
+from hf_stitch.matchers import ClosedFormMatcher, RowsMatcher, TrainedMatcher
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
@@ -63,12 +63,13 @@ class TaskLoss(TrainedMatcher):
     gradients are computed for it. BatchNorm uses its running statistics, which stay unchanged.
 
     The initial map determines the kind of map: ``lstsq`` gives an affine map, ``lstsq`` without intercept a linear map,
-    ``low_rank`` (or ``random`` with a rank) a bottleneck. A masked map stays masked.
+    ``low_rank`` (or ``random`` with a rank) a bottleneck, ``residual_mlp`` a network beside an affine map. A masked map
+    stays masked.
 
     ``fitted`` of each map contains ``steps``, ``n`` (number of samples) and the final ``loss``.
 
     Attributes:
-        initial: Closed-form matcher of the initial map: its name, a dict of name and options, or a matcher.
+        initial: Matcher of the initial map, of moments or of rows: its name, a dict of name and options, or a matcher.
         orthogonal: Whether affine maps are kept orthogonal during training (plain weights afterwards). They start from
             the orthogonal map nearest to the initial one.
         labels: Labels of the cross-entropy: ``"hard"`` for the labels of the data, ``"target"`` or ``"source"`` for the
@@ -136,8 +137,10 @@ class TaskLoss(TrainedMatcher):
     def __post_init__(self) -> None:
         """Build the initial matcher and validate the options."""
         initial = registries.matchers.build(self.initial)
-        if not isinstance(initial, ClosedFormMatcher):
-            raise ValueError(f"initial must be a closed-form matcher, got {initial.name!r}; use for example 'lstsq'")
+        if not isinstance(initial, ClosedFormMatcher | RowsMatcher):
+            raise ValueError(
+                f"initial must be a matcher of moments or of rows, got {initial.name!r}; use for example 'lstsq'"
+            )
         object.__setattr__(self, "initial", initial)
         for name, least in (("epochs", 1), ("batch_size", 1), ("feature_steps", 0), ("seed", 0)):
             _check_count(name, getattr(self, name), least)

@@ -32,7 +32,7 @@ from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
+from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
@@ -171,7 +171,7 @@ def stitch_grid(
         layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
         train, test = _apart(target, data, test_data, test_size, seed)
         for label, matcher in chosen.items():
-            if isinstance(matcher, RowsMatcher):
+            if isinstance(matcher.fitted_first, RowsMatcher):
                 raise ValueError(
                     f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "
                     "take too much memory: stitch single pairs with hf_stitch.stitch"
@@ -320,8 +320,7 @@ def _mean_only(sides: Sides, moments: PairMoments, lb: str) -> StitchingLayer:
 
 def _fit(sides: Sides, matcher: Matcher, moments: PairMoments) -> dict[tuple[str, str], StitchingLayer | str]:
     """Fit all pairs of layers in closed form: (layer of a, layer of b) -> stitching layer, or why it is undefined."""
-    first = matcher.initial if isinstance(matcher, TrainedMatcher) else matcher
-    assert isinstance(first, ClosedFormMatcher)
+    first = matcher.fitted_first
     found: dict[tuple[str, str], StitchingLayer | str] = {}
     for la, lb in sides.pairs:
         specs = sides.source.spec(la), sides.target.spec(lb)

@@ -169,7 +169,8 @@ def stitch(
         a, b = load_on(source, processes.device), load_on(target, processes.device)
         a = _read_by(a, b, align, own, paired_data)
         fitted_by = registries.matchers.build(matcher, **options)
-        lonely = _without_partners(fitted_by, unpaired)
+        first = fitted_by.fitted_first
+        lonely = _without_partners(first, unpaired)
         check_meet(a, b, pooling)
         task = b.task if task == "auto" else task
         class_for(task)
@@ -178,7 +179,6 @@ def stitch(
                 f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
                 "pooling='none'"
             )
-        first = fitted_by.initial if isinstance(fitted_by, TrainedMatcher) else fitted_by
         if task == "text-generation" and getattr(first, "causal", None) is False:
             raise ValueError(
                 f"matcher {first.name!r} reads later tokens, which a language model predicts: pass causal=True"
@@ -236,9 +236,9 @@ def stitch(
         both: Any = {"target_samples": other_train, **reading}
         rows = None if lonely is None else collect_unpaired(a, b, pair, lonely, pooling, **reading)
         statistics: Statistics | PairedRows
-        if isinstance(fitted_by, UnpairedMatcher) and not fitted_by.least_pairs and rows is not None:
+        if isinstance(first, UnpairedMatcher) and not first.least_pairs and rows is not None:
             statistics = {}  # pairs are for the scores alone
-        elif isinstance(fitted_by, RowsMatcher):
+        elif isinstance(first, RowsMatcher):
             statistics = collect_rows(a, b, pair, train, pooling, **both)
         else:
             statistics = collect(a, b, [pair], train, pooling, **both)[pair]
@@ -247,7 +247,7 @@ def stitch(
         stitched.stitch = fit_layer(first, statistics, *specs, pooling, unpaired=rows)
         if isinstance(fitted_by, TrainedMatcher):
             stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
-        if isinstance(a, PrefixAdapter) and a.own is not None and not isinstance(fitted_by, RowsMatcher):
+        if isinstance(a, PrefixAdapter) and a.own is not None and not isinstance(first, RowsMatcher):
             baselines = _of_own_alone(first, statistics, stitched.stitch, a.own.embedding_dim)
         stitched.config.stitch = stitched.stitch.to_dict()
         if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing

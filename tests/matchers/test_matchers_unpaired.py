@@ -80,6 +80,21 @@ def test_rows_need_no_partners_where_they_have_clusters() -> None:
     assert after > 0.95 > before
 
 
+@pytest.mark.parametrize("widths", [(32, 32), (24, 32), (32, 24)])
+def test_lengths_are_those_of_the_target_without_partners(widths: tuple[int, int]) -> None:
+    x, y = planted(4000)
+    if widths[0] > widths[1]:  # the map projects: the target has the directions of greatest variance alone
+        y = y[:, : widths[1]]
+    x = x[:, : widths[0]]
+    stitch = SeededRefinement().fit(x[:100], y[:100], unpaired=(x[100:2000], y[2000:]))
+    mapped = stitch(x).detach()
+    centred = mapped - mapped.mean(0), y - y.mean(0)
+    image = torch.linalg.qr(stitch.weight.detach()).Q  # of the map, a part of the target if that is wider
+    spread = [(rows @ image).square().sum().sqrt().item() for rows in centred]
+    assert spread[0] == pytest.approx(spread[1], rel=0.05)
+    torch.testing.assert_close(mapped.mean(0), y.mean(0), atol=0.4, rtol=0)
+
+
 def test_pairs_that_are_none_are_refused() -> None:
     x, y = planted()
     refused = 0

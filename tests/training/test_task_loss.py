@@ -650,7 +650,7 @@ def test_task_loss_passes_check_matcher() -> None:
     ({"penalties": {"linear_cka": "much"}}, "of penalty 'linear_cka' must be a finite number other than 0, got 'much'"),
     ({"labels": {"hard": float("inf")}}, "labels must have weights above 0"),
     ({"orthogonal": True, "initial": {"name": "low_rank", "rank": 2}}, "an orthogonal map has full rank"),
-    ({"initial": "task_loss"}, "initial must be a closed-form matcher, got 'task_loss'"),
+    ({"initial": "task_loss"}, "initial must be a matcher of moments or of rows, got 'task_loss'"),
     ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
     ({"lr": -1}, "lr must be a number > 0, got -1"),
     ({"schedule": "fast"}, "schedule must be one of step, constant, linear, cosine, got 'fast'"),
@@ -937,6 +937,40 @@ def test_a_correction_of_low_rank_is_all_that_is_trained() -> None:
     change = trained.matrix() - ridge.stitch.body.weight
     assert change.abs().max() > 1e-3 and torch.linalg.matrix_rank(change) == 2
     assert sum(parameter.numel() for parameter in trained.parameters()) == 2 * (8 + 8)
+
+
+def test_a_matcher_of_rows_is_a_start(tmp_path: Path) -> None:
+    a, b = adapters(torch.float32)
+    data = torch.randn(N, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+    place: Any = {"source_layer": "c2", "target_layer": "c2", "task": "image-classification", "progress": False}
+    start = {"name": "residual_mlp", "width": 4, "epochs": 2}
+    first = hf_stitch.stitch(a, b, data, matcher=start, **place)
+    kept = []
+
+    def record(_: int, layers: list[Any]) -> None:
+        kept.append(copy.deepcopy(layers[0].state_dict()))
+
+    trainer = TaskLoss(initial=start, epochs=2, lr=0.01)
+    assert trainer.fitted_first.name == "residual_mlp" and TaskLoss(**registries_options(trainer)) == trainer
+    trainer.fit(first, data, callback=record, progress=False)
+    assert all(torch.equal(value, first.stitch.state_dict()[name]) for name, value in kept[0].items())
+    model = hf_stitch.stitch(a, b, data, matcher=trainer, **place)
+    before = dict(first.stitch.named_parameters())
+    assert all(not torch.equal(weight, before[name]) for name, weight in model.stitch.named_parameters())
+    model.stitcher.save_pretrained(tmp_path)
+    again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
+    inputs = model.preprocess(data[:4])
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    plan = hf_stitch.stitch(a, b, data, matcher=trainer, plan=True, **place)
+    assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
+    with pytest.raises(ValueError, match=r"'task_loss\(initial.*is fitted to rows, and a grid keeps moments only"):
+        hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task="image-classification", progress=False)
+
+
+def registries_options(matcher: Any) -> dict[str, Any]:
+    """The options of a matcher as a record has them."""
+    return {name: value for name, value in matcher.to_dict().items() if name != "name"}
 
 
 @pytest.mark.parametrize("pair", [("gpt2", "llama"), ("cnn", "vit")])

@@ -45,7 +45,7 @@ def planned(
         ValueError: If the moments do not fit into memory, so that a batch of them cannot be measured.
     """
     trained = [matcher for matcher in matchers if isinstance(matcher, TrainedMatcher)]
-    by_rows = any(isinstance(matcher, RowsMatcher) for matcher in matchers)
+    by_rows = any(isinstance(matcher.fitted_first, RowsMatcher) for matcher in matchers)
     if not by_rows:
         check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
     batch, twin = (next(each.batches(min(batch_size, len(train)))) for each in (train, twins or train))
