@@ -159,9 +159,7 @@ def train(kind: Kind, texts: list[str], steps: int) -> tuple[BertModel, PreTrain
 @torch.no_grad()
 def found(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
     """Return how often the second half of a passage is the nearest to the first among those of all passages."""
-    first, second = (
-        functional.normalize(vectors(network, reader, half, TOKENS), dim=1) for half in halves(texts)
-    )
+    first, second = (functional.normalize(vectors(network, reader, half, TOKENS), dim=1) for half in halves(texts))
     return ((first @ second.T).argmax(1) == torch.arange(len(texts))).float().mean().item()
 
 
