@@ -9,6 +9,7 @@ import typer
 
 from hf_stitch.cli.options import (
     INPUTS,
+    AlignTexts,
     AsJson,
     AuxiliaryData,
     CheckpointDir,
@@ -19,6 +20,7 @@ from hf_stitch.cli.options import (
     Detectors,
     FarData,
     Inputs,
+    Own,
     Planned,
     Report,
     Seed,
@@ -26,6 +28,7 @@ from hf_stitch.cli.options import (
     Task,
     TestSize,
     built,
+    check_align,
     check_pooling,
     check_report,
     check_test_size,
@@ -56,6 +59,8 @@ def grid(
     auxiliary_data: AuxiliaryData = None,
     far_data: FarData = None,
     pooling: CutPooling = "none",
+    align: AlignTexts = "tokens",
+    own: Own = False,
     source_layer: Annotated[
         list[str] | None, typer.Option(help="Cut of the source. Repeatable. [default: all]")
     ] = None,
@@ -82,6 +87,7 @@ def grid(
     options: dict[str, Any] = {
         "matchers": built("matchers", matcher or ["lstsq"]), "detectors": built("detectors", detector or []),
         "pooling": chosen, "layers_a": source_layer or None, "layers_b": target_layer or None,
+        **check_align(align, own),
     }  # fmt: skip
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work

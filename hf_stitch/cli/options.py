@@ -50,6 +50,10 @@ Detectors = Annotated[
         "--detector", help="Detector of strange activations, e.g. knn:k=5. Repeatable. See hf-stitch list detectors."
     ),
 ]
+AlignTexts = Annotated[str, typer.Option(help="tokens; or prefix, for two decoders with different tokenizers.")]
+Own = Annotated[
+    bool, typer.Option("--own", help="With --align prefix: the map also takes the token embedding of the target.")
+]
 FarData = Annotated[
     str | None,
     typer.Option(
@@ -223,6 +227,26 @@ def check_test_size(size: float) -> float | int:
             f"must be a share below 1 or a whole number of samples, got {size}", param_hint="--test-size"
         )
     return int(size)
+
+
+def check_align(align: str, own: bool) -> dict[str, Any]:
+    """Check the values of ``--align`` and ``--own``.
+
+    Args:
+        align: How positions of texts correspond.
+        own: Whether maps also take the token embedding of the target.
+
+    Returns:
+        Both, as arguments of a workflow.
+
+    Raises:
+        typer.BadParameter: If there is no such alignment, or ``--own`` comes without ``--align prefix``.
+    """
+    if align not in ("tokens", "prefix"):
+        raise typer.BadParameter(f"must be one of tokens, prefix, got {align!r}", param_hint="--align")
+    if own and align == "tokens":
+        raise typer.BadParameter("needs --align prefix", param_hint="--own")
+    return {"align": align, "own": own}
 
 
 def check_report(path: Path | None) -> Path | None:

@@ -12,18 +12,21 @@ import typer
 
 from hf_stitch.cli.options import (
     INPUTS,
+    AlignTexts,
     AsJson,
     Count,
     CutPooling,
     Data,
     DataDir,
     Inputs,
+    Own,
     Planned,
     Report,
     Seed,
     Split,
     Task,
     TestSize,
+    check_align,
     check_pooling,
     check_report,
     check_test_size,
@@ -61,12 +64,15 @@ def stitch(
     ] = "lstsq",
     option: Matching = None,
     pooling: CutPooling = "none",
-    align: Annotated[
-        str, typer.Option(help="tokens; or prefix, for two decoders with different tokenizers.")
-    ] = "tokens",
-    own: Annotated[
-        bool, typer.Option("--own", help="With --align prefix: the map also takes the token embedding of the target.")
-    ] = False,
+    align: AlignTexts = "tokens",
+    own: Own = False,
+    unpaired: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Data of the source and of the target without partners, each as NAME or NAME:SPLIT, for the matchers "
+            "seeded_refinement and unsupervised.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     split: Split = None,
     samples: Count = None,
@@ -83,10 +89,7 @@ def stitch(
     held_out = check_test_size(test_size)
     chosen = check_pooling(pooling)
     check_report(report)
-    if align not in ("tokens", "prefix"):
-        raise typer.BadParameter(f"must be one of tokens, prefix, got {align!r}", param_hint="--align")
-    if own and align == "tokens":
-        raise typer.BadParameter("needs --align prefix", param_hint="--own")
+    reading = check_align(align, own)
     if out is None and not plan:
         raise typer.BadParameter("is required without --plan", param_hint="--out")
     fitted_by = matcher_of(matcher, option or [])
@@ -98,8 +101,10 @@ def stitch(
         read = inputs.read(data, data_dir, split, samples, seed)
         options: dict[str, Any] = {
             "source_layer": source_layer, "target_layer": target_layer, "matcher": fitted_by, "pooling": chosen,
-            "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed, "align": align, "own": own,
+            "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed, **reading,
         }  # fmt: skip
+        if unpaired is not None:
+            options["unpaired"] = tuple(inputs.read_other(each, data_dir, samples, seed) for each in unpaired)
         if plan:
             planned = hf_stitch.stitch(networks[0], networks[1], read, plan=True, **options)
             output.show(planned)

@@ -47,16 +47,16 @@ class ContentSketch:
     hashes: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, samples: Samples) -> Self:
+    def of(cls, *parts: Samples) -> Self:
         """Create the sketch of samples.
 
         Args:
-            samples: The samples; their contents are read once.
+            *parts: The samples, in one or more sets; their contents are read once.
 
         Returns:
             The sketch.
         """
-        return cls(len(samples), np.unique(_hashes(samples))[:SIZE])
+        return cls(sum(map(len, parts)), np.unique(np.concatenate([_hashes(samples) for samples in parts]))[:SIZE])
 
     def share(self, samples: Samples) -> float | None:
         """Return the share of samples whose contents are among the sketched ones.

@@ -43,7 +43,15 @@ from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs, scored_task, verified_cuts
+from hf_stitch.workflows._networks import (
+    Align,
+    aligned,
+    check_lengths,
+    check_runs,
+    read_by,
+    scored_task,
+    verified_cuts,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,7 +63,7 @@ def stitch_grid(
     Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
     detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
     "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
-    1000, plan: Literal[False] = False,
+    1000, align: Align = "tokens", own: bool = False, plan: Literal[False] = False,
     checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> StitchGrid: ...  # fmt: skip
 
@@ -66,7 +74,7 @@ def stitch_grid(
     Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
     detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
     "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
-    1000, plan: Literal[True],
+    1000, align: Align = "tokens", own: bool = False, plan: Literal[True],
     checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
 ) -> Plan: ...  # fmt: skip
 
@@ -89,6 +97,8 @@ def stitch_grid(
     batch_size: int = 64,
     seed: int = 0,
     resamples: int = 1000,
+    align: Align = "tokens",
+    own: bool = False,
     plan: bool = False,
     checkpoint_dir: str | Path | None = None,
     accelerator: Accelerator | None = None,
@@ -126,6 +136,9 @@ def stitch_grid(
         batch_size: Number of samples per forward pass.
         seed: Seed of the split and of the bootstrap.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
+        align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
+            different tokenizers.
+        own: With ``align="prefix"``, whether maps also take the embedding of each token in the target.
         plan: Whether to return an estimate of time and memory instead, after a few batches.
         checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
             bitwise identical results. Use one folder per grid, and as many processes as before. Default: no state is
@@ -162,6 +175,7 @@ def stitch_grid(
     with processes.together("stitch_grid"):
         check_runs(a=a, b=b)
         source, target = load_on(a, processes.device), load_on(b, processes.device)
+        source = read_by(source, target, align, own)
         chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
         if not chosen:
             raise ValueError("matchers must name at least one matcher, got none")
@@ -178,6 +192,7 @@ def stitch_grid(
                 )
             if isinstance(matcher, TrainedMatcher):
                 matcher.check(train, task)
+        check_lengths(source, train, test)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         check_needs(watching, train, outliers, far)
         check_far(far, (train, test), detectors=watching)
@@ -189,7 +204,7 @@ def stitch_grid(
                 batch_size, processes, left_out="detectors are not included" if watching else "",
             )  # fmt: skip
         others = {"auxiliary_data": outliers, "far_data": far}
-        recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed)
+        recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed) | aligned(align, own)
         if processes.count > 1:
             recipe["processes"] = processes.count
             processes.check_same(recipe)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.layers import layer_names
 from hf_stitch.artefacts.heads import class_for
+from hf_stitch.data import Samples
 
 T = TypeVar("T")
+Align = Literal["tokens", "prefix"]
+ALIGN: tuple[str, ...] = get_args(Align)
 
 
 def check_runs(**networks: Any) -> None:
@@ -31,6 +35,53 @@ def check_runs(**networks: Any) -> None:
                 "saved activations, use a matcher, for example hf_stitch.matchers.Ridge().fit(moments) with "
                 "moments = hf_stitch.Moments(dx, dy).update(x, y); hf_stitch.compare takes Activations"
             )
+
+
+def read_by(source: Adapter, target: Adapter, align: Align, own: bool) -> Adapter:
+    """Return the source, which reads the tokens of the target with ``align="prefix"``.
+
+    Args:
+        source: The source.
+        target: The target.
+        align: How positions of texts correspond.
+        own: Whether maps also take the embedding of each token in the target.
+
+    Raises:
+        ValueError: If ``align`` has another value, ``own`` is set without ``"prefix"``, or one of the networks cannot
+            be aligned so.
+    """
+    if align not in ALIGN:
+        raise ValueError(f"align must be {' or '.join(map(repr, ALIGN))}, got {align!r}")
+    if align == "prefix":
+        return PrefixAdapter(source, target, own=own)
+    if own:
+        raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
+    return source
+
+
+def aligned(align: Align, own: bool) -> dict[str, Any]:
+    """Return how texts are aligned as JSON values for a recipe; nothing with one tokenizer.
+
+    Args:
+        align: How positions of texts correspond.
+        own: Whether maps also take the embedding of each token in the target.
+    """
+    return {} if align == "tokens" else {"align": align, "own": own}
+
+
+def check_lengths(source: Adapter, *parts: Samples) -> None:
+    """Check that a source with another tokenizer takes all texts, before any work is lost.
+
+    Args:
+        source: The source.
+        *parts: Samples.
+
+    Raises:
+        ValueError: If a text is too long.
+    """
+    if isinstance(source, PrefixAdapter):
+        for samples in parts:
+            source.check_lengths(samples)
 
 
 def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -41,13 +41,10 @@ from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Align, aligned, check_lengths, check_runs, read_by
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-Align = Literal["tokens", "prefix"]
-ALIGN: tuple[str, ...] = get_args(Align)
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -167,7 +164,9 @@ def stitch(
     with processes.together("stitch"):
         check_runs(source=source, target=target)
         a, b = load_on(source, processes.device), load_on(target, processes.device)
-        a = _read_by(a, b, align, own, paired_data)
+        if align == "prefix" and paired_data is not None:
+            raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
+        a = read_by(a, b, align, own)
         fitted_by = registries.matchers.build(matcher, **options)
         first = fitted_by.fitted_first
         lonely = _without_partners(first, unpaired)
@@ -190,7 +189,7 @@ def stitch(
         (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
         recipe = {
             "matcher": fitted_by.to_dict(), "pooling": pooling,
-            **({"align": align, "own": own} if align != "tokens" else {}), "data": given.fingerprint, **recipe,
+            **aligned(align, own), "data": given.fingerprint, **recipe,
             **({"unpaired": [side.fingerprint for side in lonely]} if lonely else {}),
             "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
@@ -198,6 +197,7 @@ def stitch(
         processes.check_same({**recipe, **networks})
         if isinstance(fitted_by, TrainedMatcher):
             fitted_by.check(train, task)
+        check_lengths(a, train, test, *(lonely or ())[:1])
         chosen = [
             name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO
         ]
@@ -223,8 +223,8 @@ def stitch(
             searched = "the search for the most similar layers is not included" if chosen else ""
             sides = Sides(a, b, (source_layer,), (target_layer,), pooling, task or "")
             return planned(
-                job, sides, [fitted_by], train, test, batch_size, processes, twins=other_train, scored=PREDICTORS,
-                left_out=searched,
+                job, sides, [fitted_by], train, test, batch_size, processes, twins=other_train,
+                unpaired=lonely, scored=PREDICTORS, left_out=searched,
             )  # fmt: skip
         stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
         _name_classes(stitched, test)
@@ -236,8 +236,9 @@ def stitch(
         both: Any = {"target_samples": other_train, **reading}
         rows = None if lonely is None else collect_unpaired(a, b, pair, lonely, pooling, **reading)
         statistics: Statistics | PairedRows
-        if isinstance(first, UnpairedMatcher) and not first.least_pairs and rows is not None:
-            statistics = {}  # pairs are for the scores alone
+        by_these = (train, *(lonely or ()))
+        if isinstance(first, UnpairedMatcher) and not first.least_pairs and lonely is not None:
+            statistics, by_these = {}, lonely  # pairs are for the scores alone
         elif isinstance(first, RowsMatcher):
             statistics = collect_rows(a, b, pair, train, pooling, **both)
         else:
@@ -251,7 +252,7 @@ def stitch(
             baselines = _of_own_alone(first, statistics, stitched.stitch, a.own.embedding_dim)
         stitched.config.stitch = stitched.stitch.to_dict()
         if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
-            stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(train).to_dict()}
+            stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(*by_these).to_dict()}
         try:
             stitched.evaluation = evaluate(
                 stitched, test, target=b, paired_data=other_test, baselines=baselines, batch_size=batch_size, seed=seed,
@@ -285,19 +286,6 @@ def _without_partners(matcher: Matcher, unpaired: tuple[Any, Any] | None) -> tup
             f"unpaired must be two sets of samples (of the source, of the target), got {type(unpaired).__name__}"
         )
     return Samples.of(unpaired[0]), Samples.of(unpaired[1])
-
-
-def _read_by(a: Adapter, b: Adapter, align: Align, own: bool, paired_data: Any) -> Adapter:
-    """Return the source, which reads the tokens of the target with ``align="prefix"``."""
-    if align not in ALIGN:
-        raise ValueError(f"align must be {' or '.join(map(repr, ALIGN))}, got {align!r}")
-    if align == "tokens":
-        if own:
-            raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
-        return a
-    if paired_data is not None:
-        raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
-    return PrefixAdapter(a, b, own=own)
 
 
 def _of_own_alone(matcher: Matcher, statistics: Any, layer: StitchingLayer, width: int) -> dict[str, StitchingLayer]:

@@ -198,9 +198,11 @@ def test_other_workflows_take_the_adapter() -> None:
     train, test = texts[:120], texts[120:]
     assert hf_stitch.compare(reads, b, test, pooling="none", progress=False)["linear_cka"].shape == (3, 3)
     grid = hf_stitch.stitch_grid(
-        reads, b, train, layers_a=[LAYER["llama"]], layers_b=[LAYER["gpt2"]], matchers=["ridge"], test_data=test,
-        progress=False,
+        a, b, train, layers_a=[LAYER["llama"]], layers_b=[LAYER["gpt2"]], matchers=["ridge"], test_data=test,
+        align="prefix", own=True, progress=False,
     )  # fmt: skip
+    assert grid.recipe["align"] == "prefix" and grid.recipe["own"] is True
+    cell = grid.stitched(LAYER["llama"], LAYER["gpt2"])
     models = [
         hf_stitch.stitch(
             a, b, train, test_data=test, matcher="ridge", align="prefix", own=own, progress=False, **layers
@@ -208,6 +210,9 @@ def test_other_workflows_take_the_adapter() -> None:
         for own in (True, False)
     ]
     wanted = models[0].evaluation["perplexity"].value
+    assert torch.equal(cell.stitch.body.weight, models[0].stitch.body.weight)
+    with torch.no_grad():
+        assert torch.equal(cell(**cell.preprocess(test[:3])).logits, models[0](**cell.preprocess(test[:3])).logits)
     assert grid.values("ridge", "perplexity")[0, 0] == pytest.approx(wanted, rel=1e-4)
     trained = TaskLoss(epochs=1).fit(models, train, progress=False)  # activations of both differ in width
     assert [each.body.in_features for each in trained] == [28, 16]
@@ -329,6 +334,15 @@ def test_bad_input(models: Any) -> None:
         hf_stitch.stitch(a, b, SENTENCES, align="words", **options)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="own=True belongs to align='prefix'"):
         hf_stitch.stitch(a, b, SENTENCES, own=True, **options)
+    with pytest.raises(ValueError, match="own=True belongs to align='prefix'"):
+        hf_stitch.stitch_grid(a, b, SENTENCES, own=True, progress=False)
+    ids = [*map(str, range(len(SENTENCES))), "the long one"]
+    long = hf_stitch.Samples.of([*SENTENCES, "to the blacksmith’s " * 30], id=ids)
+    for workflow in (hf_stitch.stitch, hf_stitch.stitch_grid):
+        with pytest.raises(
+            ValueError, match=r"'the long one' has 30\d tokens in the tokenizer of the source, which takes 256"
+        ):
+            workflow(a, b, long, align="prefix", progress=False)
     with pytest.raises(ValueError, match="leave out paired_data"):
         hf_stitch.stitch(a, b, SENTENCES, paired_data=SENTENCES, align="prefix", **options)
     with pytest.raises(ValueError, match="no decoder"):

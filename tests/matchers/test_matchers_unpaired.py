@@ -271,6 +271,12 @@ def test_networks_are_stitched_and_saved_with_it(matcher: UnpairedMatcher, tmp_p
     assert (stitched(input=x).logits.argmax(1) == b.model(x).argmax(1)).double().mean() > 0.8
     assert stitched.config.recipe["matcher"]["name"] == matcher.name
     assert stitched.config.recipe["unpaired"] == [hf_stitch.Samples.of(side).fingerprint for side in unpaired]
+    sketch = stitched.config.recipe["fitted_samples"]
+    assert sketch["n"] == 800 + (50 if matcher.least_pairs else 0)
+    assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
+    plan = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=matcher, unpaired=unpaired, plan=True, **CUT)
+    assert plan.memory["rows without partners"] == 400 * 2 * 16 * 4
+    assert plan.stages["reading samples without partners"] > 0
     stitched.stitcher.save_pretrained(tmp_path)
     again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
     assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)

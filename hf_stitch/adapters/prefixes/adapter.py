@@ -16,6 +16,7 @@ from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.prefixes.front import PrefixFront, arguments, gathered, split
 from hf_stitch.adapters.prefixes.reading import PrefixReader, fast, tree
 from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -140,6 +141,28 @@ class PrefixAdapter(Adapter):
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """Return the survey of the source on its own tokens: the cuts do not depend on what is read."""
         return self.source._survey()
+
+    def check_lengths(self, samples: Samples) -> None:
+        """Check that the source takes all texts, before it reads the first.
+
+        Args:
+            samples: Raw samples.
+
+        Raises:
+            ValueError: If a text has more tokens than the source takes.
+        """
+        most = self.reader.max_tokens
+        if most is None:
+            return
+        for batch in samples.batches(256):
+            ids, mask, _, _ = split(self.inputs(self.preprocess(batch.samples)), self.interface)
+            masks = torch.ones_like(ids) if mask is None else mask
+            for id_, tokens, real in zip(batch.ids, ids, masks.bool(), strict=True):
+                if (count := self.reader.length(tokens[real].tolist())) > most:
+                    raise ValueError(
+                        f"sample {id_!r} has {count} tokens in the tokenizer of the source, which takes {most}: "
+                        "shorten it, or leave it out"
+                    )
 
     # -- what is read -------------------------------------------------------------------------------
     def spec(self, layer: str) -> RepresentationSpec:

@@ -129,6 +129,15 @@ class PrefixReader:
             )
         return found
 
+    def length(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of the source a whole text has.
+
+        Args:
+            tokens: Tokens of the text in the target, without padding.
+        """
+        text = self.target.decode(list(tokens), skip_special_tokens=True)
+        return len(self.source.encode(text).ids) - self._added
+
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, new: int | None = None, held: int | None = None
     ) -> Reading:

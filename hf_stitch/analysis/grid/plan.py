@@ -25,7 +25,8 @@ BACKWARD = 2
 @torch.no_grad()
 def planned(
     job: str, sides: Sides, matchers: Sequence[Matcher], train: Samples, test: Samples, batch_size: int,
-    processes: Processes, *, twins: Samples | None = None, scored: int = 1, left_out: str = "",
+    processes: Processes, *, twins: Samples | None = None, unpaired: tuple[Samples, Samples] | None = None,
+    scored: int = 1, left_out: str = "",
 ) -> Plan:  # fmt: skip
     """Measure one batch of each stage, and extrapolate.
 
@@ -38,6 +39,7 @@ def planned(
         batch_size: Number of samples per forward pass.
         processes: The processes that share the samples.
         twins: Training samples of the target, if it takes other ones.
+        unpaired: Samples of the source and of the target without partners.
         scored: Number of predictors per stitch that run through the target (1, or more with baselines).
         left_out: What is not included, in words.
 
@@ -84,6 +86,10 @@ def planned(
     }
     if by_rows:
         memory["rows"] = len(train) * rows // count
+    if unpaired is not None:
+        one_side = sum(map(len, unpaired)) / 2  # each sample runs through one of the networks
+        stages["reading samples without partners"] = one_side * forwards * share
+        memory["rows without partners"] = int(one_side * rows / count)
     kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if trained else 0
     disk = {"activations of the source": kept} if kept else {}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
