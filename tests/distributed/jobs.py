@@ -112,6 +112,17 @@ def of_rows(folder: Path) -> Any:
     return weights(stitched(source_layer="5", target_layer="6", matcher=rows[0])) if rows else torch.zeros(1)
 
 
+def unpaired(folder: Path) -> Any:
+    """A matcher that also reads samples without partners, from a network to itself."""
+    a, _ = networks()
+    found = hf_stitch.stitch(
+        a, a, images(), source_layer="1", target_layer="1", matcher="seeded_refinement", iterations=3,
+        unpaired=(images(43, seed=5), images(38, seed=6)), task="image-classification", batch_size=BATCH,
+        progress=False,
+    )  # fmt: skip
+    return weights(found)
+
+
 def _matcher(name: str) -> Any:
     return hf_stitch.registries.matchers.get(name)
 
@@ -207,8 +218,8 @@ def sharded(folder: Path) -> Any:
 
 
 JOBS = (
-    atlas, moments, closed_form, enlarged, of_rows, chosen, evaluation, vectors, audit, grid, relative, training,
-    sharded,
+    atlas, moments, closed_form, enlarged, of_rows, unpaired, chosen, evaluation, vectors, audit, grid, relative,
+    training, sharded,
 )  # fmt: skip
 
 
