@@ -251,6 +251,14 @@ def write_pages() -> None:
 
 
 HEADER = ("place", "claim", "paper's figure", "ours", "n", "preset", "verdict", "page")
+BEYOND = {
+    "embedding_upgrade": "a new encoder for an old index, without embedding the texts again",
+    "two_tokenizers": "decoders with different tokenizers",
+    "few_pairs": "maps from few pairs, or none",
+    "beyond_affine": "stitches that are not affine, and final features first",
+    "transfer": "probes, directions and an autoencoder, carried through a stitch",
+}
+"""Studies of what no paper has: page -> what it is about."""
 INDEX = """# All experiments
 
 Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
@@ -262,7 +270,12 @@ there: {hours:.1f} hours.{pending}
 
 {tables}
 
-The pages and this table are written from the records by `make results`, which runs what is not done.
+## Beyond the papers
+
+{beyond}
+
+The pages and this table are written from the records by `make results`, which runs what is not done; the scripts of the
+studies beyond the papers say how to run them.
 
 ```{{toctree}}
 :hidden:
@@ -291,6 +304,9 @@ def index() -> str:
         hours=sum(each["processor_seconds"] for each in times.values()) / 3600,
         counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
         tables="\n\n".join(tables),
+        beyond="\n".join(
+            f"- [{about}]({page}.md)" for page, about in BEYOND.items() if (PAGES / f"{page}.md").is_file()
+        ),
         pages="\n".join(sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index")),
     )
 

@@ -74,6 +74,7 @@ LI_2015 = arxiv(
 )
 LIU_2020 = arxiv("Liu et al.: Energy-based Out-of-distribution Detection", "2010.03759")
 LOPEZ_PAZ_2017 = arxiv("Lopez-Paz & Oquab: Revisiting Classifier Two-Sample Tests", "1610.06545")
+MAI_2026 = arxiv("Mai et al.: Revisiting Model Stitching In the Foundation Model Era", "2603.12433")
 MAIORCA_2024 = arxiv("Maiorca et al.: Latent space translation via inverse relative projection", "2406.15057")
 MORCOS_2018 = arxiv(
     "Morcos et al.: Insights on representational similarity in neural networks with canonical correlation", "1806.05759"

@@ -20,7 +20,7 @@ from hf_stitch.analysis.scoring import check_labels, target_changes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.matchers import ClosedFormMatcher, RowsMatcher, TrainedMatcher
-from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, Paper
+from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
@@ -82,7 +82,7 @@ class TaskLoss(TrainedMatcher):
             the last batch of an epoch.
         feature_steps: Number of initial steps that match final features: they minimise the squared distance between the
             activations at the last cut of the target, through the stitch and without it, averaged over the features and
-            positions of a sample and then over samples.
+            positions of a sample and then over samples (Mai et al. 2026).
         epochs: Number of passes over the samples.
         max_steps: Number of optimizer steps; replaces ``epochs`` if given.
         batch_size: Number of samples of a step over all processes; with gradient accumulation, of each part of a step.
@@ -116,6 +116,7 @@ class TaskLoss(TrainedMatcher):
     papers: ClassVar[tuple[Paper, ...]] = (
         CSISZARIK_2021,
         BALOGH_2025,
+        MAI_2026,
     )
     initial: Any = "lstsq"
     orthogonal: bool = False

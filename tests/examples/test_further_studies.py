@@ -23,7 +23,7 @@ def script(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
     return module
 
 
-@pytest.mark.parametrize("name", ["two_tokenizers", "transfer"])
+@pytest.mark.parametrize("name", ["two_tokenizers", "transfer", "few_pairs", "beyond_affine"])
 def test_the_page_follows_from_the_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(sys.modules)
     try:
@@ -31,8 +31,8 @@ def test_the_page_follows_from_the_record(name: str, monkeypatch: pytest.MonkeyP
         record = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
         assert study.page(record) == (ROOT / "docs" / "results" / f"{name}.md").read_text()
     finally:
-        for added in set(sys.modules) - before:
-            if added == "decoders":
+        for added in set(sys.modules) - before:  # modules of scripts, of which others have the same names
+            if (file := getattr(sys.modules[added], "__file__", None)) and ROOT / "examples" in Path(file).parents:
                 del sys.modules[added]
 
 
