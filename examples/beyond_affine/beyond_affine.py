@@ -64,7 +64,8 @@ Do maps that are not affine pay? Each is fitted as ridge regression first (gener
 with the soft labels of the target, all with equal steps on equal data: {settings}. Beside each stands *the same stitch
 on an untrained front*: a source with random weights, its own ridge regression and the same training. A large stitch can
 learn the work of the front half; what the front contributes is the difference (*selectivity*). Audits: whether the
-target gets activations like its own (Mahalanobis distance and nearest neighbours, controls by noise).
+target gets activations like its own (Mahalanobis distance and nearest neighbours; in brackets the noise that is as
+strange). Seconds include what other jobs on the machine took.
 
 - *affine*: the ridge regression, trained.
 - *low-rank correction*: the ridge regression stays fixed, and a correction of rank {rank} is trained.
@@ -75,7 +76,7 @@ Rule, set before the figures: a map pays at a cell if it beats the trained affin
 difference, paired by sample, is above 0), its gain exceeds that of the same map on the untrained front over the
 affine one there, and the audit does not call it out of distribution where it calls the affine map in distribution.
 
-**{pays}**
+**{pays}** {strange}
 
 {sections}
 
@@ -113,7 +114,7 @@ class Preset:
 
 
 PRESETS = {
-    "small": Preset((4000, 480), (2000, 150), (200, 60), (64, 16), (300, 200)),
+    "small": Preset((4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)),
     "test": Preset((150, 60), (60, 20), (4, 4), (16, 8), (32, 20)),
 }
 RANK, HIDDEN = 8, 128
@@ -409,9 +410,12 @@ def page(record: dict[str, Any]) -> str:
     paying = f"Maps beyond affine pay in {len(cells)} of {total} cells" + (
         f": {'; '.join(f'{row} ({title}, {cut})' for title, cut, row in cells)}." if cells else "."
     )
+    found = [each for record in pairs.values() for each in record["cuts"].values()]
+    out = {row: sum(each["audits"][row]["in_distribution"] is False for each in found) for row in (CLOSED, *KINDS)}
+    strange = f"Out of distribution, of {len(found)} cells: " + ", ".join(f"{row} {n}" for row, n in out.items()) + "."
     table, default = features(pairs)
     return PAGE.format(
-        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying,
+        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying, strange=strange,
         sections="\n\n".join(section(name, each) for name, each in pairs.items()), features=table, default=default,
         machine=next(iter(pairs.values()))["machine"], minutes=sum(each["seconds"] for each in pairs.values()) / 60,
     )  # fmt: skip
