@@ -105,8 +105,10 @@ PRESETS: dict[str, Preset] = {
     "small": {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2},
     "test": {"held": 60, "pool": 100, "unpaired": 150, "starts": 2, "alone": 200, "unsupervised": 1, "draws": 1},
 }
-THOROUGH = "ResNet-20"
-"""Beginning of the names of pairs for which the unsupervised map is drawn as often from shared rows as from others."""
+FULL = ("ResNet-20", "Tiny-10", "MiniLM")
+"""Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
+BOTH = "ResNet-20"
+"""Beginning of the names of pairs for which as many are drawn from shared rows."""
 PAIRS = (10, 30, 100, 300, 1000)
 
 
@@ -204,21 +206,31 @@ def attempt(fit: Callable[[], Any], held: tuple[Tensor, Tensor], centre: Tensor)
     return {"go": True, "top1": top1(stitch, *held, centre), "seconds": time.perf_counter() - begun, **kept}
 
 
-def run(x: Tensor, y: Tensor, preset: Preset, draws: int) -> dict[str, Any]:
+def draws_of(name: str, preset: Preset) -> dict[str, int]:
+    """Return how many unsupervised maps are fitted between two spaces, from disjoint and from shared rows."""
+    if name in UNRELATED:
+        return {"disjoint": preset["unsupervised"], "shared": 0}
+    return {
+        "disjoint": preset["unsupervised" if name.startswith(FULL) else "starts"],
+        "shared": preset["unsupervised" if name.startswith(BOTH) else "draws"],
+    }
+
+
+def run(x: Tensor, y: Tensor, preset: Preset, draws: dict[str, int]) -> dict[str, Any]:
     """Fit all maps between two spaces.
 
     Args:
         x: Vectors of the source.
         y: Vectors of the target.
         preset: Sizes.
-        draws: Number of unsupervised maps from shared rows; 0 if the spaces are unrelated, so that no map is scored.
+        draws: Number of unsupervised maps by kind of rows; none from shared rows if the spaces are unrelated.
 
     Returns:
         The record of the pair.
     """
     found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
     pairs = [count for count in PAIRS if count <= preset["pool"]]
-    for start in range(preset["starts"]) if draws else ():
+    for start in range(preset["starts"]) if draws["shared"] else ():
         parts = drawn(x, y, preset, preset["unpaired"], start)
         centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
         if x.shape[1] == y.shape[1]:
@@ -235,7 +247,7 @@ def run(x: Tensor, y: Tensor, preset: Preset, draws: int) -> dict[str, Any]:
             for share in SHARES if count < 1000 else ():
                 fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts[share])
                 row[share].append(attempt(fit, parts["held"], centre))
-    for share, starts in (("disjoint", preset["unsupervised"]), ("shared", draws)):
+    for share, starts in draws.items():
         for start in range(starts):
             parts = drawn(x, y, preset, preset["alone"], start)
             one = Unsupervised(seed=100 * start)
@@ -369,8 +381,7 @@ def main() -> None:
         try:
             with FileLock(place.with_suffix(".lock"), timeout=0):
                 begun = time.perf_counter()
-                draws = preset["unsupervised" if name.startswith(THOROUGH) else "draws"] if name in RELATED else 0
-                found = run(vectors(first), vectors(second), preset, draws)
+                found = run(vectors(first), vectors(second), preset, draws_of(name, preset))
                 found["seconds"] = time.perf_counter() - begun
                 write_whole(place, partial(Path.write_text, data=json.dumps(found) + "\n"))
                 print(f"{name}: {found['seconds']:.0f} s", flush=True)
