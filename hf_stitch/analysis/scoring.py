@@ -121,6 +121,8 @@ def answers(
     twins = samples if other is None else other
     check_same_order(samples, twins)
     language = stitched.task == "text-generation"
+    for layer in layers.values() if language else ():
+        layer.check_causal()
     parts: dict[str, list[Answers]] = {}
     for batch, twin in paired_batches(samples, twins, batch_size, "scoring" if progress else None, processes):
         inputs = stitched.preprocess(batch.samples)

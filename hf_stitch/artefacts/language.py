@@ -61,6 +61,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
         """Build the model as the base class does, and take the settings for generation from both networks."""
         super().__init__(config, *parts, **named)
+        self.stitch.check_causal()
         target: Any = self.target.model
         if hasattr(target, "config"):  # that of the outputs, which generation reads
             config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
@@ -134,11 +135,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             ValueError: If a cache is requested and one of the networks is not a decoder, or what a source with another
                 tokenizer reads is missing.
         """
-        if self._looks_around and not self.stitch.body.causal:
-            raise ValueError(
-                f"the stitch, {self.stitch.body.title}, reads later tokens, which a language model predicts: fit one "
-                "with causal=True"
-            )
+        self.stitch.check_causal()
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
             if past_key_values is not None and past_key_values.get_seq_length():
                 raise ValueError(

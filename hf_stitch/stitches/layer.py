@@ -179,6 +179,18 @@ class StitchingLayer(nn.Module):
             IdentityStitch(*self.widths), IdentityStitch(*self.prefix_widths) if self.prefix_widths else None
         )
 
+    def check_causal(self) -> None:
+        """Check that no position depends on a later one, for networks that predict the next token.
+
+        Raises:
+            ValueError: If the map reads later positions.
+        """
+        if isinstance(self.body, SequenceStitch) and not self.body.causal:
+            raise ValueError(
+                f"the stitch, {self.body.title}, reads later tokens, which a language model predicts: fit one with "
+                "causal=True"
+            )
+
     def mean_only(self) -> StitchingLayer:
         """Return the mean baseline, which ignores the source and always outputs the mean of the target's rows."""
         return self.with_maps(self._constant("body"), None if self.prefix is None else self._constant("prefix"))

@@ -42,7 +42,7 @@ from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._held_out import check_far, check_held_out
-from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._methods import check_causal, labelled
 from hf_stitch.workflows._networks import (
     Align,
     aligned,
@@ -185,6 +185,7 @@ def stitch_grid(
         layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
         train, test = _apart(target, data, test_data, test_size, seed)
         for label, matcher in chosen.items():
+            check_causal(matcher, task)
             if isinstance(matcher.fitted_first, RowsMatcher):
                 raise ValueError(
                     f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "

@@ -41,6 +41,7 @@ from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
+from hf_stitch.workflows._methods import check_causal
 from hf_stitch.workflows._networks import Align, aligned, check_lengths, check_runs, read_by
 
 if TYPE_CHECKING:
@@ -178,10 +179,7 @@ def stitch(
                 f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
                 "pooling='none'"
             )
-        if task == "text-generation" and getattr(first, "causal", None) is False:
-            raise ValueError(
-                f"matcher {first.name!r} reads later tokens, which a language model predicts: pass causal=True"
-            )
+        check_causal(fitted_by, task)
         if paired_data is not None and test_data is not None:
             raise ValueError("paired_data is split together with data: leave out test_data")
         given, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)

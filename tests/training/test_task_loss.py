@@ -1001,6 +1001,12 @@ def test_a_stitch_that_looks_at_several_positions(pair: tuple[str, str], texts: 
         assert made.shape == (1, 6)
         with pytest.raises(ValueError, match="'attention' reads later tokens"):
             hf_stitch.stitch(a, b, data, matcher="attention", **place)
+        with pytest.raises(ValueError, match="'attention' reads later tokens"):
+            hf_stitch.stitch_grid(a, b, data, matchers=["attention"], progress=False)
         model.stitch.body.causal = False
         with pytest.raises(ValueError, match="reads later tokens"):
             model(**batch)
+        with pytest.raises(ValueError, match="reads later tokens"):
+            hf_stitch.evaluate(model, data, target=b, progress=False)
+        with pytest.raises(ValueError, match="reads later tokens"):
+            hf_stitch.artefacts.joining.join(a, LAYERS[pair[0]], model.stitch, b, LAYERS[pair[1]], task=b.task)
