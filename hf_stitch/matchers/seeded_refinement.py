@@ -30,8 +30,8 @@ class SeededRefinement(UnpairedMatcher):
     map of all pairs (:class:`Procrustes`), with the means of all rows, scaled so that mapped rows vary as much as those
     of the target.
 
-    With hundreds of pairs, and rows of which none has a partner, :class:`Procrustes` on the pairs alone is better: pairs
-    that were found then add more errors than knowledge.
+    With hundreds of pairs, and rows of which none has a partner, :class:`Procrustes` on the pairs alone is better:
+    pairs that were found then add more errors than knowledge.
 
     Seeds that are left out are searched under the map of the others first. If they are not found better than by chance,
     the fit is refused, since a refinement of a random map looks as good to itself as any other.
