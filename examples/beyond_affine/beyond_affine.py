@@ -43,7 +43,7 @@ import images
 import networks
 
 NAME = "beyond_affine"
-TITLES = {"resnet20": "ResNet-20", "vit": "vision transformers", "decoders": "decoders with different tokenizers"}
+TITLES = {"resnet20": "ResNet-20", "vit": "Vision transformers", "decoders": "Decoders with different tokenizers"}
 CUTS = {
     "resnet20": ("layer1.1", "layer2.1", "layer3.0"),
     "vit": ("blocks.1", "blocks.2", "blocks.4"),
@@ -61,11 +61,13 @@ PAGE = """\
 # Stitches beyond affine maps, and final features first
 
 Do maps that are not affine pay? Each is fitted as ridge regression first (generalised cross-validation), then trained
-with the soft labels of the target, all with equal steps on equal data: {settings}. Beside each stands *the same stitch
-on an untrained front*: a source with random weights, its own ridge regression and the same training. A large stitch can
-learn the work of the front half; what the front contributes is the difference (*selectivity*). Audits: whether the
-target gets activations like its own (Mahalanobis distance and nearest neighbours; in brackets the noise that is as
-strange). Seconds include what other jobs on the machine took.
+with the soft labels of the target, all with equal steps on equal data: {settings}.
+
+Beside each stands *the same stitch on an untrained front*: a source with random weights, its own ridge regression and
+the same training. A large stitch can learn the work of the front half; what the front contributes is the difference
+(*selectivity*). Audits show whether the target gets activations like its own, by Mahalanobis distance and nearest
+neighbours; in brackets stand the detector that finds them most unlike, and the noise that is as strange. Seconds
+include what other jobs on the machine took.
 
 - *affine*: the ridge regression, trained.
 - *low-rank correction*: the ridge regression stays fixed, and a correction of rank {rank} is trained.
@@ -76,7 +78,7 @@ Rule, set before the figures: a map pays at a cell if it beats the trained affin
 difference, paired by sample, is above 0), its gain exceeds that of the same map on the untrained front over the
 affine one there, and the audit does not call it out of distribution where it calls the affine map in distribution.
 
-**{pays}** {strange}
+**{pays}** Of so many tests, {chance:.1f} would show a gain by chance. {strange}
 
 {sections}
 
@@ -363,13 +365,15 @@ def section(name: str, record: dict[str, Any]) -> str:
         for row in (CLOSED, *KINDS):
             audit = found["audits"][row]
             state = {True: "in", False: "**out**", None: "undecided"}[audit["in_distribution"]]
-            doses = ", ".join(f"{each} {dose:.2f}" for each, dose in audit["doses"].items())
+            most = max(audit["doses"].items(), key=lambda each: each[1], default=("none counts", 0.0))
+            if most[1] > 0:
+                state += f" ({most[0]} {most[1]:.2f})"
             gain = shown(found["gains"][row]) if row in found["gains"] else "–"
             trained = f"{found['parameters'][row]:,}" if row in found["parameters"] else "–"
             seconds = f"{found['seconds'][row]:.0f}" if row in found["seconds"] else "–"
             lines.append(
                 f"| {row} | {shown(found['scores'][row])} | {gain} | {found['untrained'][row][0]:.3f} "
-                f"| {shown(found['selectivity'][row])} | {trained} | {seconds} | {state} ({doses or 'none counts'}) |"
+                f"| {shown(found['selectivity'][row])} | {trained} | {seconds} | {state} |"
             )
         lines.append("")
     return "\n".join(lines).rstrip()
@@ -392,7 +396,10 @@ def features(records: dict[str, dict[str, Any]]) -> tuple[str, str]:
     ]  # fmt: skip
     verdict = {
         (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
-        ("random",): "It helps a random start on all pairs, and an affine start not on all: the default stays without.",
+        (
+            "random",
+        ): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
+        "map by default, so that the default stays without.",
         ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
         ("affine", "random"): "It helps both starts on all pairs.",
     }[tuple(default)]
@@ -407,7 +414,7 @@ def page(record: dict[str, Any]) -> str:
         for name, each in pairs.items() for cut, found in each["cuts"].items() for row in KINDS[1:] if pays(found, row)
     ]  # fmt: skip
     total = sum(len(each["cuts"]) for each in pairs.values()) * len(KINDS[1:])
-    paying = f"Maps beyond affine pay in {len(cells)} of {total} cells" + (
+    paying = f"Maps beyond affine pay in {len(cells)} of {total} cases" + (
         f": {'; '.join(f'{row} ({title}, {cut})' for title, cut, row in cells)}." if cells else "."
     )
     found = [each for record in pairs.values() for each in record["cuts"].values()]
@@ -415,7 +422,7 @@ def page(record: dict[str, Any]) -> str:
     strange = f"Out of distribution, of {len(found)} cells: " + ", ".join(f"{row} {n}" for row, n in out.items()) + "."
     table, default = features(pairs)
     return PAGE.format(
-        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying, strange=strange,
+        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying, strange=strange, chance=0.025 * total,
         sections="\n\n".join(section(name, each) for name, each in pairs.items()), features=table, default=default,
         machine=next(iter(pairs.values()))["machine"], minutes=sum(each["seconds"] for each in pairs.values()) / 60,
     )  # fmt: skip

@@ -50,8 +50,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 1e-5,
         "schedule": "constant",
     },
+    "final_features": {
+        "initial": "random",
+        "feature_steps": 100,
+        "max_steps": 100,
+        "batch_size": 64,
+        "lr": 1e-2,
+        "schedule": "cosine",
+    },
 }
-"""Options of published experiments: Csiszárik et al. 2021 (section 5, appendix A.3, code), Balogh & Jelasity 2025."""
+"""Options of experiments: Csiszárik et al. 2021 (section 5, appendix A.3, code), Balogh & Jelasity 2025; and training
+from a random map that matches final features first (after Mai et al. 2026, with steps of our own)."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +176,10 @@ class TaskLoss(TrainedMatcher):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Make a matcher with the options of a published experiment.
+        """Make a matcher with the options of an experiment.
 
         Args:
-            name: Name of the preset in :data:`PRESETS`: ``csiszarik2021`` or ``balogh2025``.
+            name: Name of the preset in :data:`PRESETS`: ``csiszarik2021``, ``balogh2025`` or ``final_features``.
             **changes: Options that replace those of the preset.
 
         Returns:

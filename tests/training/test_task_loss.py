@@ -635,7 +635,9 @@ def test_texts_without_a_next_token_are_refused() -> None:
 def test_task_loss_passes_check_matcher() -> None:
     check_matcher(TaskLoss(initial={"name": "random", "rank": 3}, labels={"hard": 1.0}, penalties={"l1": 0.1}))
     assert TaskLoss.preset("csiszarik2021").batch_size == 128
-    with pytest.raises(ValueError, match=r"there is no preset 'other'\. Available: csiszarik2021, balogh2025"):
+    with pytest.raises(
+        ValueError, match=r"there is no preset 'other'\. Available: csiszarik2021, balogh2025, final_features"
+    ):
         TaskLoss.preset("other")
 
 
