@@ -105,7 +105,7 @@ PRESETS: dict[str, Preset] = {
     "small": {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2},
     "test": {"held": 60, "pool": 100, "unpaired": 150, "starts": 2, "alone": 200, "unsupervised": 1, "draws": 1},
 }
-FULL = ("ResNet-20", "Tiny-10", "MiniLM")
+FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
 """Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
 BOTH = "ResNet-20"
 """Beginning of the names of pairs for which as many are drawn from shared rows."""
