@@ -61,6 +61,7 @@ UNRELATED = {
     "features shuffled one by one, images": ("resnet20 0 layer3.2", "shuffled resnet20 1 layer3.2"),
     "features shuffled one by one, text": ("narrow", "shuffled wide"),
     "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
+    "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
 }
 PAGE = """\
 # Few pairs, or none
@@ -78,6 +79,9 @@ encoders that were trained apart, on other texts with other tokenizers and width
 n-grams, reduced to 128 directions in each language alone, on translations (Tatoeba). *Identity* is the map that
 changes nothing, where widths are equal: blocks of one network share a residual stream, so that it is no test of a map.
 
+Procrustes takes its means from the pairs and acts in all directions; refinement takes means from all rows and begins
+in the directions that the pairs span. Part of its gain at ten pairs is due to this, and not to the search.
+
 Rules, set before these figures: refinement pays at a number of pairs if it beats Procrustes on the same pairs on all
 starts. No pairs are worth k pairs on a start if the unsupervised map is accepted and finds at least as many partners as
 Procrustes with k pairs does in the mean. Thresholds of the unsupervised verdict were chosen before, on some of these
@@ -93,7 +97,8 @@ networks with other draws: the sentence encoders, the languages and the shuffled
 
 {alone}
 
-Unrelated spaces, which must be refused:
+Unrelated spaces, which must be refused: how many maps were accepted, without pairs, and refined from rows that are
+no pairs.
 
 {refused}
 
@@ -165,6 +170,11 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
             return torch.stack(
                 [column[torch.randperm(len(column), generator=generator)] for column in vectors(rest).T], 1
             )
+        if kind == "clusters":
+            generator = torch.Generator().manual_seed(int(rest))
+            places = torch.randint(10, (count,), generator=generator)
+            noise = torch.randn(count, 64, generator=generator)
+            return torch.randn(10, 64, generator=generator)[places] + 0.2 * noise
         if kind == "Gaussian":
             return torch.randn(count, 64, generator=torch.Generator().manual_seed(int(rest)))
         if kind in CUTS:
@@ -230,6 +240,13 @@ def run(x: Tensor, y: Tensor, preset: Preset, draws: dict[str, int]) -> dict[str
     """
     found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
     pairs = [count for count in PAIRS if count <= preset["pool"]]
+    for start in range(preset["starts"]) if not draws["shared"] else ():
+        parts = drawn(x, y, preset, preset["unpaired"], start)
+        for count in pairs[:3]:  # pairs that are none: rows of the same number
+            a, b = (side[:count] for side in parts["pool"])
+            fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts["disjoint"])
+            cell = attempt(fit, parts["held"], parts["pool"][1].mean(0))
+            found["pairs"].setdefault(str(count), {"disjoint": []})["disjoint"].append(cell)
     for start in range(preset["starts"]) if draws["shared"] else ():
         parts = drawn(x, y, preset, preset["unpaired"], start)
         centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
@@ -333,11 +350,14 @@ def page(record: dict[str, Any]) -> str:
                 f"| {mean([c['cycle'] for c in cells if c['go']])} | {mean([c['overlap'] for c in cells if c['go']])} "
                 f"| {', '.join(map(str, worth(row, share)))} | {least} pairs |"
             )
-    refused = ["| | accepted |", "|---|---|"]
-    refused += [
-        f"| {name} | {sum(c['go'] for c in row['alone']['disjoint'])} of {len(row['alone']['disjoint'])} |"
-        for name, row in unrelated.items()
-    ]
+    wrong_pairs = list(next(iter(unrelated.values()))["pairs"])
+    refused = [
+        f"| | unsupervised | {' | '.join(f'{c} pairs' for c in wrong_pairs)} |", "|---" * (len(wrong_pairs) + 2) + "|"
+    ]  # fmt: skip
+    for name, row in unrelated.items():
+        kinds = [row["alone"]["disjoint"], *(row["pairs"][c]["disjoint"] for c in wrong_pairs)]
+        cells = (f"{sum(cell['go'] for cell in each)} of {len(each)}" for each in kinds)
+        refused.append(f"| {name} | {' | '.join(cells)} |")
     wrong = sum(cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"])
     tried = sum(len(row["alone"]["disjoint"]) for row in unrelated.values())
     hundred = [

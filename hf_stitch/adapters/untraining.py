@@ -39,7 +39,7 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
         (True, False)
     """
     device, dtype = place_of(adapter.model)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         # A network that was built after torch.manual_seed(0) began with the weights that this seed gives.
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:4]))
         try:

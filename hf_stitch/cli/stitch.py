@@ -69,8 +69,8 @@ def stitch(
     unpaired: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            help="Data of the source and of the target without partners, each as NAME or NAME:SPLIT, for the matchers "
-            "seeded_refinement and unsupervised.",
+            help="Data of the source and of the target without partners, each as NAME or NAME:SPLIT and read "
+            "whole, for the matchers seeded_refinement and unsupervised.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -104,7 +104,7 @@ def stitch(
             "test_size": held_out, "batch_size": inputs.batch_size, "seed": seed, **reading,
         }  # fmt: skip
         if unpaired is not None:
-            options["unpaired"] = tuple(inputs.read_other(each, data_dir, samples, seed) for each in unpaired)
+            options["unpaired"] = tuple(inputs.read_other(each, data_dir, None, seed) for each in unpaired)
         if plan:
             planned = hf_stitch.stitch(networks[0], networks[1], read, plan=True, **options)
             output.show(planned)

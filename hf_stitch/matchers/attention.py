@@ -71,10 +71,10 @@ class Attention(ClosedFormMatcher):
         """
         require(moments, 2)
         common = Ridge(self.ridge).fit(moments, dtype)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             stitch = AttentionStitch(moments.dx, moments.dy, self.heads, self.width, self.causal, dtype)
-        # Queries and keys see inputs of unit scale, however long the vectors are.
+        # Features vary by about one in what queries and keys see, however long the vectors are; means stay in it.
         stitch.read.div_((moments.sxx.trace() / (moments.n * moments.dx)).sqrt().to(dtype).cpu())
         stitch.to(moments.device)
         stitch.weight.copy_(common.weight)

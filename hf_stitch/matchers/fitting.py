@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples, paired_batches
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, UnpairedMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, NoAlignmentError, RowsMatcher, UnpairedMatcher
 from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.resources import check_fits
@@ -555,6 +555,7 @@ def fit_layer(
         The stitching layer, in eval mode.
 
     Raises:
+        NoAlignmentError: An unpaired matcher found no evidence that the spaces correspond.
         ValueError: The matcher could not fit a part (the message names the part), or needs other statistics.
     """
     maps: dict[str, Stitch] = {}
@@ -576,7 +577,8 @@ def fit_layer(
         except ValueError as error:
             vectors = "positions" if pooling == "none" else f"vectors (pooling {pooling!r})"
             what = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
-            raise ValueError(f"{what} from {source} to {target}: {error}") from error
+            kind = NoAlignmentError if isinstance(error, NoAlignmentError) else ValueError
+            raise kind(f"{what} from {source} to {target}: {error}") from error
     return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()
 
 

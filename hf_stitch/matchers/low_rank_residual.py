@@ -19,7 +19,8 @@ class LowRankResidual(ClosedFormMatcher):
     """Ridge regression, whose weights stay fixed, with a correction of low rank that is 0 at first.
 
     It is a start for :class:`hf_stitch.training.TaskLoss`, which then trains ``rank × (dx + dy)`` numbers instead of
-    ``dx × dy``. The correction reads the leading principal components of x, scaled to unit variance.
+    ``dx × dy``. The correction reads the leading principal directions of x, scaled to unit variance;
+    the mean of x stays in it.
 
     ``fitted`` contains the results of :class:`Ridge`.
 
@@ -64,7 +65,9 @@ class LowRankResidual(ClosedFormMatcher):
         """
         require(moments, 2)
         common = Ridge(self.ridge).fit(moments, dtype)
-        stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype).to(moments.device)
+        with torch.random.fork_rng():  # its random weights are replaced
+            stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype)
+        stitch.to(moments.device)
         values, vectors = torch.linalg.eigh(moments.sxx / moments.n)
         leading, least = slice(-self.rank, None), values[-1] * torch.finfo(torch.float32).eps
         stitch.down.copy_((vectors[:, leading] / values[leading].clamp_min(least).sqrt()).T)

@@ -74,7 +74,7 @@ class ResidualMLP(RowsMatcher):
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()
         common = affine_part(moments)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(self.seed)
             stitch = ResidualMLPStitch(x.shape[1], y.shape[1], hidden=self.width)
             stitch.weight.copy_(common.weight)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hf_stitch.matchers._mutual import refined, unit
-from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
+from hf_stitch.matchers._rows import check_counts, check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
 from hf_stitch.papers import DAR_2025, LAMPLE_2018, Paper
 from hf_stitch.stitches import LinearStitch
@@ -39,14 +39,15 @@ class Unsupervised(UnpairedMatcher):
     The same is done backwards, from the second halves. A map is only returned if both maps together lead rows back to
     where they were (*cycle*), and if mapped rows lie where rows of the other side lie (*overlap*, of both maps).
     Otherwise the spaces are unrelated, or have too few rows or clusters, and :class:`NoAlignmentError` is raised.
-    Symmetries of the data can deceive both: check the map with a few pairs if you can get them.
+    Symmetries of the data can deceive both: parts of a map may be exchanged, and unrelated spaces with equally many
+    tight clusters (two classifiers of ten different classes) are often accepted. Check the map with a few pairs.
 
     ``fitted`` contains ``n`` (pairs of mutual neighbours of the last fit), ``r2`` on these, which says little because
     they were chosen to be near, ``cycle``, ``overlap``, the ``clusters`` and the ``stability`` (mean cosine of the maps
     that agree) of the forward map, the ``rounds`` with all rows, and whether the pairs were ``stable`` at the end.
 
     Attributes:
-        clusters: Numbers of clusters.
+        clusters: Numbers of clusters, or one.
         starts: Starts of k-means for each number of clusters, at least 2.
         restarts: Random starts of an assignment.
         neighbours: Number of neighbours of CSLS.
@@ -80,12 +81,13 @@ class Unsupervised(UnpairedMatcher):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clusters", tuple(self.clusters))
-        if not self.clusters or min(self.clusters) < 3:
-            raise ValueError(f"clusters must be numbers of at least 3, got {self.clusters}")
-        for option, least in (("starts", 2), ("restarts", 1), ("neighbours", 1), ("iterations", 1), ("rows", 1)):
-            if not getattr(self, option) >= least:
-                raise ValueError(f"{option} must be at least {least}, got {getattr(self, option)}")
+        clusters: Any = self.clusters
+        clusters = (clusters,) if isinstance(clusters, int) else tuple(clusters)
+        object.__setattr__(self, "clusters", clusters)
+        if not clusters or not all(type(count) is int and count >= 3 for count in clusters):
+            raise ValueError(f"clusters must be whole numbers of at least 3, got {clusters}")
+        least = 4 * max(clusters)
+        check_counts(self, starts=2, restarts=1, neighbours=1, iterations=1, rows=least, seed=0)
 
     @torch.no_grad()
     def fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from hf_stitch.transfer.maps import Route, Side, Stitching, route
 from hf_stitch.transfer.sparse_autoencoder import SparseAutoencoder
 
+LINEAR = {"LinearModel", "LinearClassifierMixin"}
+"""Names of the bases of scikit-learn's models that predict by a linear form."""
 Probe = TypeVar("Probe")
 Direction = TypeVar("Direction", Tensor, "np.ndarray[Any, Any]")
 
@@ -57,6 +60,9 @@ def transfer_probe(
     """
     maps = route(stitch, to, reverse, rcond, inverts=to == "target")
     if isinstance(probe, tuple):
+        if len(probe) != 2 or not isinstance(probe[0], Tensor) or not isinstance(probe[1], Tensor | None):
+            kinds = ", ".join(type(part).__name__ for part in probe)
+            raise TypeError(f"a probe as a tuple must be two tensors (weight, bias), got ({kinds})")
         weight, bias = probe
         return _composed(weight, bias, maps)  # type: ignore[return-value]
     if isinstance(probe, nn.Linear):
@@ -166,6 +172,11 @@ def _composed(weight: Tensor, bias: Tensor | None, maps: Route) -> tuple[Tensor,
     """Return weight and bias of a probe after the map to its own network."""
     back = maps.back()
     _check("the probe", weight, back.weight.shape[0], maps.to)
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise ValueError(
+            f"the bias of the probe must have the shape {tuple(weight.shape[:-1])}, one for each row of its weight, "
+            f"got {tuple(bias.shape)}"
+        )
     own = weight.double().cpu()
     added = own @ back.bias
     return (own @ back.weight).to(weight), (added if bias is None else added + bias.double().cpu()).to(weight)
@@ -179,12 +190,18 @@ def _estimator(probe: Any, maps: Route) -> Any:
             f"the probe must be (weight, bias), a torch.nn.Linear or a fitted linear model of scikit-learn, got "
             f"{type(probe).__name__}: of a pipeline, fold the scaling into the weights first"
         )
-    weight = torch.as_tensor(np.asarray(coefficients))
-    bias = torch.as_tensor(np.broadcast_to(np.asarray(intercept), weight.shape[:-1]).copy())
-    found, added = _composed(weight, bias, maps)
+    if not LINEAR & {base.__name__ for base in type(probe).__mro__}:
+        raise TypeError(
+            f"{type(probe).__name__} may not predict by activations · coef_ + intercept_: use a linear model, "
+            "LinearSVC or linear discriminant analysis of scikit-learn"
+        )
+    weight, given = torch.as_tensor(np.asarray(coefficients)), np.asarray(intercept)
+    rows = weight.shape[:-1]
+    bias = np.broadcast_to(given.reshape(rows) if given.size == math.prod(rows) else given, rows)
+    found, added = _composed(weight, torch.as_tensor(bias.copy()), maps)
     carried = copy.deepcopy(probe)
     carried.coef_ = found.numpy()
-    carried.intercept_ = added.numpy() if added.ndim else float(added)
+    carried.intercept_ = added.numpy() if added.ndim else added.numpy().reshape(given.shape)[()]
     carried.n_features_in_ = found.shape[-1]
     if hasattr(carried, "feature_names_in_"):
         del carried.feature_names_in_  # those of the other network
@@ -199,5 +216,7 @@ def _check(what: str, given: Tensor, width: int, to: Side) -> None:
             f"{what} belongs to the {own}, whose activations have width {width} in this stitch, but it has the shape "
             f"{tuple(given.shape)}; to= names the network that it is carried to"
         )
+    if not given.is_floating_point():
+        raise TypeError(f"{what} must be floating point, got {given.dtype}")
     if not bool(given.isfinite().all()):
         raise ValueError(f"{what} has values that are NaN or infinite")

@@ -133,7 +133,8 @@ def stitch(
         unpaired: Samples for the source and other samples for the target, of which nobody knows which belong together,
             for matchers that learn from such samples (:class:`hf_stitch.matchers.UnpairedMatcher`).
             ``"seeded_refinement"`` takes the training samples of ``data`` as pairs; ``"unsupervised"`` then reads only
-            these samples, and ``data`` only scores the model.
+            these samples, and ``data`` only scores the model, its training part left out; but ``"auto"`` layers are
+            chosen by the pairs.
         plan: Whether to return an estimate of time, memory and files instead, after a few batches. ``"auto"`` layers
             are then the last cut of the source and the first of the target, which take most time.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
@@ -218,7 +219,10 @@ def stitch(
         )
         if plan:
             job = f"stitch, {source_layer} → {target_layer}, {len(train)} + {len(test)} samples"
-            searched = "the search for the most similar layers is not included" if chosen else ""
+            searching = (["the search for the most similar layers"] if chosen else []) + (
+                ["the search for pairs"] if isinstance(first, UnpairedMatcher) else []
+            )
+            searched = f"{' and '.join(searching)} is not included" if searching else ""
             sides = Sides(a, b, (source_layer,), (target_layer,), pooling, task or "")
             return planned(
                 job, sides, [fitted_by], train, test, batch_size, processes, twins=other_train,
@@ -234,10 +238,12 @@ def stitch(
         both: Any = {"target_samples": other_train, **reading}
         rows = None if lonely is None else collect_unpaired(a, b, pair, lonely, pooling, **reading)
         statistics: Statistics | PairedRows
-        by_these = (train, *(lonely or ()))
+        by_these: tuple[Samples, ...] = (train,)
         if isinstance(first, UnpairedMatcher) and not first.least_pairs and lonely is not None:
-            statistics, by_these = {}, lonely  # pairs are for the scores alone
+            statistics = {}  # pairs are for the scores alone
+            by_these = (*by_these, *lonely) if isinstance(fitted_by, TrainedMatcher) else lonely
         elif isinstance(first, RowsMatcher):
+            by_these = (*by_these, *(lonely or ()))
             statistics = collect_rows(a, b, pair, train, pooling, **both)
         else:
             statistics = collect(a, b, [pair], train, pooling, **both)[pair]

@@ -282,6 +282,20 @@ def test_networks_are_stitched_and_saved_with_it(matcher: UnpairedMatcher, tmp_p
     assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)
 
 
+def test_a_refusal_and_what_is_trained_further_reach_the_user() -> None:
+    from hf_stitch.training import TaskLoss
+
+    a, b, x = networks()
+    noise = torch.randn(400, 6), torch.randn(400, 6)
+    matcher = Unsupervised(clusters=(8,), starts=2, iterations=3)
+    with pytest.raises(NoAlignmentError, match=r"the map of positions .* not aligned"):
+        hf_stitch.stitch(a, b, x[800:], matcher=matcher, unpaired=noise, **CUT)
+    trained = TaskLoss(initial=SEEDED, max_steps=2)
+    stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=trained, unpaired=(x[:400], x[400:800]), **CUT)
+    assert stitched.config.recipe["fitted_samples"]["n"] == 850
+    assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
+
+
 def test_without_unpaired_samples_the_pairs_of_the_data_are_forgotten() -> None:
     a, b, x = networks()
     stitched = hf_stitch.stitch(a, b, x, matcher=ALONE, **CUT)

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from torch import Tensor
 
 import hf_stitch
@@ -84,7 +85,16 @@ def test_rcond_drops_directions_that_the_stitch_hardly_keeps() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [LogisticRegression(), LogisticRegression(fit_intercept=False), LinearSVC(), Ridge(), LinearRegression()],
+    [
+        LogisticRegression(),
+        LogisticRegression(fit_intercept=False),
+        LinearSVC(),
+        Ridge(),
+        Ridge(fit_intercept=False),
+        LinearRegression(),
+        RidgeClassifier(),
+        LinearDiscriminantAnalysis(),
+    ],
     ids=lambda made: type(made).__name__,
 )
 @pytest.mark.parametrize("classes", [2, 3])
@@ -101,6 +111,18 @@ def test_linear_models_of_scikit_learn(made: Any, classes: int) -> None:
         np.testing.assert_allclose(carried.decision_function(x.numpy()), probe.decision_function(y), atol=1e-9)
     assert carried.n_features_in_ == 5
     np.testing.assert_array_equal(probe.coef_, before)
+
+
+def test_what_is_no_linear_probe_is_refused() -> None:
+    stitch, x = affine(5, 4), rows(30, 4).numpy()
+    with pytest.raises(TypeError, match="SVC may not predict by activations"):
+        transfer_probe(SVC(kernel="linear").fit(x, x[:, 0] > 0), stitch, to="source")
+    with pytest.raises(TypeError, match=r"two tensors \(weight, bias\), got \(ndarray, ndarray\)"):
+        transfer_probe((np.eye(4), np.zeros(4)), stitch, to="source")
+    with pytest.raises(ValueError, match=r"the bias of the probe must have the shape \(4,\), .* got \(5, 1\)"):
+        transfer_probe((torch.eye(4), torch.zeros(5, 1)), stitch, to="source")
+    with pytest.raises(TypeError, match="the direction must be floating point"):
+        transfer_direction(torch.tensor([1, 0, 0, 1, 0]), stitch)
 
 
 def test_a_layer_of_torch() -> None:
