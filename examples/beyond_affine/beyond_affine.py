@@ -71,13 +71,14 @@ include what other jobs on the machine took.
 
 - *affine*: the ridge regression, trained.
 - *low-rank correction*: the ridge regression stays fixed, and a correction of rank {rank} is trained.
-- *MLP beside affine*: a hidden layer of {hidden} units beside an affine map (`residual_mlp`). Its start is fitted to the
-  rows of fewer samples, 300 images or 200 texts, and takes three epochs on the squared error besides.
+- *MLP beside affine*: a hidden layer of {hidden} units beside an affine map (`residual_mlp`). Its start is fitted to
+  the rows of fewer samples, 300 images or 200 texts, and takes three epochs on the squared error besides.
 - *attention beside affine*: one block of attention with 4 heads beside an affine map.
 
 Rule, set before the figures: a map pays at a cell if it beats the trained affine map (the 95% interval of the
 difference, paired by sample, is above 0), its gain exceeds that of the same map on the untrained front over the
-affine one there (by their values, without an interval), and the audit does not call it out of distribution where it calls the affine map in distribution.
+affine one there (by their values, without an interval), and the audit does not call it out of distribution where it
+calls the affine map in distribution.
 
 **{pays}** Of so many tests, {chance:.1f} would show a gain by chance. {strange}
 
@@ -86,8 +87,8 @@ affine one there (by their values, without an interval), and the audit does not 
 ## Final features first
 
 Half of the steps match the final features of the target, the other half the soft labels; in total as many steps as
-without. Random starts train with a learning rate of 0.01, with and without. Rule: the option becomes the default of a start only if the interval of the difference is above 0 for all
-three pairs (mean over depths).
+without. Random starts train with a learning rate of 0.01, with and without. Rule: the option becomes the default of a
+start only if the interval of the difference is above 0 for all three pairs (mean over depths).
 
 {features}
 
