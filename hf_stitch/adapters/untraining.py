@@ -13,6 +13,9 @@ from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.rewriting import blueprint_of, network_of
 from hf_stitch.reference import ModelReference
 
+RESETS = ("reset_parameters", "_reset_parameters")
+"""Methods with which modules of torch and timm initialise their own weights; the second is that of attention."""
+
 
 def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
     """Return a network of the same architecture with random weights, as its library initialises them.
@@ -20,15 +23,16 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
     What a stitch, a probe or a similarity finds in it owes nothing to training: the gain of the trained network is the
     difference. A large stitch, for example, may learn the work of the front half itself.
 
+    Networks of transformers and timm are made anew from their records. In user code and stitched models, each module
+    that can initialise its weights does so. The entries of all other weights (position embeddings, class tokens) are
+    permuted, which keeps their scale and loses what they have learned.
+
     Args:
         adapter: A network.
         seed: Seed of the weights. The global random state stays as it is.
 
     Returns:
         The twin, on the same device and in the same dtype, with the same processor. It has no name.
-
-    Raises:
-        ValueError: If the network is user code, and one of its modules has weights but no ``reset_parameters``.
 
     Example:
         >>> import hf_stitch
@@ -42,32 +46,32 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
     with torch.random.fork_rng():
         # A network that was built after torch.manual_seed(0) began with the weights that this seed gives.
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:4]))
-        try:
-            blueprint = blueprint_of(adapter)
-        except ValueError:  # user code
-            model = _reset(adapter.model)
-        else:
-            model = network_of(blueprint)
-    interface = adapter.interface
-    return type(adapter).of(
-        model.to(device, dtype).eval(),
-        ModelReference(None, adapter.library),
-        example_inputs=adapter.example,
-        processor=adapter.processor,
-        content=interface.content[0],
+        model = _anew(adapter)
+    reference = ModelReference(None, adapter.library)
+    return type(adapter)(
+        model.to(device, dtype).eval(), adapter.interface, adapter.example, reference, adapter.processor
     )
 
 
-def _reset(model: nn.Module) -> nn.Module:
-    """Return a copy of a network of user code, each module of which is initialised again."""
-    copied = copy.deepcopy(model)
-    for name, module in copied.named_modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-        elif own:
-            raise ValueError(
-                f"module {name or '(the network itself)'} of {type(model).__name__} has weights or buffers, but no "
-                "method reset_parameters: build an untrained network, and pass it to hf_stitch.load"
-            )
+def _anew(adapter: Adapter) -> nn.Module:
+    """Build the network again, or initialise the weights of a copy where no record can build it."""
+    if adapter.library != "hf_stitch":  # the halves of a stitched model are parts of networks
+        try:
+            return network_of(blueprint_of(adapter))
+        except ValueError:  # user code
+            pass
+    copied = copy.deepcopy(adapter.model)
+    with torch.no_grad():
+        for module in reversed(list(copied.modules())):  # a module may initialise its children in another way
+            _initialise(module)
     return copied
+
+
+def _initialise(module: nn.Module) -> None:
+    """Initialise the weights of a module itself, without those of its children."""
+    reset = next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)
+    if reset is not None:
+        reset()
+        return
+    for weight in module.parameters(recurse=False):
+        weight.copy_(weight.flatten()[torch.randperm(weight.numel(), device="cpu").to(weight.device)].view_as(weight))

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, Back, load_on
+from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.scoring import check_labels
@@ -26,7 +26,6 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
-from hf_stitch.training.untrained import untrained_copy
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ class StitchabilityCallback(ProbingCallback):
             )
         self._constant = {}
         if self._untrained:
-            self._constant = self._measured(untrained_copy(adapter, self._seed), processes, "untrained")
+            self._constant = self._measured(untrained(adapter, self._seed), processes, "untrained")
 
     def _paired(self, adapter: Adapter, reference: Adapter) -> list[Pair]:
         if self._layers is not None:

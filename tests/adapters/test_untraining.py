@@ -47,5 +47,8 @@ def test_user_code() -> None:
     twin = untrained(hf_stitch.load(net, example_inputs=torch.randn(2, 4).double()))
     assert twin.model[1].running_mean.abs().max() == 0 and twin.model[0].weight.dtype == torch.float64
     assert net[1].running_mean.min() == 3
-    with pytest.raises(ValueError, match=r"\(the network itself\) of Scaled has weights"):
-        untrained(hf_stitch.load(Scaled(), example_inputs=torch.randn(2, 4)))
+    scaled = Scaled()
+    scaled.scale.data = torch.arange(3.0)
+    twin = untrained(hf_stitch.load(scaled, example_inputs=torch.randn(2, 4)))
+    assert not torch.equal(twin.model.body.weight, scaled.body.weight)
+    assert sorted(twin.model.scale.tolist()) == [0, 1, 2] and scaled.scale.tolist() == [0, 1, 2]

@@ -17,9 +17,9 @@ from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 from watched_networks import Net, Other, adapter, balanced, images, net, trainer
 
 import hf_stitch
+from hf_stitch.adapters import untrained
 from hf_stitch.analysis import extract_activations
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
-from hf_stitch.training.untrained import untrained_copy
 
 PROBE = images(40, seed=5)
 BLOCK = "similarity_to_start/linear_cka/blocks.1"
@@ -199,7 +199,7 @@ def test_baselines_of_stitchability_agree_with_evaluate(reference: hf_stitch.Ada
     found = {name.split("/")[1]: value for name, value in callback.measure(own, step=0).items()}
     train, test = data.split(0.5, 5)
     expected = {}
-    for kind, network in (("trained", own), ("untrained", untrained_copy(own, 5))):
+    for kind, network in (("trained", own), ("untrained", untrained(own, 5))):
         stitched = hf_stitch.stitch(
             network, reference, train, source_layer="blocks.0", target_layer="blocks.0", matcher="ridge", ridge=0.1,
             test_data=test, task="image-classification", progress=False,
@@ -232,7 +232,7 @@ def test_an_untrained_copy_of_a_stitched_model_has_other_weights_in_both_halves(
             pooling="mean", matcher="ridge", progress=False,
         )  # fmt: skip
         own = hf_stitch.load(made)
-        twin = untrained_copy(own, 0)
+        twin = untrained(own, 0)
         assert own.forward(own.example) is not None and twin.layers == own.layers
         for (name, before), after in zip(made.named_parameters(), twin.model.parameters(), strict=True):
             assert after.isfinite().all() and (before.std() == 0 or not torch.equal(before, after)), name
@@ -257,7 +257,7 @@ def test_an_untrained_copy_has_learned_nothing(kind: str) -> None:
                 module.running_mean.fill_(3), module.running_var.fill_(3)
     before = {name: value.clone() for name, value in own.model.state_dict().items()}
     torch.manual_seed(11)
-    copies = [untrained_copy(own, seed).model.state_dict() for seed in (0, 0, 1)]
+    copies = [untrained(own, seed).model.state_dict() for seed in (0, 0, 1)]
     assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(11))
     for name, value in before.items():
         assert torch.equal(value, own.model.state_dict()[name]) and torch.equal(copies[0][name], copies[1][name])
