@@ -217,6 +217,9 @@ def stitch(
         place = _rehearse(
             a, source_layer, b, target_layer, train, other_train or train, pooling, test if task in CLASSIFIES else None
         )
+        if lonely is not None:  # so that errors of these samples occur before all are read, too
+            few = (lonely[0].take(1), lonely[1].take(1))
+            collect_unpaired(a, b, (source_layer, target_layer), few, pooling, progress=False)
         if plan:
             job = f"stitch, {source_layer} → {target_layer}, {len(train)} + {len(test)} samples"
             searching = (["the search for the most similar layers"] if chosen else []) + (
@@ -289,7 +292,11 @@ def _without_partners(matcher: Matcher, unpaired: tuple[Any, Any] | None) -> tup
         raise ValueError(
             f"unpaired must be two sets of samples (of the source, of the target), got {type(unpaired).__name__}"
         )
-    return Samples.of(unpaired[0]), Samples.of(unpaired[1])
+    sides = Samples.of(unpaired[0]), Samples.of(unpaired[1])
+    for name, side in zip(("source", "target"), sides, strict=True):
+        if len(side) < 2:
+            raise ValueError(f"unpaired samples of the {name} must be at least 2, got {len(side)}")
+    return sides
 
 
 def _of_own_alone(matcher: Matcher, statistics: Any, layer: StitchingLayer, width: int) -> dict[str, StitchingLayer]:

@@ -324,6 +324,8 @@ def test_unpaired_samples_without_use_are_refused() -> None:
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", **CUT)
     with pytest.raises(ValueError, match=r"unpaired must be two sets of samples .* got Tensor"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=x, **CUT)
+    with pytest.raises(ValueError, match="unpaired samples of the source must be at least 2, got 1"):
+        hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=(x[:1], x), **CUT)
     with pytest.raises(ValueError, match=r"'unsupervised.*fitted to rows, and a grid keeps moments only"):
         hf_stitch.stitch_grid(
             a, b, hf_stitch.Samples.of(x, label=[0] * 900), matchers=[ALONE], task="image-classification",
