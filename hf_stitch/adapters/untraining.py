@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -55,11 +56,12 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
 
 def _anew(adapter: Adapter) -> nn.Module:
     """Build the network again, or initialise the weights of a copy where no record can build it."""
+    blueprint = None
     if adapter.library != "hf_stitch":  # the halves of a stitched model are parts of networks
-        try:
-            return network_of(blueprint_of(adapter))
-        except ValueError:  # user code
-            pass
+        with suppress(ValueError):  # user code has no record
+            blueprint = blueprint_of(adapter)
+    if blueprint is not None:
+        return network_of(blueprint)
     copied = copy.deepcopy(adapter.model)
     with torch.no_grad():
         for module in reversed(list(copied.modules())):  # a module may initialise its children in another way
