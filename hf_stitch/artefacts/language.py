@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,25 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.artefacts.cache import decoder_layers, keep, layer_types, shown, sliding_window, takes
+from hf_stitch.artefacts.cache import (
+    NAME,
+    NAMES,
+    STATES,
+    WITHOUT_WINDOW,
+    UncachedError,
+    by_one_name,
+    cache_argument,
+    decoder_layers,
+    given_cache,
+    has_no_attention,
+    keep,
+    layer_types,
+    shown,
+    takes,
+    under_any_name,
+)
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
@@ -67,44 +85,67 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
-        if self.number_layers() is None:
-            self.generation_config.use_cache = False
+        try:
+            self.number_layers()
+        except UncachedError as reason:
+            self._why_uncached = str(reason)
 
-    def number_layers(self) -> tuple[int, ...] | None:
-        """Number the attention layers of both halves for one cache, those of the source first.
+    def number_layers(self) -> tuple[int, ...]:
+        """Number the layers of both halves that have a past for one cache, those of the source first.
 
         A model of which a half is cut has fewer layers, and numbers them again.
 
         Returns:
-            The numbers from 0; ``None`` if one of the halves is not a decoder with a cache.
+            The numbers from 0.
+
+        Raises:
+            UncachedError: If one of the halves is not a decoder with a cache.
         """
-        source: Any = self.source.model
-        target: Any = self.target.model
-        layers, config = (decoder_layers(source), decoder_layers(target)), self.config
-        self._layers = None if layers[0] is None or layers[1] is None else (layers[0], layers[1])
-        if self._layers is None:
-            return None
+        self._layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        config = self.config
+        config.num_hidden_layers = config.layer_types = config.sliding_window = None
+        halves: list[Any] = [self.source.model, self.target.model]
+        numbers = [decoder_layers(half) for half in halves]
+        kept = [layer_types(half, layers) for half, layers in zip(halves, numbers, strict=True)]
         if isinstance(self.source, PrefixFront):
-            if not all(self._layers):
-                self._layers = None
-                return None
-            config.layer_types = layer_types(target, self._layers[1]) + layer_types(source, self._layers[0])
-        else:
-            config.layer_types = layer_types(source, self._layers[0]) + layer_types(target, self._layers[1])
-        config.num_hidden_layers = len(config.layer_types)
-        windows = {sliding_window(half) for half in (source, target)}
+            if not all(numbers):
+                raise UncachedError("with different tokenizers, both halves need layers with a past, and one has none")
+            kept.reverse()
+        each = [*kept[0], *kept[1]]
+        windows = {window for _, window in each if window is not None}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
-            config.layer_types = ["full_attention"] * config.num_hidden_layers
+            each = [(WITHOUT_WINDOW[kind], None) for kind, _ in each]
+        if NAME != NAMES[0] and each and all(kind in STATES for kind, _ in each):
+            raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
+        config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
         config.sliding_window = windows.pop() if len(windows) == 1 else None
-        return tuple(range(config.num_hidden_layers))
+        self._layers = (numbers[0], numbers[1])
+        return tuple(range(len(each)))
+
+    @property
+    def uncached(self) -> str | None:
+        """Why the model runs without a cache; ``None`` for a model with a cache."""
+        if isinstance(self.stitch.body, SequenceStitch):
+            return f"the stitch, {self.stitch.body.title}, reads all tokens at once"
+        return self._why_uncached if self._layers is None else None
+
+    def drop_fallback(self) -> None:
+        """Drop that a model was saved without a cache by version 0.2, which could not tell it from the user's choice.
+
+        Under transformers 5.24 it found the cache of no network.
+        """
+        written_by = (self.config.recipe or {}).get("versions", {}).get("hf_stitch", "")
+        if str(written_by).startswith("0.2."):
+            self.generation_config.use_cache = None
 
     @can_return_tuple  # type: ignore[untyped-decorator]
+    @under_any_name
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -116,7 +157,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             input_ids: Token ids (batch, tokens) int64; with a cache, only the tokens that are not in it.
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding; with a cache, including the past.
             position_ids: (batch, tokens) int64, for decoders that take them.
-            past_key_values: A cache of this model: an empty ``DynamicCache()``, or the cache of an earlier output.
+            cache: A cache of this model: an empty ``DynamicCache()``, or the cache of an earlier output. The argument
+                has the name that it has in the installed transformers: ``past_key_values`` before 5.24.
             labels: Token ids (batch, tokens), -100 for ignored tokens. They are shifted inside the model.
             use_cache: Whether to create a cache if none is given.
             logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
@@ -128,16 +170,16 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 because it contains no text: ``model.source.read(ids, mask, new).to_inputs()``.
 
         Returns:
-            ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and
-            ``past_key_values`` if there is a cache.
+            ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and the cache if
+            there is one, by the name of the argument.
 
         Raises:
-            ValueError: If a cache is requested and one of the networks is not a decoder, or what a source with another
-                tokenizer reads is missing.
+            ValueError: If a cache is requested and one of the networks is not a decoder, the cache belongs to another
+                model, or what a source with another tokenizer reads is missing.
         """
         self.stitch.check_causal()
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
-            if past_key_values is not None and past_key_values.get_seq_length():
+            if cache is not None and cache.get_seq_length():
                 raise ValueError(
                     "a cache contains no text, so that what the source reads must be given: pass "
                     "**model.source.read(all_ids, mask, new).to_inputs(), or use generate"
@@ -146,69 +188,73 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         kept = inputs.pop("source_kept", None)
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
-        cache = self._joint_cache(past_key_values, use_cache)
-        before, after = self._options(cache, input_ids, position_ids)
-        if cache is not None:
-            after["attention_mask"] = attention_mask  # the representation has the mask of the new tokens only
+        cache = self._joint_cache(cache, use_cache)
+        before, after = self._options(cache, input_ids, attention_mask, position_ids)
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
-        entering = self.transfer(**named, **before)
+        entering = self.transfer(**named | before)
         if cache is not None and isinstance(self.source, PrefixFront):
             if kept is None:
                 raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
-            keep(before["past_key_values"], kept)
+            keep(given_cache(before), kept)
         output = self.head(entering, labels, **after)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             output.logits = output.logits[:, last]
-        output.past_key_values = cache
+        setattr(output, NAME, cache)
         return output
 
     def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if given is None and not use_cache:
             return None
-        if self._looks_around:
+        if (why := self.uncached) is not None:
+            raise ValueError(f"this model has no cache, because {why}: pass use_cache=False, and no {NAME}")
+        if given is None:
+            return DynamicCache(config=self.config)
+        if not isinstance(layers := getattr(given, "layers", None), list):
+            raise ValueError(f"{NAME} must be a Cache of transformers with layers, got a {type(given).__name__}")
+        if not layers:  # a cache that grows with use
+            layers.extend(DynamicCache(config=self.config).layers)
+        if len(layers) != self.config.num_hidden_layers:
             raise ValueError(
-                f"the stitch, {self.stitch.body.title}, reads all tokens at once and has no cache: pass use_cache=False"
+                f"the cache has {len(layers)} layers, but this model has {self.config.num_hidden_layers}: pass the "
+                "cache of an earlier output of this model, or an empty DynamicCache()"
             )
-        if self._layers is None:
-            raise ValueError(
-                "a cache needs a source and a target that are decoders with a cache, but one of them attends to the "
-                "whole text or has no cache: pass use_cache=False"
-            )
-        if isinstance(self.source, PrefixFront) and given is not None and given.is_compileable:
+        if isinstance(self.source, PrefixFront) and given.is_compileable:
             raise ValueError("a source with another tokenizer needs a cache that shrinks: use a DynamicCache")
-        return DynamicCache(config=self.config) if given is None else given
+        return given
 
     def _options(
-        self, cache: Cache | None, input_ids: Tensor | None, position_ids: Tensor | None
+        self, cache: Cache | None, input_ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return further arguments of source and target: positions, and the cache in the numbering of each half."""
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        if cache is not None and position_ids is None and input_ids is not None:
-            past, new = cache.get_seq_length(), input_ids.shape[1]
-            position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
         first, halves = 0, list(zip(both, (self.source, self.target), self._layers or (None, None), strict=True))
         apart = isinstance(self.source, PrefixFront)
         for options, half, layers in reversed(halves) if apart else halves:
-            if layers is None:
-                continue
-            if position_ids is not None and takes(half.model, "position_ids") and not (apart and half is self.source):
-                options["position_ids"] = position_ids
-            if cache is not None:
-                options["past_key_values"] = shown(cache, first, layers)
-                options["use_cache"] = bool(layers)
+            own = apart and half is self.source  # it has positions and a mask of its own tokens
+            if takes(half.model, "position_ids") and not own:
+                if cache is not None and position_ids is None and input_ids is not None:
+                    past, new = cache.get_seq_length(), input_ids.shape[1]
+                    position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
+                # What reads the whole text may number positions from the padding in it.
+                if position_ids is not None and (self._layers is not None or not positions_from_padding(half.model)):
+                    options["position_ids"] = position_ids
+            if cache is not None and layers is not None:
+                view = shown(cache, first, layers)
+                options |= {cache_argument(half.model): view, "use_cache": bool(layers)}
                 first += len(layers)
+                if not own:  # the representation has the mask of the new tokens only
+                    options["attention_mask"] = mask
+                    if view is not None and mask is not None and input_ids is not None and has_no_attention(view):
+                        options["attention_mask"] = mask[:, -input_ids.shape[1] :]
         return both
 
-    @property
-    def _looks_around(self) -> bool:
-        """Whether the stitch reads other tokens than that which it maps."""
-        return isinstance(self.stitch.body, SequenceStitch)
-
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate text, as any language model of transformers; without a cache if the stitch reads several tokens.
+        """Generate text, as any language model of transformers.
+
+        A model without a cache runs over the whole text for each token; a warning names the reason (:attr:`uncached`).
 
         Args:
             *args: As for the method of transformers.
@@ -216,8 +262,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
         Returns:
             The tokens, or what else transformers returns.
+
+        Raises:
+            ValueError: If a cache is requested of a model without one, or an option is not supported for networks with
+                different tokenizers.
         """
-        if self._looks_around:
+        kwargs = by_one_name(kwargs, NAME)
+        if (why := self.uncached) is not None:
+            if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
+                self._joint_cache(kwargs.get(NAME), True)  # raises
+            if kwargs.get("use_cache") is None:
+                warnings.warn(f"each token takes a run over the whole text, because {why}", stacklevel=2)
             kwargs["use_cache"] = False
         settings = kwargs.get("generation_config") or self.generation_config
         for name in AHEAD if isinstance(self.source, PrefixFront) else ():
@@ -226,10 +281,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                     f"{name} is not supported for networks with different tokenizers, whose caches have different "
                     "lengths: leave it out"
                 )
-        generated: Any = super().generate  # type: ignore[misc]
+        generated: Any = super().generate
         return generated(*args, **kwargs)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Return the inputs of a step of generation; with two tokenizers, also what the source reads.
@@ -242,10 +297,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         Returns:
             The arguments of :meth:`forward`.
         """
-        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc]
+        prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
         if isinstance(self.source, PrefixFront):
-            cache, layers = kwargs.get("past_key_values"), self._layers
+            cache, layers = given_cache(kwargs), self._layers
             held = cache.get_seq_length(len(layers[1])) if cache is not None and layers else None
             reading = self.source.read(input_ids, kwargs.get("attention_mask"), next_sequence_length, held)
             inputs |= reading.to_inputs()

@@ -648,6 +648,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     model.source.attach(tokenizer, fast(model.processor, "target"))
                 if model.can_generate() and (beside / "generation_config.json").is_file():
                     model.generation_config = GenerationConfig.from_pretrained(beside)
+                    model.drop_fallback()
             except Exception as error:  # libraries raise any exception on damaged files
                 verify()
                 raise damaged(f"a processor or generation config in {folder}", error) from error

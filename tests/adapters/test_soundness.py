@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations
 import hf_stitch
 from benchmarks.exactness import agree, bits
 from hf_stitch.adapters import Override
+from hf_stitch.artefacts.cache import NAME
 
 
 class Net(nn.Module):
@@ -394,9 +395,9 @@ def test_a_cache_that_is_passed_is_not_written_into() -> None:
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**config, num_attention_heads=4)).eval()
     adapter = hf_stitch.load(model)
     with torch.no_grad():
-        cache = model(**texts(2, 5), use_cache=True).past_key_values
+        cache = model(**texts(2, 5), use_cache=True)[NAME]
         with pytest.raises(ValueError, match="DynamicCache"):
-            adapter.encode({**texts(2, 1), "past_key_values": cache, "use_cache": True}, adapter.layers[0])
+            adapter.encode({**texts(2, 1), NAME: cache, "use_cache": True}, adapter.layers[0])
     assert cache.get_seq_length() == 5
 
 

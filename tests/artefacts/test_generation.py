@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.cache_utils import DynamicLayer
 
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
-from hf_stitch.artefacts.cache import decoder_layers, shown
+from hf_stitch.artefacts.cache import NAME, NAMES, UncachedError, cache_argument, decoder_layers, shown
 
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
 
@@ -77,7 +80,7 @@ def test_a_batch_padded_on_the_left_equals_single_texts(model: StitchedModelForC
 def test_beams_static_caches_and_chunks(model: StitchedModelForCausalLM) -> None:
     expected = generated(model).sequences
     assert torch.equal(generated(model, cache_implementation="static").sequences, expected)
-    assert torch.equal(generated(model, past_key_values=transformers.DynamicCache()).sequences, expected)
+    assert torch.equal(generated(model, **{NAME: transformers.DynamicCache()}).sequences, expected)
     beams = generated(model, num_beams=3, tokens=5).sequences
     assert torch.equal(generated(model, num_beams=3, tokens=5, use_cache=False).sequences, beams)
 
@@ -87,18 +90,19 @@ def test_the_cache_contains_the_layers_of_both_halves(model: StitchedModelForCau
     ids = torch.tensor([[7, 12, 30, 9]])
     with torch.no_grad():
         first = model(input_ids=ids, use_cache=True)
-        assert len(first.past_key_values) == model.config.num_hidden_layers == 3
-        assert [layer.get_seq_length() for layer in first.past_key_values.layers] == [4, 4, 4]
-        second = model(input_ids=torch.tensor([[5]]), past_key_values=first.past_key_values)
-        assert second.past_key_values.get_seq_length() == 5
+        assert len(first[NAME]) == model.config.num_hidden_layers == 3
+        assert [layer.get_seq_length() for layer in first[NAME].layers] == [4, 4, 4]
+        second = model(input_ids=torch.tensor([[5]]), **{NAME: first[NAME]})
+        assert second[NAME].get_seq_length() == 5
         whole = model(input_ids=torch.cat([ids, torch.tensor([[5]])], 1))
-    assert whole.past_key_values is None
+    assert whole.get(NAME) is None
     torch.testing.assert_close(second.logits[:, -1], whole.logits[:, -1], rtol=1e-5, atol=1e-6)
 
 
 def test_each_half_receives_the_cache_in_its_own_numbering() -> None:
     """The target must not receive the length of the source's layers, which already include the new tokens."""
     cache = transformers.DynamicCache()
+    cache.layers.extend(DynamicLayer() for _ in range(4))
     source, target = shown(cache, 0, (0, 1)), shown(cache, 2, (3, 4))
     assert source is not None and target is not None
     new = torch.zeros(1, 1, 6, 2)
@@ -139,17 +143,163 @@ def test_a_network_that_computes_with_the_number_of_a_layer(texts: Any) -> None:
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
 
 
-@pytest.mark.parametrize("source", ["t5", "bert"])
-def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(source: str, net: Any, texts: Any) -> None:
-    model = stitched(net(source), net("llama", 1), texts, (LAYERS[source], LAYERS["llama"]))
-    assert decoder_layers(model.source.model) is None
-    out = generated(model)
-    assert out.past_key_values is None
+WHOLE = ["t5", "bert", "roberta"]
+"""Families of encoders."""
+
+
+@pytest.fixture(params=WHOLE)
+def encoder(request: Any, net: Any) -> hf_stitch.Adapter:
+    """Each has the tokenizer of the decoders, RoBERTa too."""
+    if request.param != "roberta":
+        return net(request.param)
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(**TEXT, pad_token_id=0, max_position_embeddings=64)
+    return adapted("bert", transformers.RobertaModel(config).eval())
+
+
+def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(
+    encoder: hf_stitch.Adapter, net: Any, texts: Any
+) -> None:
+    model = stitched(encoder, net("llama", 1), texts, (encoder.layers[1], LAYERS["llama"]))
+    with pytest.raises(UncachedError, match=r"takes no cache|attends to the whole text"):
+        decoder_layers(model.source.model)
+    with pytest.warns(
+        UserWarning, match=r"each token takes a run over the whole text, because \w+ (takes no cache|attends)"
+    ):
+        out = generated(model)
+    assert out.get(NAME) is None
     with torch.no_grad():
         again = model(input_ids=out.sequences[:, :-1]).logits[:, -1]
     torch.testing.assert_close(out.logits[-1], again)
-    with pytest.raises(ValueError, match="attends to the whole text or has no cache: pass use_cache=False"):
-        model(input_ids=torch.tensor([[5, 6]]), use_cache=True)
+    for run in (model, model.generate):
+        with pytest.raises(ValueError, match=r"this model has no cache, because .*: pass use_cache=False"):
+            run(input_ids=torch.tensor([[5, 6]]), use_cache=True)
+
+
+@pytest.mark.filterwarnings("ignore:each token takes a run")
+@pytest.mark.parametrize("target", ["gpt2", "llama"])
+def test_a_left_padded_batch_continues_as_each_text_alone_after_an_encoder(
+    encoder: hf_stitch.Adapter, target: str, net: Any, texts: Any
+) -> None:
+    """RoBERTa numbers positions from its padding itself, for the others they come from the mask."""
+    model = stitched(encoder, net(target, 1), texts, (encoder.layers[1], LAYERS[target]))
+    continues_as_each_text_alone(model)
+
+
+def test_a_left_padded_batch_continues_as_each_text_alone_without_a_cache(model: StitchedModelForCausalLM) -> None:
+    continues_as_each_text_alone(model)
+
+
+def continues_as_each_text_alone(model: Any) -> None:
+    both = ["w1 w2 w3 w4 w5 w6", "w7 w8 w9"]
+    found = generated(model, **prompts(model, both), use_cache=False)
+    for index, text in enumerate(both):
+        alone = generated(model, **prompts(model, [text]), use_cache=False)
+        assert torch.equal(found.sequences[index, -8:], alone.sequences[0, -8:])
+        for x, y in zip(found.logits, alone.logits, strict=True):
+            torch.testing.assert_close(x[index], y[0], rtol=1e-4, atol=1e-5)
+
+
+def test_no_saved_file_remembers_that_there_was_no_cache(net: Any, texts: Any, tmp_path: Path) -> None:
+    model = stitched(net("bert"), net("llama", 1), texts, (LAYERS["bert"], LAYERS["llama"]))
+    with pytest.warns(UserWarning, match="BertForSequenceClassification takes no cache"):
+        generated(model)
+    model.save_pretrained(tmp_path)
+    assert StitchedModelForCausalLM.from_pretrained(tmp_path).generation_config.use_cache is not False
+
+
+def test_a_fallback_that_version_0_2_wrote_is_dropped(net: Any, texts: Any, tmp_path: Path) -> None:
+    """It wrote ``use_cache: false`` for decoders under transformers 5.24, whose name of the cache it did not know."""
+    model = stitched(net("gpt2"), net("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
+    model.generation_config.use_cache = False  # by the user: stays
+    model.save_pretrained(tmp_path / "new")
+    assert StitchedModelForCausalLM.from_pretrained(tmp_path / "new").generation_config.use_cache is False
+    model.config.recipe["versions"]["hf_stitch"] = "0.2.0"
+    model.save_pretrained(tmp_path / "old")
+    again = StitchedModelForCausalLM.from_pretrained(tmp_path / "old")
+    assert again.generation_config.use_cache is None
+    assert generated(again)[NAME].get_seq_length() == 11
+
+
+def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelForCausalLM) -> None:
+    ids = torch.tensor([[7, 12, 30, 9]])
+    assert NAME in inspect.signature(model.forward).parameters
+    expected = generated(model).sequences
+    for name in NAMES:
+        older = NAMES.index(name) > NAMES.index(NAME)
+        with pytest.warns(FutureWarning, match=f"{name} is an older name of {NAME}") if older else nullcontext():
+            found = model(input_ids=ids, **{name: transformers.DynamicCache()})
+        assert found[NAME].get_seq_length() == 4
+        with pytest.warns(FutureWarning, match=name) if older else nullcontext():
+            assert torch.equal(generated(model, **{name: transformers.DynamicCache()}).sequences, expected)
+    two = {name: transformers.DynamicCache() for name in NAMES[:2]}
+    for run in (model, model.generate):
+        with pytest.raises(ValueError, match="cache and past_key_values are names of the same argument"):
+            run(input_ids=ids, **two)
+
+
+def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, net: Any) -> None:
+    ids = torch.tensor([[7, 12, 30, 9]])
+    other = transformers.DynamicCache(config=transformers.LlamaConfig(**{**TEXT, "num_hidden_layers": 5}))
+    with pytest.raises(ValueError, match="the cache has 5 layers, but this model has 3: pass the cache of an earlier"):
+        model(input_ids=ids, **{NAME: other})
+    with pytest.raises(ValueError, match="must be a Cache of transformers with layers, got a tuple"):
+        model(input_ids=ids, **{NAME: ((ids, ids),)})
+
+
+def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: Any) -> None:
+    """Code from the Hub keeps the name for which it was written."""
+
+    class Remote(transformers.LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, past_key_values: Any = None, **inputs: Any) -> Any:
+            assert NAME == "past_key_values" or NAME not in inputs
+            return super().forward(input_ids, **inputs, **{NAME: past_key_values})
+
+    torch.manual_seed(0)
+    a = adapted("llama", Remote(build("llama", 0).config).eval())
+    model = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
+    assert (model.uncached, cache_argument(model.source.model)) == (None, "past_key_values")
+    found, plain = generated(model), generated(model, use_cache=False)
+    assert found[NAME].get_seq_length() == 11
+    assert torch.equal(found.sequences, plain.sequences)
+
+
+STATES = {
+    "mamba": lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**TEXT)),
+    "jamba": lambda: transformers.JambaForCausalLM(
+        transformers.JambaConfig(
+            **{**TEXT, "num_hidden_layers": 4},
+            num_key_value_heads=2,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=2,
+            mamba_d_state=4,
+        )
+    ),
+}
+"""Networks whose layers keep a state instead of tokens: all layers, or some."""
+
+
+@pytest.mark.parametrize(("source", "target"), [("mamba", "mamba"), ("jamba", "jamba"), ("mamba", "llama"),
+                                                ("llama", "mamba"), ("jamba", "gpt2"), ("llama", "jamba")])  # fmt: skip
+def test_state_space_models_have_a_cache(source: str, target: str, net: Any, texts: Any) -> None:
+    torch.manual_seed(0)
+    a, b = (adapted("llama", STATES[name]().eval()) if name in STATES else net(name) for name in (source, target))
+    cuts = [LAYERS.get(name) or adapter.layers[1] for name, adapter in ((source, a), (target, b))]
+    same = source == target
+    model = stitched(a, a if same else b, texts, (cuts[0], cuts[0] if same else cuts[1]),
+                     matcher="identity" if same else "ridge")  # fmt: skip
+    if NAME != "cache" and (source, target) == ("mamba", "mamba"):
+        assert "before 5.24" in str(model.uncached)
+        return
+    assert model.uncached is None
+    for batch in ({}, prompts(model, ["w1 w2 w3 w4 w5 w6", "w7 w8"])):
+        found, plain = generated(model, **batch), generated(model, **batch, use_cache=False)
+        assert torch.equal(found.sequences, plain.sequences)
+        for x, y in zip(found.logits, plain.logits, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        if same:
+            assert torch.equal(found.sequences, generated(a.model, **batch).sequences)
 
 
 def test_the_generation_config_is_saved(net: Any, texts: Any, tmp_path: Path) -> None:

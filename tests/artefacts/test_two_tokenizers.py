@@ -19,6 +19,7 @@ from tokenizers import processors
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
+from hf_stitch.artefacts.cache import NAME
 from hf_stitch.reports.evaluation import finding
 
 from tiny_networks import network  # isort: skip
@@ -352,8 +353,8 @@ def test_bad_input(models: Any) -> None:
     model = models[BOTH[0]]
     inputs = model.preprocess(SENTENCES[:1])
     with torch.no_grad():
-        cache = model(**inputs, use_cache=True).past_key_values
+        cache = model(**inputs, use_cache=True)[NAME]
         with pytest.raises(ValueError, match="a cache contains no text"):
-            model(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
+            model(input_ids=inputs["input_ids"][:, :1], **{NAME: cache})
     with pytest.raises(ValueError, match="tokens in the tokenizer of the source, which takes 5"):
         PrefixReader(fine().backend_tokenizer, coarse().backend_tokenizer, 1, 5).read(inputs["input_ids"])

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 NO_TOKEN = -1
 """An id that no token has."""
 
@@ -35,6 +37,23 @@ def pad_id(config: Any) -> int | None:
     """
     found: int | None = getattr(text_config(config), "pad_token_id", None)
     return found
+
+
+def positions_from_padding(model: Any) -> nn.Embedding | None:
+    """Return the embedding of positions of a network that numbers them from the padding id + 1, as RoBERTa does.
+
+    Args:
+        model: A transformers network.
+
+    Returns:
+        The embedding; ``None`` for a network that numbers positions from 0.
+    """
+    config = getattr(model, "config", None)
+    positions = getattr(text_config(config), "max_position_embeddings", None)
+    for table in model.modules():
+        if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
+            return table
+    return None
 
 
 def lacks_padding(model: Any) -> bool:

@@ -22,6 +22,7 @@ from hf_stitch.adapters.libraries.padding import (
     as_if_padded,
     lacks_padding,
     pad_id,
+    positions_from_padding,
     set_padding,
     text_config,
 )
@@ -394,10 +395,8 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
 def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     """Return the maximum number of tokens: the smaller limit of the tokenizer and of the position embeddings."""
     positions = getattr(text_config(config), "max_position_embeddings", None)
-    for table in model.modules():
-        if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
-            positions -= table.padding_idx + 1  # such embeddings number positions from padding_idx + 1
-            break
+    if positions is not None and (table := positions_from_padding(model)) is not None:
+        positions -= int(table.padding_idx or 0) + 1
     known = [
         limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
     ]
