@@ -1,8 +1,10 @@
-"""Memory and disk that are free, and refusal of what does not fit."""
+"""Memory and disk that are free, refusal of what does not fit, and the threads of torch."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,3 +75,23 @@ def check_fits(what: str, size: int, device: torch.device, instead: str) -> None
     """
     if size > (free := free_memory(device)):
         raise ValueError(f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread, because several threads slow down networks of a few thousand weights.
+
+    Example:
+        >>> import torch
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -20,6 +20,7 @@ from hf_stitch.cli.options import AsJson, DataDir, read_samples
 from hf_stitch.cli.output import Output
 from hf_stitch.cli.results import Result
 from hf_stitch.registry import registries
+from hf_stitch.resources import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -302,16 +303,3 @@ def silent_loading() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, because several threads slow down networks of this size."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

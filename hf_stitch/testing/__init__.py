@@ -15,16 +15,19 @@ from hf_stitch.testing.metrics import check_metric
 from hf_stitch.testing.overrides import check_override
 from hf_stitch.testing.rewrites import check_rewrite
 from hf_stitch.testing.selections import check_selection
+from hf_stitch.testing.selftest import SelfTest, check_installation, self_test
 from hf_stitch.testing.similarities import check_similarity
 from hf_stitch.testing.stitches import check_stitch
 from hf_stitch.testing.weight_metrics import check_weight_metric
 
 __all__ = [
     "Part",
+    "SelfTest",
     "check_adapter",
     "check_command",
     "check_data_source",
     "check_detector",
+    "check_installation",
     "check_matcher",
     "check_metric",
     "check_override",
@@ -35,4 +38,5 @@ __all__ = [
     "check_weight_metric",
     "conformance",
     "parametrize_with_checks",
+    "self_test",
 ]
