@@ -1,18 +1,31 @@
 # Every target sets up what it needs, on any machine with make and Python 3.11 or later: an environment of its own in
-# .venv, made once and renewed when a pyproject.toml changes. PYTHON=python3.12 chooses another interpreter.
+# .venv, made once and renewed when a pyproject.toml or the tested versions change. PYTHON=python3.12 chooses another
+# interpreter.
 
-PYTHON ?= python3
+PYTHON ?= $(or $(shell for each in python3.11 python3.12 python3.13 python3.14; do \
+	$$each -c "" 2>/dev/null && echo $$each && break; done),python3)
 VENV ?= .venv
-RESOLUTION ?= highest
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PLUGINS := $(wildcard plugins/*)
+UV := PATH="$$PATH:$(CURDIR)/$(BIN)" uv
+
+# Which versions of what we depend on: those with which all tests passed, the newest, the oldest that pyproject.toml
+# allows, or the next ones (also pre-releases, also beyond our upper bounds).
+TESTED := requirements/tested.txt
+VERSIONS ?= tested
+INSTALL-tested := --constraints $(TESTED) --build-constraints $(TESTED)
+INSTALL-newest := --upgrade
+INSTALL-oldest := --resolution lowest-direct
+INSTALL-next := --upgrade --prerelease allow --overrides requirements/unbounded.txt
+INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-oldest quality style space docs dist bench results clean
+.PHONY: help quickstart test test-all test-newest test-next test-oldest requirements quality style space docs dist bench \
+	results clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 quickstart: $(READY) ## train, stitch, score, save and load small networks
 	$(BIN)/hf-stitch quickstart
@@ -21,9 +34,33 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
-# An environment apart, with the oldest version of every dependency that pyproject.toml allows.
+test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, examples and studies
+	$(INSTALL) --quiet -e ".[browser]"
+	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+
+# Each in an environment of its own. What is the newest is looked up at every run.
+test-newest: ## run the tests with the newest versions of all dependencies
+	rm -f .venv-newest/.ready
+	$(MAKE) test VENV=.venv-newest VERSIONS=newest
+
+test-next: ## run the tests with pre-releases, and beyond the upper bounds of pyproject.toml
+	rm -f .venv-next/.ready
+	$(MAKE) test VENV=.venv-next VERSIONS=next
+
 test-oldest: ## run the tests with the oldest supported dependencies (on Python 3.11, for which they have wheels)
-	$(MAKE) test VENV=.venv-oldest RESOLUTION=lowest-direct
+	$(MAKE) test VENV=.venv-oldest VERSIONS=oldest
+
+# The versions of the run for its version of Python; for others and other systems, what uv finds to go with them.
+requirements: test-newest ## renew requirements/tested.txt, if the tests pass with the newest versions
+	mkdir -p build
+	$(UV) pip freeze --python .venv-newest/bin/python --exclude-editable | sed "s/$$/ ; python_version == '$$( \
+		.venv-newest/bin/python -c 'import sysconfig; print(sysconfig.get_python_version())')'/" > build/newest.txt
+	printf '%s\n' "-e .[dev,docs,browser]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatchling editables uv > build/all.in
+	$(UV) pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
+		--constraints build/newest.txt build/all.in --output-file build/tested.txt
+	( echo "# The versions with which all tests passed (make requirements). A constraint, so that nothing here is required."; \
+		grep -v "^-e " build/tested.txt ) > build/tested.txt.new
+	mv build/tested.txt.new $(TESTED)
 
 quality: $(READY) ## check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -40,14 +77,14 @@ space: .venv-space/.ready ## start the gallery: compare, stitch and try two netw
 	cd examples/space && ../../.venv-space/bin/python app.py
 
 docs: $(READY) ## build the documentation; a broken link fails
-	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --quiet --python $(BIN)/python -e ".[docs]"
+	$(INSTALL) --quiet -e ".[docs]"
 	$(BIN)/python -m sphinx -W -n --keep-going -q docs build/docs
 
 dist: $(READY) ## build wheel and sdist, and try the wheel in a clean environment beside other libraries
 	rm -rf dist build/smoke
-	PATH="$$PATH:$(CURDIR)/$(BIN)" uv build --quiet
+	$(UV) build --quiet --build-constraints $(TESTED)
 	$(PYTHON) -m venv build/smoke
-	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --quiet --python build/smoke/bin/python dist/*.whl "gradio>=5" sentence-transformers peft lightning
+	$(UV) pip install --quiet --python build/smoke/bin/python dist/*.whl "gradio>=5" sentence-transformers peft lightning
 	cd build/smoke && bin/python ../../tests/smoke.py
 
 bench: $(READY) ## run the benchmarks
@@ -62,7 +99,7 @@ results: $(READY) ## run all experiments in the background: make results DATA=fo
 	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
 
 clean: ## remove the environment and everything cached
-	rm -rf .venv .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-next .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 .venv-space/.ready: pyproject.toml examples/space/requirements.txt
 	test -x .venv-space/bin/python || $(PYTHON) -m venv .venv-space
@@ -72,10 +109,10 @@ clean: ## remove the environment and everything cached
 	touch $@
 
 # uv installs many times faster than pip, which has only to fetch it.
-$(READY): pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+$(READY): pyproject.toml $(TESTED) $(addsuffix /pyproject.toml,$(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	PATH="$$PATH:$(CURDIR)/$(BIN)" uv pip install --python $(BIN)/python --resolution $(RESOLUTION) -e ".[dev]" $(foreach plugin,$(PLUGINS),-e "./$(plugin)[test]")
+	command -v uv >/dev/null || test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --constraint $(TESTED) uv
+	$(INSTALL) -e ".[dev]" $(foreach plugin,$(PLUGINS),-e "./$(plugin)[test]")
 	# Half a minute once, and every import takes half as long. Some packages contain files that are no Python for this version.
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -15,3 +17,20 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+class NothingDeprecated(logging.Handler):
+    """Raises an error where our code calls what transformers logs as deprecated: no filter of warnings sees a log."""
+
+    LIBRARIES = ("contextlib", "functools", "logging", "torch", "transformers")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look for the caller outside of the libraries."""
+        frame = sys._getframe(1) if "deprecated" in record.getMessage() else None
+        while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in self.LIBRARIES:
+            frame = frame.f_back
+        if frame is not None and frame.f_globals.get("__name__", "").startswith("hf_stitch"):
+            raise AssertionError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {record.getMessage()}")
+
+
+logging.getLogger("transformers").addHandler(NothingDeprecated(logging.WARNING))

@@ -77,7 +77,10 @@ OWN_IDS = ("vocab_size", *SPECIAL)
 """Fields with which a type keeps the special ids of its config, some of which are ``None``."""
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+HYBRID = ["linear_attention", "full_attention"] * 2
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_types": HYBRID, "num_hidden_layers": 4},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
@@ -93,8 +96,11 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "granitemoehybrid": {"layer_types": HYBRID, "num_hidden_layers": 4},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": HYBRID, "num_hidden_layers": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "lilt": {"hidden_size": 48},

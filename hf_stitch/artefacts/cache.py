@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -108,18 +109,17 @@ def decoder_layers(model: Any) -> tuple[int, ...]:
         The numbers in ascending order, as in the whole network.
 
     Raises:
-        UncachedError: If it is not a decoder with a cache.
+        UncachedError: If it takes no cache. Whether a cache works is up to :func:`check_cache`.
     """
     if cache_argument(model) is None:
         raise UncachedError(f"{type(model).__name__} takes no cache")
     if hasattr(model, "number_layers"):  # a stitched model, which has one cache for its own halves
         numbered_anew: tuple[int, ...] = model.number_layers()
+        model.cache_is_checked = True  # with the outer model: alone it cannot run
         return numbered_anew
-    numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-    layers = [module for module in numbered if any(True for _ in module.parameters())]  # removed layers have none
-    generates = getattr(model, "can_generate", lambda: False)()
-    if not all(getattr(layer, "is_causal", generates) for layer in layers):
-        raise UncachedError(f"{type(model).__name__} attends to the whole text")
+    numbered = {name: each for name, each in model.named_modules() if isinstance(getattr(each, "layer_idx", None), int)}
+    blocks = {name for name in numbered if any(other.startswith(f"{name}.") for other in numbered)}
+    layers = [each for name, each in numbered.items() if name not in blocks and any(True for _ in each.parameters())]
     return tuple(sorted({layer.layer_idx for layer in layers}))
 
 
@@ -138,6 +138,10 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
     """
     config = model.config.get_text_config(decoder=True)
     named, own = getattr(config, "layer_types", None), DynamicCache(config=config).layers
+    if layers and layers[-1] >= len(own):
+        raise UncachedError(
+            f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config {len(own)} layers"
+        )
     found: list[tuple[str, int | None]] = []
     for layer in layers:
         window = getattr(own[layer], "sliding_window", None) if getattr(own[layer], "is_sliding", False) else None
@@ -153,13 +157,46 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
     return found
 
 
-def shown(cache: Cache, first: int, layers: tuple[int, ...]) -> Cache | None:
+class HalfCache(Cache):
+    """A view of a cache for one half, which knows the length of the past also if its own layers keep states instead.
+
+    Args:
+        layers: The layers, by their numbers in the whole network.
+        past: Number of tokens of the past; ``None`` if no layer of either half keeps tokens.
+    """
+
+    def __init__(self, layers: list[Any], past: int | None) -> None:
+        super().__init__(layers=layers)
+        self.past = past if has_no_attention(layers) else None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens of the past.
+
+        Args:
+            layer_idx: Number of a layer.
+        """
+        return super().get_seq_length(layer_idx) if self.past is None else self.past
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of tokens of the past and the present, and the offset of the first.
+
+        Args:
+            query_length: Number of tokens of the present.
+            layer_idx: Number of a layer.
+        """
+        if self.past is None:
+            return super().get_mask_sizes(query_length, layer_idx)
+        return self.past + query_length, 0
+
+
+def shown(cache: Cache, first: int, layers: tuple[int, ...], past: int | None = None) -> HalfCache | None:
     """Return a view of the cache for one half, in the layer numbering of this half.
 
     Args:
         cache: The cache of both halves.
         first: Index in the cache of the half's first layer.
         layers: Numbers of the half's layers in its whole network.
+        past: Number of tokens of the past, for a half whose layers keep states instead. Default: unknown.
 
     Returns:
         A cache that shares its layers with ``cache``; ``None`` for a half without a past.
@@ -167,12 +204,17 @@ def shown(cache: Cache, first: int, layers: tuple[int, ...]) -> Cache | None:
     if not layers:
         return None
     place = {layer: cache.layers[first + index] for index, layer in enumerate(layers)}
-    return Cache(layers=[place.get(layer, place[layers[0]]) for layer in range(layers[-1] + 1)])
+    return HalfCache([place.get(layer, place[layers[0]]) for layer in range(layers[-1] + 1)], past)
 
 
-def has_no_attention(cache: Cache) -> bool:
-    """Return whether all layers keep a state instead of tokens: their network takes the mask of the new tokens."""
-    return all(hasattr(layer, "has_previous_state") and not hasattr(layer, "get_seq_length") for layer in cache.layers)
+def has_no_attention(layers: Iterable[Any]) -> bool:
+    """Return whether all layers of a cache keep a state instead of tokens."""
+    return not any(hasattr(layer, "get_seq_length") for layer in layers)
+
+
+def past_of(cache: Cache) -> int | None:
+    """Return the number of tokens of the past; ``None`` if all layers keep a state instead of tokens."""
+    return None if has_no_attention(cache.layers) else cache.get_seq_length()
 
 
 def keep(cache: Cache | None, places: Tensor) -> None:
@@ -188,3 +230,57 @@ def keep(cache: Cache | None, places: Tensor) -> None:
         for name in ("keys", "values"):
             held = getattr(layer, name)
             setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))
+
+
+TOKENS, AT_ONCE = 6, 4
+"""Length of the texts with which a cache is checked, and how many of these tokens run in the first step."""
+
+TOLERANCE = {True: 1e-3, False: 5e-2}
+"""Largest difference between logits with and without a cache, relative to the largest logit, in float32 and above, and
+in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past that is lost makes .1 to 1."""
+
+
+@torch.no_grad()
+def check_cache(model: Any) -> None:
+    """Check that a stitched language model computes the same with its cache as without, also beside left padding.
+
+    No name or number in a network tells for sure where it keeps its past: this runs it.
+
+    Args:
+        model: The model, in eval mode.
+
+    Raises:
+        UncachedError: If it computes something else, or raises an error; the message is the reason.
+    """
+    source, device = model.source, model.device
+    table = getattr(source.model, "get_input_embeddings", lambda: None)()
+    sizes = [model.config.vocab_size, getattr(table, "num_embeddings", None)]
+    most = min(size for size in sizes if size is not None)
+    ordinary = torch.tensor([token for token in range(most) if token not in source.takes.special_ids])
+    drawn = torch.randint(len(ordinary), (2, TOKENS), generator=torch.Generator().manual_seed(0))
+    ids, mask = ordinary[drawn].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
+    mask[1, : AT_ONCE // 2] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+
+    def run(past: int, until: int, **options: Any) -> Any:
+        given = {"attention_mask": mask[:, :until], "position_ids": positions[:, :until], **options}
+        return model.forward(
+            **model.prepare_inputs_for_generation(ids[:, :until], next_sequence_length=until - past, **given)
+        )
+
+    try:
+        whole = run(0, TOKENS, use_cache=False).logits
+        step = run(0, AT_ONCE, use_cache=True, **{NAME: DynamicCache(config=model.config)})
+        logits = [step.logits]
+        for past in range(AT_ONCE, TOKENS):
+            step = run(past, past + 1, use_cache=True, **{NAME: step[NAME]})
+            logits.append(step.logits)
+    except Exception as error:  # libraries raise any exception
+        raise UncachedError(f"a run with a cache raises {type(error).__name__}: {error}") from error
+    differs = (torch.cat(logits, 1) - whole).abs().amax(-1)[mask.bool()] / whole.abs().max()
+    exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
+    if not float(differs.max()) < TOLERANCE[exact]:
+        raise UncachedError(
+            f"with a cache, the logits differ by {float(differs.max()):.1e} of the largest: a network attends to later "
+            "tokens, or keeps its past elsewhere"
+        )

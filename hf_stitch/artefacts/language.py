@@ -23,11 +23,13 @@ from hf_stitch.artefacts.cache import (
     UncachedError,
     by_one_name,
     cache_argument,
+    check_cache,
     decoder_layers,
     given_cache,
     has_no_attention,
     keep,
     layer_types,
+    past_of,
     shown,
     takes,
     under_any_name,
@@ -85,6 +87,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
+        self.cache_is_checked = False
         try:
             self.number_layers()
         except UncachedError as reason:
@@ -115,7 +118,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         windows = {window for _, window in each if window is not None}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
             each = [(WITHOUT_WINDOW[kind], None) for kind, _ in each]
-        if NAME != NAMES[0] and each and all(kind in STATES for kind, _ in each):
+        if NAMES[0] != NAME and each and all(kind in STATES for kind, _ in each):
             raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
         config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
         config.sliding_window = windows.pop() if len(windows) == 1 else None
@@ -208,6 +211,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if given is None and not use_cache:
             return None
+        self._check_cache()
         if (why := self.uncached) is not None:
             raise ValueError(f"this model has no cache, because {why}: pass use_cache=False, and no {NAME}")
         if given is None:
@@ -225,29 +229,48 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             raise ValueError("a source with another tokenizer needs a cache that shrinks: use a DynamicCache")
         return given
 
+    def _check_cache(self) -> None:
+        """Find out, once, whether the model computes the same with its cache; if not, it runs without from now on."""
+        readable = not isinstance(self.source, PrefixFront) or self.source.reader is not None
+        if self.cache_is_checked or self.uncached is not None or not readable or torch.compiler.is_compiling():
+            return
+        self.cache_is_checked, training = True, self.training
+        self.eval()
+        try:
+            check_cache(self)
+        except UncachedError as reason:
+            self._layers, self._why_uncached = None, str(reason)
+        finally:
+            self.train(training)
+
     def _options(
         self, cache: Cache | None, input_ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return further arguments of source and target: positions, and the cache in the numbering of each half."""
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        past = None if cache is None else past_of(cache)
         first, halves = 0, list(zip(both, (self.source, self.target), self._layers or (None, None), strict=True))
         apart = isinstance(self.source, PrefixFront)
         for options, half, layers in reversed(halves) if apart else halves:
             own = apart and half is self.source  # it has positions and a mask of its own tokens
             if takes(half.model, "position_ids") and not own:
-                if cache is not None and position_ids is None and input_ids is not None:
-                    past, new = cache.get_seq_length(), input_ids.shape[1]
-                    position_ids = (torch.arange(new, device=input_ids.device) + past)[None]
+                if past is not None and position_ids is None and input_ids is not None:
+                    position_ids = (torch.arange(input_ids.shape[1], device=input_ids.device) + past)[None]
                 # What reads the whole text may number positions from the padding in it.
                 if position_ids is not None and (self._layers is not None or not positions_from_padding(half.model)):
                     options["position_ids"] = position_ids
             if cache is not None and layers is not None:
-                view = shown(cache, first, layers)
+                view = shown(cache, first, layers, past)
                 options |= {cache_argument(half.model): view, "use_cache": bool(layers)}
                 first += len(layers)
                 if not own:  # the representation has the mask of the new tokens only
                     options["attention_mask"] = mask
-                    if view is not None and mask is not None and input_ids is not None and has_no_attention(view):
+                    if (
+                        view is not None
+                        and mask is not None
+                        and input_ids is not None
+                        and has_no_attention(view.layers)
+                    ):
                         options["attention_mask"] = mask[:, -input_ids.shape[1] :]
         return both
 
@@ -268,6 +291,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 different tokenizers.
         """
         kwargs = by_one_name(kwargs, NAME)
+        if kwargs.get("use_cache") is not False:
+            self._check_cache()
         if (why := self.uncached) is not None:
             if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
                 self._joint_cache(kwargs.get(NAME), True)  # raises
