@@ -1,0 +1,762 @@
+"""Canaries: facts about other libraries whose change hf-stitch would not notice by itself.
+
+A failing test names the fact and the place to mend. ``docs/upstream.md`` says what would happen without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate
+import datasets
+import huggingface_hub
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import timm.layers
+import timm.models
+import torch
+import transformers as hf
+from torch import nn
+from transformers.models.auto import modeling_auto
+
+PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+CACHES = ("cache", "past_key_values", "cache_params")
+
+
+def gpt2(kind: Any = None) -> Any:
+    config = hf.GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    return (kind or hf.GPT2LMHeadModel)(config).eval()
+
+
+def bert() -> Any:
+    return hf.BertModel(hf.BertConfig(vocab_size=20, **SMALL)).eval()
+
+
+def vit() -> Any:
+    return hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **SMALL)).eval()
+
+
+def takes(kind: Any, *names: str) -> bool:
+    return set(names) <= inspect.signature(kind.forward).parameters.keys()
+
+
+def takes_one(kind: Any, *names: str) -> bool:
+    return len(inspect.signature(kind.forward).parameters.keys() & set(names)) == 1
+
+
+def has(thing: Any, *names: str) -> bool:
+    return all(hasattr(thing, name) for name in names)
+
+
+def refuses(kind: type[Exception], call: Callable[..., Any], *given: Any) -> bool:
+    try:
+        call(*given)
+    except kind:
+        return True
+    return False
+
+
+def source(thing: Any) -> str:
+    return inspect.getsource(thing)
+
+
+def fact(name: str, holds: Callable[[], Any], mend: str) -> Any:
+    """A row: what is true upstream, a function that tells whether it still is, and the place of ours that needs it."""
+    return pytest.param(holds, mend, id=name)
+
+
+# -- transformers: generation -----------------------------------------------------------------------------------------
+def filled_cache() -> Any:
+    cache = hf.DynamicCache()
+    cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
+    return cache
+
+
+def layers_share_a_cache() -> bool:
+    layer = filled_cache().layers[0]
+    return hf.Cache(layers=[layer, layer]).layers[1] is layer
+
+
+def static_cache() -> bool:
+    cache = hf.StaticCache(config=gpt2().config, max_cache_len=8)
+    return cache.is_compileable and len(cache.layers) == 2
+
+
+def assisted_by() -> set[str]:
+    """Options that make ``generate`` propose several tokens and take some back."""
+    found = set()
+    for name in hf.GenerationConfig().to_dict():
+        config = hf.GenerationConfig()
+        try:
+            setattr(config, name, 1)
+            found |= {name} if config.get_generation_mode().name == "ASSISTED_GENERATION" else set()
+        except (TypeError, ValueError, AttributeError):  # no number
+            continue
+    return found
+
+
+GENERATION = [
+    fact("GPT-2 takes the cache as cache or past_key_values", lambda: takes_one(hf.GPT2LMHeadModel, *CACHES[:2]),
+         "hf_stitch/artefacts/cache.py, NAMES"),
+    fact("an output has the cache as cache or past_key_values",
+         lambda: set(CACHES[:2]) & gpt2()(torch.tensor([[1]]), use_cache=True).keys(),
+         "hf_stitch/artefacts/cache.py, NAMES"),
+    fact("Mamba takes the cache as cache or cache_params", lambda: takes_one(hf.MambaForCausalLM, *CACHES[::2]),
+         "hf_stitch/artefacts/cache.py, NAMES"),
+    fact("a DynamicCache is empty and grows",
+         lambda: not hf.DynamicCache().layers and hf.DynamicCache().layer_class_to_replicate is not None,
+         "hf_stitch/artefacts/cache.py and language.py, _joint_cache"),
+    fact("a Cache has a length", lambda: filled_cache().get_seq_length() == 3,
+         "hf_stitch/artefacts/language.py, _options"),
+    fact("a layer of a Cache has keys and values",
+         lambda: filled_cache().layers[0].keys.shape == filled_cache().layers[0].values.shape == (1, 2, 3, 4),
+         "hf_stitch/artefacts/cache.py, keep"),
+    fact("Cache(layers=...) shares layers", layers_share_a_cache, "hf_stitch/artefacts/cache.py, shown"),
+    fact("a StaticCache is compileable", static_cache, "hf_stitch/artefacts/language.py, _joint_cache"),
+    fact("attention of decoders has layer_idx",
+         lambda: {m.layer_idx for m in gpt2().modules() if hasattr(m, "layer_idx")} == {0, 1},
+         "hf_stitch/artefacts/cache.py, decoder_layers"),
+    fact("attention of encoders has is_causal=False",
+         lambda: [m.is_causal for m in bert().modules() if hasattr(m, "layer_idx")] == [False, False],
+         "hf_stitch/artefacts/cache.py, decoder_layers"),
+    fact("configs have layer_types, by these names",
+         lambda: hf.Gemma2Config(num_hidden_layers=2).layer_types == ["sliding_attention", "full_attention"],
+         "hf_stitch/artefacts/cache.py, layer_types, and adapters/prefixes/adapter.py, _check_attention"),
+    fact("configs name their windows",
+         lambda: hf.MistralConfig().sliding_window and hf.Llama4TextConfig().attention_chunk_size
+         and hf.LongformerConfig().attention_window and set(hf.GPTNeoConfig().attention_layers) == {"global", "local"},
+         "hf_stitch/adapters/prefixes/adapter.py, WINDOWS and _check_attention"),
+    fact("decoders take position_ids and logits_to_keep",
+         lambda: takes(hf.LlamaForCausalLM, "position_ids", "logits_to_keep")
+         and takes(hf.GPT2LMHeadModel, "position_ids", "logits_to_keep"),
+         "hf_stitch/artefacts/language.py, _options and forward"),
+    fact("generate calls prepare_inputs_for_generation and create_masks_for_generate",
+         lambda: "next_sequence_length" in inspect.signature(
+             hf.GenerationMixin.prepare_inputs_for_generation).parameters
+         and "create_masks_for_generate" in source(hf.generation.utils),
+         "hf_stitch/artefacts/language.py, methods of these names"),
+    fact("options that generate several tokens at once",
+         lambda: {"prompt_lookup_num_tokens"} <= assisted_by()
+         <= {"prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"}
+         and hasattr(hf.GenerationConfig(), "prefill_chunk_size")
+         and "assistant_model" in inspect.signature(hf.GenerationMixin.generate).parameters,
+         "hf_stitch/artefacts/language.py, AHEAD"),
+]  # fmt: skip
+
+
+# -- transformers: configs --------------------------------------------------------------------------------------------
+def remembers_its_place() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        gpt2().save_pretrained(folder)
+        return bool(hf.GPT2LMHeadModel.from_pretrained(folder).config._name_or_path == folder)
+
+
+def saves_its_class() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        gpt2().save_pretrained(folder)
+        return bool(json.loads(Path(folder, "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"])
+
+
+def attention_can_be_set() -> bool:
+    config = gpt2().config
+    before, config._attn_implementation = config._attn_implementation, "eager"
+    return before == "sdpa" and hf.GPT2Model(config).config._attn_implementation == "eager"
+
+
+def implementations() -> set[str]:
+    """What a config knows of implementations, which may be code on the Hub."""
+    named = {name for name in (*dir(hf.PreTrainedConfig), *vars(hf.BertConfig())) if "implementation" in name}
+    return named | {name for name in hf.BertConfig().to_dict() if "implementation" in name or "kernel" in name}
+
+
+def backbone_keys() -> set[str]:
+    """Keys of configs that may name a backbone on the Hub."""
+    from transformers import backbone_utils
+
+    text = source(backbone_utils.consolidate_backbone_kwargs_to_config)
+    return set(re.findall(r"""kwargs\.(?:pop|get)\(\s*["'](\w+)""", text))
+
+
+def ambiguous() -> set[str]:
+    """Keys that raise where they are read from the config of a whole network."""
+    kinds = [getattr(hf, name) for name in ("Gemma4TextConfig", "NeoMMEConfig") if hasattr(hf, name)]
+    return {name for kind in kinds for name in getattr(kind(), "per_layer_attributes", None) or ()}
+
+
+READ = {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "vocab_size", "hidden_size"),
+    *("max_position_embeddings", "use_cache", "layer_types", "num_hidden_layers", "image_size", "num_channels"),
+    *("id2label", "problem_type", "is_encoder_decoder"),
+}
+"""Keys that hf-stitch reads of the config of a whole network, if they are there."""
+
+
+def unknown_counts() -> set[str]:
+    """Keys with the number of layers that a record may set to a billion."""
+    from hf_stitch.artefacts.record import LAYERS
+
+    files = Path(hf.__file__).parent.glob("models/*/configuration_*.py")
+    keys = {key for file in files for key in re.findall(r'"num_hidden_layers": "(\w+)"', file.read_text("utf-8"))}
+    assert "n_layer" in keys
+    return {key for key in keys if not LAYERS.search(key)}
+
+
+CONFIGS = [
+    fact("configs have a text config", lambda: hf.LlavaConfig().get_text_config().model_type == "llama"
+         and hf.BertConfig().get_text_config().model_type == "bert",
+         "hf_stitch/adapters/libraries/padding.py, text_config"),
+    fact("configs have use_cache, or the forward",
+         lambda: hf.GPT2Config().use_cache is True and takes(hf.GPT2LMHeadModel, "use_cache")
+         and takes(hf.XLNetModel, "use_mems"), "hf_stitch/adapters/libraries/transformers.py, _interface"),
+    fact("configs have flags of further outputs",
+         lambda: has(hf.BertConfig(), "output_hidden_states", "output_attentions")
+         and has(hf.MixtralConfig(), "output_router_logits"),
+         "hf_stitch/adapters/libraries/transformers.py, EXTRA_OUTPUTS"),
+    fact("configs have the ids of special tokens",
+         lambda: (hf.BartConfig().decoder_start_token_id, hf.BartConfig().pad_token_id) == (2, 1)
+         and has(hf.LlamaConfig(), "bos_token_id", "eos_token_id", "pad_token_id"),
+         "hf_stitch/adapters/libraries/transformers.py, _special_ids and _start_id"),
+    fact("configs have sizes",
+         lambda: gpt2().config.max_position_embeddings == 16 and gpt2().config.vocab_size == 20
+         and gpt2().config.hidden_size == 8 and has(hf.ViTConfig(), "image_size", "num_channels"),
+         "hf_stitch/adapters/libraries/transformers.py, _max_tokens and _image_example"),
+    fact("RoBERTa numbers positions from padding_idx",
+         lambda: hf.RobertaModel(hf.RobertaConfig(vocab_size=20, max_position_embeddings=20, **SMALL))
+         .embeddings.position_embeddings.padding_idx == 1,
+         "hf_stitch/adapters/libraries/padding.py, positions_from_padding"),
+    fact("encoder-decoders have is_encoder_decoder",
+         lambda: hf.T5Config().is_encoder_decoder and not hf.BertConfig().is_encoder_decoder,
+         "hf_stitch/adapters/libraries/transformers.py, _interface"),
+    fact("configs have id2label, by default LABEL_0",
+         lambda: hf.BertConfig().id2label == {0: "LABEL_0", 1: "LABEL_1"},
+         "hf_stitch/analysis/classes.py, _names_of, and analysis/scoring.py, _classes"),
+    fact("configs have problem_type, by these names",
+         lambda: hf.BertConfig().problem_type is None
+         and all(f'"{name}"' in source(hf.BertForSequenceClassification)
+                 for name in ("regression", "multi_label_classification")),
+         "hf_stitch/artefacts/outputs.py, class_loss"),
+    fact("configs contain the place they were loaded from", remembers_its_place,
+         "hf_stitch/adapters/libraries/transformers.py, origin"),
+    fact("configs name the class of the network", saves_its_class,
+         "hf_stitch/adapters/libraries/transformers.py, load"),
+    fact("configs have _attn_implementation", attention_can_be_set,
+         "hf_stitch/adapters/libraries/transformers.py, blueprint and build, and analysis/caching/pins.py"),
+    fact("configs name implementations by these keys",
+         lambda: implementations() <= {f"{before}{what}_implementation{after}" for what in ("attn", "experts")
+                                       for before in ("", "_") for after in ("", "_internal")},
+         "hf_stitch/adapters/libraries/rebuilding.py, own_code_only"),
+    fact("configs name backbones by these keys",
+         lambda: {"backbone"} <= backbone_keys() <= {"backbone", "backbone_kwargs", "use_pretrained_backbone",
+                                                     "use_timm_backbone", "timm_backbone"},
+         "hf_stitch/adapters/libraries/rebuilding.py, ELSEWHERE and own_code_only"),
+    fact("configs have to_diff_dict", lambda: has(hf.PreTrainedConfig, "to_diff_dict"),
+         "hf_stitch/adapters/pinning.py, settings_of_config, and analysis/caching/pins.py, Pins"),
+    fact("what is read of a whole config is not set per layer", lambda: not ambiguous() & READ,
+         "hf_stitch: read config.per_layer_config[i] instead"),
+    fact("numbers of layers have known keys", lambda: not unknown_counts(), "hf_stitch/artefacts/record.py, LAYERS"),
+]  # fmt: skip
+
+
+# -- transformers: networks -------------------------------------------------------------------------------------------
+def ends_in(mapping: str, *endings: str) -> bool:
+    values = getattr(modeling_auto, mapping).values()
+    names = [name for value in values for name in ((value,) if isinstance(value, str) else value)]
+    return sum(name.endswith(endings) for name in names) >= 0.85 * len(names)
+
+
+def pad_id_is_read_in_the_forward() -> bool:
+    network, ids = gpt2(hf.GPT2ForSequenceClassification), torch.ones(2, 3, dtype=torch.long)
+    refused = refuses(ValueError, network, ids)
+    network.config.pad_token_id = -1
+    return refused and network(ids).logits.shape == (2, 2)
+
+
+def construction_calls_initialize_weights() -> bool:
+    calls: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf.PreTrainedModel, "initialize_weights", lambda model: calls.append(model))
+        gpt2()
+    return bool(calls)
+
+
+def marked_modules_stay() -> bool:
+    network = gpt2()
+    for module in network.modules():
+        module._is_hf_initialized = True
+    before = network.transformer.h[0].attn.c_attn.weight.clone()
+    network.initialize_weights()
+    return torch.equal(before, network.transformer.h[0].attn.c_attn.weight)
+
+
+def marked_when_hooks_are_installed() -> bool:
+    network = vit()
+    network(torch.zeros(1, 3, 8, 8), output_hidden_states=True)
+    return vars(network)["_output_capturing_hooks_installed"] is True
+
+
+def modules_of_hooks() -> set[str]:
+    network = vit()
+    network(torch.zeros(1, 3, 8, 8), output_hidden_states=True)
+    return {hook.__module__.partition(".")[0] for m in network.modules() for hook in m._forward_hooks.values()}
+
+
+def checkpointed() -> bool:
+    network = vit()
+    network.gradient_checkpointing_enable()
+    flagged = [m for m in network.modules() if vars(m).get("gradient_checkpointing") is True]
+    return bool(flagged) and network.supports_gradient_checkpointing
+
+
+def missing_overrides() -> list[str]:
+    from hf_stitch.built_ins import BUILT_INS
+
+    names = [name.partition(".")[2] for name in BUILT_INS["overrides"] if name.startswith("transformers.")]
+    return [name for name in names if not isinstance(getattr(hf, name, None), type)]
+
+
+NETWORKS = [
+    fact("texts come with masks of these names",
+         lambda: takes(hf.BertModel, "input_ids", "attention_mask", "token_type_ids")
+         and takes(hf.T5Model, "decoder_input_ids", "decoder_attention_mask"),
+         "hf_stitch/adapters/libraries/transformers.py, _interface, and adapters/cutting/interface.py, mask_of"),
+    fact("networks have main_input_name",
+         lambda: (hf.BertModel.main_input_name, hf.ViTModel.main_input_name) == ("input_ids", "pixel_values"),
+         "hf_stitch/adapters/libraries/transformers.py, of, and adapters/preprocess.py, load_processor"),
+    fact("names of classifiers end so",
+         lambda: ends_in("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "ForImageClassification")
+         and ends_in("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "ForSequenceClassification"),
+         "hf_stitch/adapters/libraries/transformers.py, HEADS, and padding.py, lacks_padding"),
+    fact("names of decoders end so",
+         lambda: ends_in("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForCausalLM", "LMHeadModel"),
+         "hf_stitch/adapters/libraries/transformers.py, HEADS"),
+    fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
+         "hf_stitch/adapters/libraries/padding.py, as_if_padded"),
+    fact("construction calls initialize_weights", construction_calls_initialize_weights,
+         "hf_stitch/adapters/libraries/rebuilding.py, uninitialised"),
+    fact("initialize_weights leaves marked modules alone", marked_modules_stay,
+         "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
+    fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
+         or gpt2()._no_split_modules == ["GPT2Block"],
+         "hf_stitch/artefacts/placing.py, whole_blocks, and training/sharding.py, blocks_of"),
+    fact("networks have a plan of dtypes", lambda: "wo" in hf.T5Model(
+        hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))._get_dtype_plan(torch.float16),
+         "hf_stitch/artefacts/casting.py, _stays"),
+    fact("a flag tells that hooks for hidden states are installed", marked_when_hooks_are_installed,
+         "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/copying.py, copy_without"),
+    fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
+         "hf_stitch/adapters/cutting/surgery.py, is_bookkeeping"),
+    fact("a flag of modules turns gradient checkpointing on", checkpointed,
+         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/modeling.py"),
+    fact("classes with an override exist", lambda: not missing_overrides(), "hf_stitch/built_ins.py, overrides"),
+    fact("CLIP finds the end of a text by the largest id where eos_token_id is 2",
+         lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
+         "hf_stitch/adapters/overrides/clip.py"),
+    fact("outputs are mappings with logits", lambda: "logits" in gpt2()(torch.tensor([[1]])),
+         "hf_stitch/artefacts/outputs.py, logits_of"),
+]  # fmt: skip
+
+
+# -- transformers: processors and Trainer -----------------------------------------------------------------------------
+def word_level() -> Any:
+    from tokenizers import Tokenizer, models
+
+    made = Tokenizer(models.WordLevel({"a": 0, "?": 1}, "?"))
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
+
+
+def serialised() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(word_level().backend_tokenizer.to_str())
+    return found
+
+
+EVENTS = (
+    *("on_init_end", "on_train_begin", "on_train_end", "on_step_begin", "on_step_end", "on_epoch_end"),
+    *("on_evaluate", "on_save"),
+)
+
+PROCESSORS = [
+    fact("tokenizers have these options",
+         lambda: has(word_level(), "model_input_names", "padding_side", "split_special_tokens", "truncation_side"),
+         "hf_stitch/adapters/pinning.py, OF_TOKENIZERS"),
+    fact("tokenizers have a limit, a vocabulary and a backend",
+         lambda: word_level().model_max_length > 10**9 and word_level().get_vocab() and word_level().is_fast
+         and word_level().pad_token_id is None and type(word_level().backend_tokenizer).__module__ == "tokenizers",
+         "hf_stitch/adapters/libraries/transformers.py, _max_tokens, and adapters/pinning.py"),
+    fact("slow tokenizers have bpe_ranks or sp_model",
+         lambda: "self.bpe_ranks" in source(hf.CTRLTokenizer) and "self.sp_model" in source(
+             import_module("transformers.tokenization_utils_sentencepiece")),
+         "hf_stitch/adapters/pinning.py, _of_tokenizer"),
+    fact("serialised tokenizers have these parts",
+         lambda: {"version", "padding", "truncation", "added_tokens", "model"} <= serialised().keys()
+         and serialised()["model"]["type"] == "WordLevel",
+         "hf_stitch/adapters/pinning.py, _of_tokenizer and _types_of"),
+    fact("image processors have to_dict with image_processor_type",
+         lambda: hf.ViTImageProcessor().to_dict()["image_processor_type"].startswith("ViTImageProcessor"),
+         "hf_stitch/adapters/pinning.py, settings_of_processor"),
+    fact("the image processor of timm networks is TimmWrapperImageProcessor",
+         lambda: "data_config" in source(hf.TimmWrapperImageProcessor),
+         "hf_stitch/adapters/libraries/transformers.py, of"),
+    fact("callbacks of the Trainer have these events", lambda: has(hf.TrainerCallback, *EVENTS),
+         "hf_stitch/training/callback.py and anchors.py"),
+    fact("control of the Trainer has these flags",
+         lambda: has(hf.TrainerControl(), "should_log", "should_evaluate", "should_save"),
+         "hf_stitch/training/callback.py and anchors.py"),
+    fact("the Trainer names checkpoints checkpoint-N", lambda: hf.trainer_utils.PREFIX_CHECKPOINT_DIR == "checkpoint",
+         "hf_stitch/training/callback.py, _folder"),
+    fact("the Trainer reads accepts_loss_kwargs", lambda: '"accepts_loss_kwargs"' in source(hf.Trainer),
+         "hf_stitch/artefacts/modeling.py, StitchedModel.accepts_loss_kwargs"),
+]  # fmt: skip
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+def checkpointed_by_timm(name: str) -> bool:
+    network = timm.create_model(name)
+    network.set_grad_checkpointing()
+    return any(vars(module).get("grad_checkpointing") is True for module in network.modules())
+
+
+def kinds_of(base: type) -> list[type]:
+    return [k for k in vars(timm.layers).values() if isinstance(k, type) and issubclass(k, base) and k is not base]
+
+
+TIMM = [
+    fact("networks have a pretrained_cfg with an architecture",
+         lambda: timm.create_model("resnet10t").pretrained_cfg["architecture"] == "resnet10t",
+         "hf_stitch/adapters/libraries/timm.py, serves and blueprint"),
+    fact("networks have _model_args",
+         lambda: timm.create_model("resnet10t", num_classes=3, in_chans=1)._model_args
+         == {"num_classes": 3, "in_chans": 1}, "hf_stitch/adapters/libraries/timm.py, blueprint"),
+    fact("networks have num_classes", lambda: timm.create_model("resnet10t", num_classes=0).num_classes == 0,
+         "hf_stitch/adapters/libraries/timm.py, task"),
+    fact("patch embeddings have img_size",
+         lambda: timm.create_model("test_vit", img_size=32).patch_embed.img_size == (32, 32),
+         "hf_stitch/adapters/libraries/timm.py, _native_size"),
+    fact("a flag grad_checkpointing turns it on",
+         lambda: checkpointed_by_timm("test_vit") and checkpointed_by_timm("resnet10t"),
+         "hf_stitch/adapters/cutting/modes.py, evaluating, and halves.py, CHECKPOINTS"),
+    fact("create_model takes the source of weights by these names",
+         lambda: inspect.signature(timm.create_model).parameters.keys()
+         <= {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir",
+             "scriptable", "exportable", "no_jit", "kwargs"}, "hf_stitch/adapters/libraries/timm.py, NOT_ARCHITECTURE"),
+    fact("a pretrained_cfg names its files so",
+         lambda: {"hf_hub_filename", "url"} <= timm.models.PretrainedCfg.__dataclass_fields__.keys(),
+         "hf_stitch/adapters/libraries/timm.py, load"),
+    fact("no norm extends nn.RMSNorm with channels on another axis", lambda: not kinds_of(nn.RMSNorm),
+         "hf_stitch/adapters/discovery/shapes.py, _channel_axis"),
+]  # fmt: skip
+
+
+# -- sentence-transformers --------------------------------------------------------------------------------------------
+def sentences() -> Any:
+    return pytest.importorskip("sentence_transformers")
+
+
+def of_sentences(name: str) -> Any:
+    sentences()
+    from sentence_transformers.util import import_from_string
+
+    return import_from_string(f"sentence_transformers.models.{name}")
+
+
+def pooled() -> bool:
+    features = {"token_embeddings": torch.ones(1, 2, 8), "attention_mask": torch.ones(1, 2)}
+    return "sentence_embedding" in of_sentences("Pooling")(8).forward(features)
+
+
+SENTENCES = [
+    fact("the class is SentenceTransformer in sentence_transformers",
+         lambda: sentences().SentenceTransformer.__name__ == "SentenceTransformer"
+         and sentences().SentenceTransformer.__module__.startswith("sentence_transformers."),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, serves"),
+    fact("its first module has auto_model", lambda: "def auto_model" in source(of_sentences("Transformer")),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, of"),
+    fact("it has a tokenizer, a limit and prompts",
+         lambda: has(sentences().SentenceTransformer, "tokenizer", "max_seq_length") and has(
+             sentences().SentenceTransformer(modules=[of_sentences("Pooling")(8)]), "prompts", "default_prompt_name"),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, of"),
+    fact("modules pass embeddings on as sentence_embedding", pooled,
+         "hf_stitch/adapters/libraries/sentence_transformers.py, EMBEDDING"),
+    fact("modules have get_config_dict", lambda: any(
+        "pooling_mode" in key for key in of_sentences("Pooling")(8).get_config_dict()),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, settings"),
+    fact("modules state their width by these keys",
+         lambda: of_sentences("Dense")(8, 4).get_config_dict()["out_features"] == 4 and of_sentences("Pooling")(8)
+         .get_config_dict().keys() & {"embedding_dimension", "word_embedding_dimension"},
+         "plugins/hf-stitch-embeddings, export/sentence_transformers.py, _check_width"),
+]  # fmt: skip
+
+
+# -- huggingface_hub, datasets ----------------------------------------------------------------------------------------
+def offline_at_once() -> bool:
+    """Nothing is sent once the constant is set, also by libraries that have asked before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        ask = huggingface_hub.get_session().head
+        refused = refuses(huggingface_hub.errors.OfflineModeIsEnabled, ask, "http://127.0.0.1:9")
+        return refused and huggingface_hub.is_offline_mode() and hf.utils.hub.is_offline_mode()
+
+
+def offline_of_datasets() -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        return refuses(ConnectionError, datasets.utils.file_utils._raise_if_offline_mode_is_enabled)
+
+
+def files_of_images() -> Any:
+    from datasets.table import embed_table_storage
+    from PIL import Image
+
+    features = datasets.Features(image=datasets.Image())
+    made = datasets.Dataset.from_dict({"image": [Image.new("L", (2, 2))]}, features=features)
+    return embed_table_storage(made.with_format("arrow")[[0]])["image"].to_pylist()[0]["bytes"]
+
+
+def lines() -> Any:
+    return datasets.Dataset.from_dict({"text": ["a"], "label": [0], "flag": [True]})
+
+
+DATA = [
+    fact("the constant HF_HUB_OFFLINE is read at each request", offline_at_once,
+         "hf_stitch/hub.py, _unreachable and _Offline"),
+    fact("datasets has a copy of HF_HUB_OFFLINE", offline_of_datasets, "hf_stitch/hub.py, _Offline"),
+    fact("a data set with a transform has the format custom",
+         lambda: lines().with_transform(dict).format["type"] == "custom", "hf_stitch/data/tables.py, Stored"),
+    fact("dtypes of columns have these names",
+         lambda: [lines().features[name].dtype for name in ("text", "label", "flag")] == ["string", "int64", "bool"],
+         "hf_stitch/data/columns.py, feature_kind"),
+    fact("embedded images have their bytes under bytes", files_of_images, "hf_stitch/data/tables.py, Stored.contents"),
+]  # fmt: skip
+
+
+# -- accelerate -------------------------------------------------------------------------------------------------------
+def hooked() -> Any:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    return accelerate.dispatch_model(network, {"0": "cpu", "1": "cpu"}, force_hooks=True)
+
+
+def offloaded() -> Any:
+    return accelerate.cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu")
+
+
+def several_hooks() -> Any:
+    network = nn.Linear(2, 2)
+    for _ in range(2):
+        accelerate.hooks.add_hook_to_module(network, accelerate.hooks.ModelHook(), append=True)
+    return network._hf_hook.hooks
+
+
+def divided() -> bool:
+    """The gradient of ``backward`` is that of the loss over the number of steps."""
+    weight = torch.ones((), requires_grad=True)
+    kind = accelerate.utils.DistributedType.NO
+    state = SimpleNamespace(distributed_type=kind, gradient_accumulation_steps=4, scaler=None, has_lomo_optimizer=False)
+    accelerate.Accelerator.backward(state, weight * 2)
+    return weight.grad == 0.5
+
+
+def launchers() -> set[str]:
+    from accelerate import state
+    from accelerate.utils import environment
+
+    names = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+    return {name for name in names if f'"{name}"' not in source(state) + source(environment)}
+
+
+ACCELERATE = [
+    fact("modules with a hook have _hf_hook and _old_forward",
+         lambda: {"_hf_hook", "_old_forward", "forward"} <= vars(hooked()[0]).keys() | vars(hooked()).keys(),
+         "hf_stitch/offloading.py, _hooks; adapters/cutting/copying.py, hollow; analysis/caching/pins.py, REPLACED"),
+    fact("dispatched networks have hf_device_map", lambda: has(hooked(), "hf_device_map"),
+         "hf_stitch/adapters/cutting/copying.py, copy_without"),
+    fact("hooks have the place and the source of weights",
+         lambda: offloaded()[0].weight.is_meta and "weight" in offloaded()[0]._hf_hook.weights_map
+         and str(offloaded()[0]._hf_hook.execution_device) == "cpu" and has(offloaded()[0]._hf_hook, "tied_params_map"),
+         "hf_stitch/offloading.py and adapters/preprocess.py, place_of"),
+    fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
+         "hf_stitch/offloading.py, _hooks"),
+    fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
+    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
+]  # fmt: skip
+
+
+# -- torch and others -------------------------------------------------------------------------------------------------
+def compiled_in_place() -> bool:
+    network = nn.Linear(2, 2)
+    before = network._compiled_call_impl
+    network.compile()
+    return before is None and network._compiled_call_impl is not None
+
+
+def unsaved_buffers() -> bool:
+    network = nn.Module()
+    network.register_buffer("table", torch.ones(1), persistent=False)
+    network._non_persistent_buffers_set.clear()
+    return list(network.state_dict()) == ["table"]
+
+
+def passing_the_mode() -> set[str]:
+    """Functions that take values out of tensors without an operation, as far as a mode sees them."""
+    from torch.overrides import TorchFunctionMode
+
+    seen: set[Any] = set()
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(func)
+            return func(*args, **(kwargs or {}))
+
+    values = torch.zeros(2)
+    with Watch():
+        _ = [values.tolist(), values.numpy(), np.asarray(values), np.from_dlpack(values)]
+        _ = [values.map_(values, lambda a, b: a), values.apply_(lambda a: a), values.tensor_split(values.long()[:1])]
+    wanted = ("tolist", "numpy", "__array__", "__dlpack__", "map_", "apply_", "tensor_split")
+    return {name for name in wanted if getattr(torch.Tensor, name) not in seen}
+
+
+def arranging() -> list[str]:
+    """Operations of torch that views, unfolding, joins and padding dispatch."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func.overloadpacket))
+            return func(*args, **(kwargs or {}))
+
+    values = torch.zeros(1, 2, 4, 4)
+    with Watch():
+        _ = [values.flatten(2), nn.functional.unfold(values, 2), torch.cat([values, values])]
+        nn.functional.pad(values, (1, 1))
+    return seen
+
+
+def reset_by() -> list[bool]:
+    kinds = (nn.Linear, nn.Conv2d, nn.BatchNorm2d, nn.LayerNorm, nn.Embedding)
+    return [*(has(kind, "reset_parameters") for kind in kinds), has(nn.MultiheadAttention, "_reset_parameters")]
+
+
+def codes() -> set[str]:
+    values = {str(t): torch.zeros(1, dtype=t) for t in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8)}
+    header = json.loads(safetensors.torch.save(values)[8:].partition(b"}}")[0] + b"}}")
+    return {code["dtype"] for name, code in header.items() if "int" not in name and name != "__metadata__"}
+
+
+def classes_of_folders() -> Any:
+    torchvision = pytest.importorskip("torchvision")
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "cat").mkdir()
+        Image.new("L", (2, 2)).save(Path(folder, "cat", "0.png"))
+        return torchvision.datasets.ImageFolder(folder).classes
+
+
+def sealed_events() -> Iterator[str]:
+    """Yield what opens a connection or starts a program although the code is sealed."""
+    import os
+    import socket
+    import subprocess
+
+    from hf_stitch.adapters.sealed import SealedError, sealed
+
+    tried: dict[str, Callable[[], Any]] = {
+        "subprocess": lambda: subprocess.run(["true"], check=False),
+        "system": lambda: os.system("true"),
+        "posix_spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        "getaddrinfo": lambda: socket.getaddrinfo("localhost", 9),
+        "connect": lambda: socket.socket().connect(("127.0.0.1", 9)),
+    }
+    for name, attempt in tried.items():
+        with sealed():
+            try:
+                attempt()
+            except SealedError:
+                continue
+            except OSError:
+                pass
+        yield name
+
+
+def linear_bases() -> bool:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    names = [{base.__name__ for base in kind.__mro__} for kind in (LinearRegression, LogisticRegression)]
+    return "LinearModel" in names[0] and "LinearClassifierMixin" in names[1]
+
+
+def arrow() -> bool:
+    pa = pytest.importorskip("pyarrow")
+    rows = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))
+    return rows.type.list_size == 2 and rows.null_count == 1 and has(pa.chunked_array([rows]), "combine_chunks")
+
+
+TORCH = [
+    fact("unsaved buffers are those in _non_persistent_buffers_set", unsaved_buffers,
+         "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and analysis/caching/pins.py"),
+    fact("a module that is compiled in place has _compiled_call_impl", compiled_in_place,
+         "hf_stitch/adapters/cutting/copying.py, compiled_modules, and training/probe.py, _as_written"),
+    fact("torch.compile wraps a module as _orig_mod",
+         lambda: list(torch.compile(nn.Linear(1, 1))._modules) == ["_orig_mod"],
+         "hf_stitch/adapters/cutting/copying.py, WRAPPED"),
+    fact("operations are counted by their packet",
+         lambda: torch.ops.aten.mm in torch.utils.flop_counter.flop_registry
+         and torch.ops.aten.convolution in torch.utils.flop_counter.flop_registry,
+         "hf_stitch/adapters/discovery/operations.py, Operations"),
+    fact("views, unfolding, joins and padding dispatch these operations",
+         lambda: {"aten.view", "aten.im2col", "aten.cat", "aten.constant_pad_nd"} <= set(arranging()),
+         "hf_stitch/adapters/discovery/operations.py, _ARRANGING"),
+    fact("what takes values out of tensors passes through modes", lambda: not passing_the_mode(),
+         "hf_stitch/adapters/cutting/flow.py, OUTSIDE"),
+    fact("layers initialise themselves by these methods", lambda: all(reset_by()),
+         "hf_stitch/adapters/untraining.py, RESETS"),
+    fact("dtypes of floats in safetensors begin with F or BF",
+         lambda: len(codes()) == 3 and all(code.startswith(("F", "BF")) for code in codes()),
+         "hf_stitch/artefacts/files.py, _check_header"),
+    fact("data sets of torchvision have classes", lambda: classes_of_folders() == ["cat"],
+         "hf_stitch/data/torch_datasets.py, Mapped.classes"),
+    fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),
+         "hf_stitch/adapters/sealed.py, SEALED"),
+    fact("linear models of scikit-learn have these bases", linear_bases,
+         "hf_stitch/transfer/carrying.py, LINEAR"),
+    fact("Arrow arrays have list_size, null_count and combine_chunks", arrow,
+         "plugins/hf-stitch-embeddings, vectors.py, _from_column, and stores/lancedb.py"),
+]  # fmt: skip
+
+LIBRARIES = {
+    "transformers": [*GENERATION, *CONFIGS, *NETWORKS, *PROCESSORS],
+    "timm": TIMM,
+    "sentence-transformers": SENTENCES,
+    "the Hub and data": DATA,
+    "accelerate": ACCELERATE,
+    "torch and others": TORCH,
+}
+FACTS = [pytest.param(*row.values, id=f"{library}: {row.id}") for library, rows in LIBRARIES.items() for row in rows]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("holds", "mend"), FACTS)
+def test_the_fact_still_holds(holds: Callable[[], Any], mend: str, request: pytest.FixtureRequest) -> None:
+    what = f"{request.node.callspec.id} : mend {mend}"
+    try:
+        found = holds()
+    except Exception as error:
+        raise AssertionError(f"{what} ({type(error).__name__}: {error})") from error
+    assert found, what
+
+
+def test_the_page_lists_each_fact_once() -> None:
+    listed = re.findall(r"\*([^*|`]+)\*", PAGE.read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(str(row.id) for rows in LIBRARIES.values() for row in rows)
