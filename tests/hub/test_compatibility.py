@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from make_fixtures import FIXTURES, networks
+from fixture_networks import FIXTURES, networks
 from safetensors.torch import load_file
 
 import hf_stitch.auto  # noqa: F401

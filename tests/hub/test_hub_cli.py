@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_fixtures import FIXTURES
+from fixture_networks import FIXTURES
 from server import Hub
 from typer.testing import CliRunner, Result
 

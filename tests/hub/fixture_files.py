@@ -1,0 +1,204 @@
+"""Files of what is no model: stitches, anchors, activations, recordings, and those of plugins.
+
+Beside each is a file with the values that it contains, or with an input and its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fixture_models import anchors as anchor_set
+from fixture_networks import LAYER, bert, classifiers, images, points, rows, texts, vit
+from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized
+from hf_stitch_filter_atoms import PatchCovariance
+from safetensors.torch import save_file
+from torch import nn
+
+import hf_stitch
+from hf_stitch.analysis import Activations, extract_activations
+from hf_stitch.relative import RelativeProjection
+from hf_stitch.stitches import (
+    AttentionStitch,
+    IdentityStitch,
+    LinearStitch,
+    LowRankResidualStitch,
+    LowRankStitch,
+    MaskedStitch,
+    PiecewiseStitch,
+    ResidualMLPStitch,
+    Stitch,
+)
+from hf_stitch.training import DynamicsRecorder
+from hf_stitch.transfer import SparseAutoencoder
+
+
+def keep(values: dict[str, Any], path: Path) -> None:
+    """Write the expected values of a file or folder."""
+    tensors = {name: torch.as_tensor(value).detach().contiguous() for name, value in values.items()}
+    save_file(tensors, f"{path}.answer.safetensors")
+
+
+# -- stitches ----------------------------------------------------------------------------------------------------------
+def stitches(folder: Path) -> None:
+    """One map of each built-in class, in a file of its own."""
+    torch.manual_seed(0)
+    mask = rows(3, 4, 5) > 0
+    made: dict[str, Stitch] = {
+        "attention": AttentionStitch(4, 3, heads=2, width=4, causal=True),
+        "identity": IdentityStitch(4, 3),
+        "linear": LinearStitch(4, 3),
+        "low_rank": LowRankStitch(4, 3, rank=2),
+        "low_rank_residual": LowRankResidualStitch(4, 3, rank=2),
+        "masked": MaskedStitch.of(weight=rows(3, 4, 6), mask=mask, bias=rows(1, 3, 7)[0]),
+        "piecewise": PiecewiseStitch(4, 3, pieces=2),
+        "relative": RelativeProjection.of(rows(3, 4, 8), similarities=["cosine", "inner"]),
+        "residual_mlp": ResidualMLPStitch(4, 3, hidden=5),
+    }
+    given = rows(10, 4, 9).reshape(2, 5, 4)
+    for name, stitch in made.items():
+        for parameter in stitch.parameters():
+            nn.init.normal_(parameter)  # some are 0 at first
+        stitch.fitted = {"samples": 10, "ridge": 0.5}
+        stitch.eval().save(folder / f"{name}.safetensors")
+    with torch.no_grad():
+        keep({"input": given, **{name: stitch(given) for name, stitch in made.items()}}, folder)
+
+
+def autoencoder(folder: Path) -> None:
+    """A sparse autoencoder."""
+    torch.manual_seed(0)
+    made = SparseAutoencoder(4, 6, "jumprelu", metadata={"hook_name": "blocks.3"}).eval()
+    for parameter in made.parameters():
+        nn.init.uniform_(parameter, 0, 1)
+    made.save_saelens(folder)
+    with torch.no_grad():
+        keep({"input": rows(5), "output": made(rows(5)), "features": made.encode(rows(5))}, folder)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+def anchors(folder: Path) -> None:
+    """Anchors that two networks have encoded."""
+    found = anchor_set()
+    found.save_pretrained(folder)
+    values = {f"values.{place}": each.values for place, each in enumerate(found.encoded)}
+    pictures = torch.stack([each["image"] for each in images()])
+    among = torch.tensor(found.among(hf_stitch.Samples.of(list(pictures))))
+    keep({"images": pictures, "among": among, **values}, folder)
+
+
+def of_texts() -> Activations:
+    """Return activations of tokens, with a mask."""
+    found = hf_stitch.Samples.of(texts()[:5])
+    return extract_activations(bert(), found, layers=[LAYER["bert"]], pooling="none", progress=False)
+
+
+def of_images() -> Activations:
+    """Return activations on a grid."""
+    found = hf_stitch.Samples.of(images()[:5])
+    read = extract_activations(vit(), found, layers=[LAYER["vit"], "vit.layers.1"], pooling="none", progress=False)
+    return replace(read, ids=[f"picture {i}" for i in range(5)])
+
+
+def _write_activations(found: Activations, path: Path) -> None:
+    found.save(path)
+    keep({**found.values, **({} if found.mask is None else {"mask": found.mask})}, path)
+
+
+def activations_of_texts(path: Path) -> None:
+    """Activations of tokens in a file of safetensors."""
+    _write_activations(of_texts(), path)
+
+
+def activations_of_images(path: Path) -> None:
+    """Activations on a grid in a file of NumPy, with names as ids."""
+    _write_activations(of_images(), path)
+
+
+def activations_of_texts_as_a_table(path: Path) -> None:
+    """Activations of tokens in a folder of Arrow files."""
+    _write_activations(of_texts(), path)
+
+
+def recordings(folder: Path) -> None:
+    """Activations that a callback has recorded at three steps."""
+    adapter = classifiers()[0]
+    recorder = DynamicsRecorder(folder, points(20), layers=["1", "3"])
+    for step in range(3):
+        recorder.measure(adapter, step=step)
+        with torch.no_grad():
+            for parameter in adapter.model.parameters():
+                parameter += 0.3 * rows(1, parameter.numel(), step).reshape(parameter.shape)
+
+
+def recordings_of_weights(folder: Path) -> None:
+    """Weights that a callback has recorded at three steps, for a metric of a plugin."""
+    net = convolutions()
+    recorder = DynamicsRecorder(folder, metric="weight_cosine")
+    for step in range(3):
+        recorder.measure(hf_stitch.load(net, example_inputs=torch.zeros(2, 1, 6, 6)), step=step)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += 0.3 * rows(1, parameter.numel(), step).reshape(parameter.shape)
+
+
+# -- plugins -----------------------------------------------------------------------------------------------------------
+def encoders(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of an encoder, and of another one that is the first, rotated, with noise."""
+    old = normalized(rows(n, 8, seed).numpy())
+    turn = torch.linalg.qr(rows(8, 8, 99)).Q.numpy()
+    return old, normalized(old @ turn + 0.05 * rows(n, 8, seed + 7).numpy())
+
+
+@cache
+def fitted_map() -> EmbeddingMap:
+    """Fit a map between the vectors of two encoders."""
+    return fit_embedding_map(*encoders(300), map="ridge", direction="index", index_size=20_000, progress=False)
+
+
+def embedding_map(folder: Path) -> None:
+    """A map between the vectors of two encoders, with its scores."""
+    made, given = fitted_map(), encoders(5)[0]
+    made.save_pretrained(folder)
+    keep({"input": given, "output": made(given)}, folder)
+
+
+def adjoint_map(folder: Path) -> None:
+    """The transposed map, for new queries."""
+    made, given = fitted_map().adjoint(), encoders(5)[1]
+    made.save_pretrained(folder)
+    keep({"input": given, "output": made(given)}, folder)
+
+
+def convolutions(seed: int = 0) -> nn.Sequential:
+    """Build a network of convolutions."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.Linear(18, 3))
+
+
+def patch_covariance(path: Path) -> None:
+    """The covariance of the patches that convolutions read."""
+    found = PatchCovariance.of(convolutions(), [rows(4, 36).reshape(4, 1, 6, 6)])
+    found.save(path)
+    keep(dict(found.factors), path)
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "stitches": stitches,
+    "autoencoder": autoencoder,
+    "anchors": anchors,
+    "activations_of_texts.safetensors": activations_of_texts,
+    "activations_of_images.npz": activations_of_images,
+    "activations_of_texts": activations_of_texts_as_a_table,
+    "recordings": recordings,
+    "recordings_of_weights": recordings_of_weights,
+    "embedding_map": embedding_map,
+    "adjoint_map": adjoint_map,
+    "patch_covariance.safetensors": patch_covariance,
+}
+"""Name of a file or folder -> function that writes it."""

@@ -1,0 +1,296 @@
+"""Everything that earlier versions wrote loads: models, stitchers, files and results, with the same values.
+
+``make_fixtures.py`` wrote the fixtures. A version that lacks one of them is left out of its test.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fixture_models import PROMPT, generated, output_of
+from fixture_networks import FIXTURES, SENTENCES
+from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
+from hf_stitch_filter_atoms import PatchCovariance
+from safetensors.torch import load_file
+from torch import Tensor
+
+import hf_stitch.auto  # noqa: F401
+from hf_stitch import Activations, Samples, StitchedModel, Stitcher, analysis, load, load_report, swap, training
+from hf_stitch.adapters.doctor import Diagnosis
+from hf_stitch.artefacts import Description, Head
+from hf_stitch.relative import AnchorSet
+from hf_stitch.results import Result
+from hf_stitch.stitches import Stitch
+from hf_stitch.transfer import SparseAutoencoder
+
+LOADERS: dict[str, list[Any]] = {
+    "encoder": [StitchedModel],
+    "inverse": [StitchedModel, transformers.AutoModelForImageClassification],
+    "language_chain": [StitchedModel, transformers.AutoModelForCausalLM],
+    "language_model": [StitchedModel, transformers.AutoModelForCausalLM],
+    "language_model_of_an_encoder": [StitchedModel, transformers.AutoModelForCausalLM],
+    "model_of_timm": [StitchedModel, transformers.AutoModelForImageClassification],
+    "relative": [StitchedModel, transformers.AutoModelForImageClassification],
+    "rewritten": [StitchedModel, transformers.AutoModelForImageClassification],
+    "swapped": [StitchedModel, transformers.AutoModelForImageClassification],
+    "text_classifier": [StitchedModel, transformers.AutoModelForSequenceClassification],
+    "two_tokenizers": [StitchedModel, transformers.AutoModelForCausalLM],
+}
+"""Folder of a stitched model -> classes that load it."""
+
+ENDS = {
+    "chain_stitcher": ("language_model", "parents/gpt2_2"),
+    "language_stitcher": ("parents/gpt2", "parents/llama"),
+    "relative_stitcher": ("parents/vit", "head"),
+    "two_tokenizers_stitcher": ("parents/llama_fine", "parents/gpt2_coarse"),
+}
+"""Folder of a stitcher -> folders of its networks."""
+
+DECODERS = {name for name in (*LOADERS, *ENDS) if name.startswith(("language", "chain", "two"))}
+
+KINDS: dict[str, type[Result]] = {
+    kind.__name__: kind
+    for kind in (
+        analysis.Audit, analysis.Bench, analysis.ComparisonPlan, analysis.ConfidenceInterval, analysis.Curves,
+        analysis.Detection, analysis.Evaluation, analysis.Identification, analysis.ModeConnectivity,
+        analysis.NetworkAtlas, analysis.PermutationTestResult, analysis.Plan, analysis.SimilarityAtlas,
+        analysis.StitchGrid, analysis.Trajectory, training.Dynamics, training.History, Diagnosis, Ageing, Calibration,
+        PairsCurve, RetrievalResult, Upgraded, Verdict,
+    )
+}  # fmt: skip
+
+
+def written(*names: str) -> pytest.MarkDecorator:
+    """Run a test for the folders or files with these names, of all versions that wrote them."""
+    found = [path for version in sorted(FIXTURES.iterdir()) for name in names if (path := version / name).exists()]
+    return pytest.mark.parametrize("path", found, ids=[f"{path.parent.name}-{path.name}" for path in found])
+
+
+def answer(path: Path) -> dict[str, Tensor]:
+    """Read the values that belong to an artefact."""
+    return load_file(f"{path}.answer.safetensors")
+
+
+def close(found: Any, expected: Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def inputs(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs among the values of a model."""
+    return {name: value for name, value in values.items() if name not in ("output", "prompt", "generated", "logits")}
+
+
+@torch.no_grad()
+def check_outputs(model: Any, expected: dict[str, Tensor]) -> None:
+    """Compare the output of a model with that in its fixture."""
+    close(output_of(model(**inputs(expected))), expected["output"])
+
+
+@torch.no_grad()
+def check_generation(model: Any, expected: dict[str, Tensor]) -> None:
+    """Compare the greedily generated tokens and their logits with those in the fixture."""
+    found = generated(model, expected["prompt"])
+    assert found["generated"].tolist() == expected["generated"].tolist()
+    close(found["logits"], expected["logits"])
+
+
+# -- models and stitchers ----------------------------------------------------------------------------------------------
+def loaded(path: Path, loader: Any = StitchedModel) -> Any:
+    """Load a model; this version must know all of its keys."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not know")
+        return loader.from_pretrained(path)
+
+
+def attached(path: Path) -> StitchedModel:
+    """Attach a stitcher to the networks in its fixture."""
+    source, target = (load(str(path.parent / name)) for name in ENDS[path.name])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not know")
+        return Stitcher.from_pretrained(path).attach(source, target)
+
+
+@written(*LOADERS)
+def test_a_model_has_the_same_outputs(path: Path) -> None:
+    for loader in LOADERS[path.name]:
+        check_outputs(loaded(path, loader), answer(path))
+
+
+@written(*ENDS)
+def test_an_attached_stitcher_has_the_same_outputs(path: Path) -> None:
+    check_outputs(attached(path), answer(path))
+
+
+@written(*sorted(DECODERS & LOADERS.keys()))
+def test_a_decoder_generates_the_same_tokens(path: Path) -> None:
+    for loader in LOADERS[path.name]:
+        check_generation(loaded(path, loader), answer(path))
+
+
+@written(*sorted(DECODERS & ENDS.keys()))
+def test_an_attached_decoder_generates_the_same_tokens(path: Path) -> None:
+    check_generation(attached(path), answer(path))
+
+
+@written(*sorted(DECODERS & LOADERS.keys()))
+def test_a_decoder_reads_the_same_tokens(path: Path) -> None:
+    """Its tokenizer was saved with it."""
+    prompt = "the walker is" if path.name.startswith("two") else PROMPT
+    assert loaded(path).preprocess([prompt])["input_ids"].tolist() == answer(path)["prompt"].tolist()
+    if path.name.startswith("two"):
+        expected = answer(path)["input_ids"]
+        assert loaded(path).preprocess(SENTENCES[:3])["input_ids"].tolist() == expected.tolist()
+
+
+@written("language_model")
+def test_a_generation_config_is_kept(path: Path) -> None:
+    config = loaded(path).generation_config
+    assert (config.max_new_tokens, config.repetition_penalty) == (5, 1.5)
+
+
+@written("language_model", "language_chain", "text_classifier")
+def test_a_model_is_a_network_with_cuts(path: Path) -> None:
+    adapter, expected = load(str(path)), answer(path)
+    with torch.no_grad():
+        for layer in (adapter.layers[0], adapter.layers[-1]):
+            close(adapter.decode(adapter.encode(inputs(expected), layer)[layer], layer).logits, expected["output"])
+
+
+@written("relative")
+def test_the_encoder_of_a_relative_model_can_still_be_swapped(path: Path) -> None:
+    """Its anchors were saved with it, so that no samples are needed."""
+    encoder = str(path.parent / "parents" / "vit_1")
+    found = swap(loaded(path), encoder=encoder, encoder_layer="vit.layers.1", pooling="cls", progress=False)
+    check_outputs(found, answer(path.with_name("swapped")))
+
+
+@written("head")
+def test_a_head_has_the_same_outputs(path: Path) -> None:
+    check_outputs(Head.from_pretrained(path), answer(path))
+
+
+@written(*(set(LOADERS) - {"encoder", "relative", "swapped", "inverse"}))
+def test_scores_are_read(path: Path) -> None:
+    assert "stitched" in Description.read(path).scores["scores"]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+@written("stitches")
+def test_stitches_have_the_same_outputs(path: Path) -> None:
+    expected = answer(path)
+    files = sorted(path.iterdir())
+    assert {file.stem for file in files} == expected.keys() - {"input"}
+    for file in files:
+        stitch = Stitch.load(file)
+        assert (stitch.name, stitch.fitted) == (file.stem, {"samples": 10, "ridge": 0.5})
+        with torch.no_grad():
+            close(stitch.eval()(expected["input"]), expected[file.stem])
+
+
+@written("autoencoder")
+def test_an_autoencoder_has_the_same_outputs(path: Path) -> None:
+    made, expected = SparseAutoencoder.from_saelens(path), answer(path)
+    with torch.no_grad():
+        close(made.encode(expected["input"]), expected["features"])
+        close(made(expected["input"]), expected["output"])
+    assert made.metadata["hook_name"] == "blocks.3"
+
+
+@written("anchors")
+def test_anchors_are_the_same(path: Path) -> None:
+    found, expected = AnchorSet.from_pretrained(path), answer(path)
+    assert [(each.layer, each.pooling) for each in found.encoded] == [
+        ("vit.layers.1", "mean"), ("vit.layers.1", "cls"), ("vit.layers.1", "cls"),
+    ]  # fmt: skip
+    for place, each in enumerate(found.encoded):
+        close(each.values, expected[f"values.{place}"])
+    assert found.among(Samples.of(list(expected["images"]))) == expected["among"].tolist() == list(range(12))
+    adapter = load(str(path.parent / "parents" / "vit_1"))
+    close(found.values(adapter, "vit.layers.1", "cls"), expected["values.2"])
+
+
+@written("activations_of_images.npz", "activations_of_texts.safetensors", "activations_of_texts")
+def test_activations_are_the_same(path: Path) -> None:
+    found, expected = Activations.load(path), answer(path)
+    if mask := path.name.startswith("activations_of_texts"):
+        assert found.mask is not None and found.mask.tolist() == expected.pop("mask").tolist()
+    else:
+        assert found.mask is None and set(found.grids.values()) == {(2, 2)}
+    assert found.ids == (tuple(range(5)) if mask else tuple(f"picture {i}" for i in range(5)))
+    assert found.pooling == "none" and found.values.keys() == expected.keys()
+    for layer, values in expected.items():
+        close(found.values[layer], values)
+
+
+@written("recordings", "recordings_of_weights")
+def test_recordings_can_be_compared(path: Path) -> None:
+    name, metric = ("dynamics_of_weights", "weight_cosine") if "weights" in path.name else ("dynamics", "linear_cka")
+    found = training.Dynamics.of(path, metric)
+    expected = training.Dynamics.load(path.parent / "results" / f"{name}.json")
+    assert found.steps == expected.steps == (0, 1, 2) and found.values.keys() == expected.values.keys()
+    for layer, values in expected.values.items():
+        close(found.values[layer], torch.from_numpy(values))
+
+
+@written("embedding_map", "adjoint_map")
+def test_embedding_maps_have_the_same_outputs(path: Path) -> None:
+    found, expected = EmbeddingMap.from_pretrained(path), answer(path)
+    close(found(expected["input"]), expected["output"])
+    adjoint = path.name == "adjoint_map"
+    assert (found.direction, found.metric, found.normalized) == ("adjoint" if adjoint else "index", "cosine", True)
+    assert adjoint or found.scores["report"]["recall"]
+
+
+@written("patch_covariance.safetensors")
+def test_the_covariance_of_patches_is_the_same(path: Path) -> None:
+    found, expected = PatchCovariance.load(path).factors, answer(path)
+    assert found.keys() == expected.keys()
+    for layer, factor in expected.items():
+        close(found[layer], factor)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+def kept(found: Any, expected: Any) -> bool:
+    """Whether JSON values are still there; fields may have been added."""
+    if isinstance(expected, dict):
+        return isinstance(found, dict) and all(key in found and kept(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(kept, found, expected))
+    if isinstance(expected, float) and isinstance(found, float):
+        return math.isclose(found, expected, rel_tol=1e-12)  # derived values are computed again
+    return bool(found == expected)
+
+
+def saved_results(folder: Path) -> list[Result]:
+    """Load all results in a folder."""
+    files = sorted(folder.glob("*.json"))
+    return [KINDS[json.loads(file.read_text(encoding="utf-8"))["result"]].load(file) for file in files]
+
+
+@written(*sorted({f"results/{file.name}" for file in FIXTURES.glob("*/results/*.json")}))
+def test_every_value_of_a_result_is_kept(path: Path) -> None:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    result = KINDS[record.pop("result")].load(path)
+    assert kept(result.to_dict(), record)
+    assert str(result) and len(result.to_pandas())
+
+
+@written("results")
+def test_a_page_has_the_same_results_as_the_files(path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(gzip.decompress((path / "page.html.gz").read_bytes()))
+
+    def described(results: list[Result]) -> list[str]:
+        return sorted(json.dumps({"result": type(result).__name__, **result.to_dict()}) for result in results)
+
+    found = load_report(page)
+    assert {type(result) for result in found} == set(KINDS.values())
+    assert described(found) == described(saved_results(path))
