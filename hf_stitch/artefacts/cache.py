@@ -39,11 +39,13 @@ WITHOUT_WINDOW = {
     "conv": "conv",
     "moe": "moe",
     "mlp": "mlp",
+    "mamba": "mamba",  # linear_attention before transformers 5.15
+    "attention": "attention",
 }
 """Type of a layer in ``config.layer_types`` that a joint cache can contain -> the type that keeps the whole past."""
 
 
-STATES = ("linear_attention", "conv")
+STATES = ("linear_attention", "conv", "mamba")
 """Types of layers that keep a state instead of tokens."""
 
 
@@ -146,7 +148,7 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
     for layer in layers:
         window = getattr(own[layer], "sliding_window", None) if getattr(own[layer], "is_sliding", False) else None
         kind = named[layer] if named is not None else "full_attention" if window is None else "sliding_attention"
-        states = len(getattr(own[layer], "has_previous_state", (None,)))
+        states = len(known) if isinstance(known := getattr(own[layer], "has_previous_state", None), dict) else 1
         if kind not in WITHOUT_WINDOW or states > 1:
             raise UncachedError(
                 f"layer {layer} of {type(model).__name__} is of the type {kind}"
@@ -253,8 +255,9 @@ def check_cache(model: Any) -> None:
         UncachedError: If it computes something else, or raises an error; the message is the reason.
     """
     source, device = model.source, model.device
-    table = getattr(source.model, "get_input_embeddings", lambda: None)()
-    sizes = [model.config.vocab_size, getattr(table, "num_embeddings", None)]
+    sizes = [model.config.vocab_size]
+    if source.takes is source.interface:  # it takes the same tokens as the target
+        sizes.append(source.model.config.get_text_config().vocab_size)
     most = min(size for size in sizes if size is not None)
     ordinary = torch.tensor([token for token in range(most) if token not in source.takes.special_ids])
     drawn = torch.randint(len(ordinary), (2, TOKENS), generator=torch.Generator().manual_seed(0))

