@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from hf_stitch.adapters.cutting.halves import HalfError
+
 NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.
 
@@ -279,7 +281,8 @@ def check_cache(model: Any) -> None:
             step = run(past, past + 1, use_cache=True, **{NAME: step[NAME]})
             logits.append(step.logits)
     except Exception as error:  # libraries raise any exception
-        raise UncachedError(f"a run with a cache raises {type(error).__name__}: {error}") from error
+        cause = error.__cause__ if isinstance(error, HalfError) and error.__cause__ else error
+        raise UncachedError(f"a run with a cache raises {type(cause).__name__}: {cause}") from error
     differs = (torch.cat(logits, 1) - whole).abs().amax(-1)[mask.bool()] / whole.abs().max()
     exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
     if not float(differs.max()) < TOLERANCE[exact]:

@@ -290,6 +290,11 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             ValueError: If a cache is requested of a model without one, or an option is not supported for networks with
                 different tokenizers.
         """
+        if self.source.takes.given:
+            raise ValueError(
+                f"the source also reads {', '.join(self.source.takes.given)}, which generation does not pass: stitch "
+                "its encoder alone (hf_stitch.load(…, task='text-encoding'))"
+            )
         kwargs = by_one_name(kwargs, NAME)
         if kwargs.get("use_cache") is not False:
             self._check_cache()

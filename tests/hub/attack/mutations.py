@@ -256,7 +256,14 @@ def _options(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
     if way is not None:
         at(record, way).update(
             draw.choice(
-                [{"x": 1}, {"output_attentions": True}, {"past_key_values": [1]}, {"cache": [1]}, {"labels": 5}, {"use_cache": True}]
+                [
+                    {"x": 1},
+                    {"output_attentions": True},
+                    {"past_key_values": [1]},
+                    {"cache": [1]},
+                    {"labels": 5},
+                    {"use_cache": True},
+                ]
             )
         )
     return way

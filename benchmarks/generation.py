@@ -1,0 +1,183 @@
+"""Generation of stitched language models, beside their own networks, without a cache, and beside left padding.
+
+``python -m benchmarks generation`` measures pairs of four families with random weights. A network that is stitched to
+itself with the identity must generate what it generates alone. ``python benchmarks/generation.py zoo FILE`` tries this
+with every causal type of transformers, each in a process of its own, and appends one line of JSON per type.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+import hf_stitch
+from benchmarks import tiny, zoo
+from hf_stitch.artefacts.joining import join
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+
+TOKENS = 24
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+WORDS = [f"w{i}" for i in range(500)]
+SIZES = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 512}
+GROUPED = {**SIZES, "num_key_value_heads": 4}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 504}
+FAMILIES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "gpt2": ("transformer.h.2", lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=256, n_layer=6, n_head=8, **IDS))),
+    "llama": ("model.layers.2", lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED, **IDS))),
+    "qwen3": ("model.layers.2", lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**GROUPED, **IDS))),
+    "t5": ("encoder.block.2", lambda: transformers.T5EncoderModel(transformers.T5Config(
+        d_model=256, num_layers=6, num_heads=8, d_ff=512, d_kv=32, **IDS))),
+}  # fmt: skip
+"""Family -> a cut in the middle, and a function that makes a network."""
+
+
+def tokenizer(seed: int) -> Any:
+    """Return a tokenizer of words; each seed numbers them otherwise."""
+    words = random.Random(seed).sample(WORDS, len(WORDS))
+    vocabulary = {word: index for index, word in enumerate(["[PAD]", "<s>", "</s>", "[UNK]", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {"pad_token": "[PAD]", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "[UNK]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **named)
+
+
+def network(family: str, seed: int, words: int = 0) -> hf_stitch.Adapter:
+    """Return a network with random weights."""
+    torch.manual_seed(seed)
+    return hf_stitch.load(FAMILIES[family][1]().eval(), processor=tokenizer(words))
+
+
+def texts(count: int, words: int) -> list[str]:
+    """Return texts of random words."""
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=words)) for _ in range(count)]
+
+
+def run(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor, float]:
+    """Return the new tokens, their logits (tokens, batch, vocabulary), and the seconds per token."""
+    start = time.perf_counter()
+    found = model.generate(**inputs, max_new_tokens=TOKENS, **{**GREEDY, **options})
+    seconds = (time.perf_counter() - start) / TOKENS
+    return found.sequences[:, -TOKENS:], torch.stack(found.logits), seconds
+
+
+def same(a: tuple[Tensor, Tensor, float], b: tuple[Tensor, Tensor, float]) -> str:
+    """Return whether two runs have the same tokens, and the largest difference of their logits."""
+    return f"{'equal' if torch.equal(a[0], b[0]) else 'DIFFERENT'} {float((a[1] - b[1]).abs().max()):.0e}"
+
+
+def row(model: Any, prompts: list[str], own: Any = None) -> list[str]:
+    """Measure one model, beside its own network if it is stitched to itself."""
+    batch = {name: model.processor(prompts, padding=True, return_tensors="pt")[name] for name in NAMES}
+    alone = [{name: model.processor([text], return_tensors="pt")[name] for name in NAMES} for text in prompts]
+    run(model, alone[0])  # the first time, the cache is checked
+    with_cache, without = run(model, batch), run(model, batch, use_cache=False)
+    singles = [run(model, each) for each in alone]
+    together = torch.cat([each[0] for each in singles]), torch.cat([each[1] for each in singles], 1), 0.0
+    network = None if own is None else run(own, batch)
+    return [
+        "–" if network is None else same(with_cache, network),
+        same(with_cache, without),
+        same(with_cache, together),
+        *(f"{1000 * each[2]:.1f}" for each in (with_cache, without)),
+        "–" if network is None else f"{1000 * network[2]:.1f}",
+        "no" if model.uncached else "yes",
+    ]
+
+
+NAMES = ("input_ids", "attention_mask")
+
+
+def main() -> None:
+    """Print the table of all pairs."""
+    warnings.simplefilter("ignore", UserWarning)
+    torch.set_num_threads(1)
+    title = f"transformers {transformers.__version__}, {TOKENS} tokens after prompts of 100 and 64, one thread"
+    columns = ("source", "target", "stitched / network", "with / without cache", "padded / alone")
+    table = Table(*columns, "ms per token", "without cache", "network", "cache", title=title)
+    prompts = [*texts(1, 100), *texts(1, 64)]
+    options: Any = {"matcher": "ridge", "task": "text-generation", "progress": False}
+    for source, target in product(FAMILIES, [family for family in FAMILIES if family != "t5"]):
+        a = network(source, 0)
+        b = a if source == target else network(target, 1)
+        matcher = {"matcher": "identity"} if a is b else {}
+        model = hf_stitch.stitch(a, b, texts(40, 10), source_layer=FAMILIES[source][0],
+                                 target_layer=FAMILIES[target][0], **{**options, **matcher})  # fmt: skip
+        table.add_row(source, target, *row(model, prompts, a.model if a is b else None))
+    a, b = network("gpt2", 0, words=1), network("llama", 1)
+    model = hf_stitch.stitch(a, b, texts(40, 10), source_layer=FAMILIES["gpt2"][0], target_layer=FAMILIES["llama"][0],
+                             align="prefix", own=True, **options)  # fmt: skip
+    table.add_row("gpt2, other tokenizer", "llama", *row(model, prompts))
+    Console(width=160).print(table)
+
+
+def examine(family: str) -> dict[str, Any]:
+    """Stitch a causal type to itself with the identity; generate with a cache, without, and by the network itself."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    found: dict[str, Any] = {"family": family}
+    try:
+        adapter = zoo.adapter_of("causal", family)
+        found["cuts"] = len(adapter.layers)
+        cut = adapter.layers[len(adapter.layers) // 2]
+        spec = adapter.spec(cut)
+        stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
+        model: Any = join(adapter, cut, stitch, adapter, cut, task="text-generation")
+        prompt = {"input_ids": torch.tensor([[7, 12, 30, 9, 25], [0, 0, 40, 41, 42]])}
+        prompt["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+        for name, inputs in (("text", {"input_ids": prompt["input_ids"][:1]}), ("padded", prompt)):
+            runs = {}
+            for who, network, use in (
+                ("cache", model, None),
+                ("plain", model, False),
+                ("network", adapter.model, None),
+            ):
+                try:
+                    runs[who] = run(network, inputs, use_cache=use, pad_token_id=0)
+                except Exception as error:
+                    found[f"{name}: {who}"] = f"{type(error).__name__}: {error}"[:200]
+            for other in ("plain", "network"):
+                if {"cache", other} <= runs.keys():
+                    close = torch.allclose(runs["cache"][1], runs[other][1], rtol=1e-3, atol=1e-3)
+                    found[f"{name}: cache / {other}"] = close and torch.equal(runs["cache"][0], runs[other][0])
+        found["uncached"] = model.uncached
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:200]
+    return found
+
+
+def sweep(path: Path) -> None:
+    """Examine each causal type in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    for family in tiny.types("causal"):
+        with context.Pool(1) as pool:
+            try:
+                found = pool.apply_async(examine, (family,)).get(timeout=120)
+            except multiprocessing.TimeoutError:
+                found = {"family": family, "error": "took more than 120 seconds"}
+        with path.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    sweep(Path(sys.argv[2])) if sys.argv[1:2] == ["zoo"] else main()
