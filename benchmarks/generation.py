@@ -139,6 +139,8 @@ def examine(family: str) -> dict[str, Any]:
     try:
         adapter = zoo.adapter_of("causal", family)
         found["cuts"] = len(adapter.layers)
+        if not adapter.layers:
+            return found
         cut = adapter.layers[len(adapter.layers) // 2]
         spec = adapter.spec(cut)
         stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
@@ -146,14 +148,14 @@ def examine(family: str) -> dict[str, Any]:
         prompt = {"input_ids": torch.tensor([[7, 12, 30, 9, 25], [0, 0, 40, 41, 42]])}
         prompt["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
         for name, inputs in (("text", {"input_ids": prompt["input_ids"][:1]}), ("padded", prompt)):
-            runs = {}
-            for who, network, use in (
-                ("cache", model, None),
-                ("plain", model, False),
-                ("network", adapter.model, None),
+            runs, plain = {}, {"use_cache": False}
+            for who, network, options in (
+                ("cache", model, {}),
+                ("plain", model, plain),
+                ("network", adapter.model, {}),
             ):
                 try:
-                    runs[who] = run(network, inputs, use_cache=use, pad_token_id=0)
+                    runs[who] = run(network, inputs, pad_token_id=0, **options)
                 except Exception as error:
                     found[f"{name}: {who}"] = f"{type(error).__name__}: {error}"[:200]
             for other in ("plain", "network"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from contextlib import nullcontext
 from pathlib import Path
@@ -78,10 +79,13 @@ def test_a_batch_padded_on_the_left_equals_single_texts(model: StitchedModelForC
             torch.testing.assert_close(x[index], y[0], rtol=1e-5, atol=1e-6)
 
 
-def test_beams_static_caches_and_chunks(model: StitchedModelForCausalLM) -> None:
+def test_beams_static_caches_and_assistants(model: StitchedModelForCausalLM, net: Any) -> None:
+    assistant = copy.deepcopy(net("llama").model)  # generation sets options in it
     expected = generated(model).sequences
     assert torch.equal(generated(model, cache_implementation="static").sequences, expected)
     assert torch.equal(generated(model, **{NAME: transformers.DynamicCache()}).sequences, expected)
+    assert torch.equal(generated(model, prompt_lookup_num_tokens=2, eos_token_id=-1).sequences, expected)
+    assert torch.equal(generated(model, assistant_model=assistant).sequences, expected)
     beams = generated(model, num_beams=3, tokens=5).sequences
     assert torch.equal(generated(model, num_beams=3, tokens=5, use_cache=False).sequences, beams)
 
