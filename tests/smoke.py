@@ -36,6 +36,8 @@ def main() -> None:
         [Path(sys.executable).with_name("hf-stitch"), "list", "matchers"], capture_output=True, text=True, check=True
     )
     assert "lstsq" in listed.stdout
+    doctor = subprocess.run([Path(sys.executable).with_name("hf-stitch"), "doctor"], capture_output=True, text=True)
+    assert doctor.returncode == 0 and "unknown" not in doctor.stdout, doctor.stdout
     names = ("hf-stitch", *BESIDE)
     print("works:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
 
