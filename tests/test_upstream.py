@@ -107,6 +107,19 @@ def assisted_by() -> set[str]:
     return found
 
 
+def unknown_windows() -> set[str]:
+    """Keys of decoders whose layers have no types, for which ``align="prefix"`` may not know that they bound masks."""
+    from hf_stitch.adapters.prefixes.adapter import WINDOWS
+
+    found: set[str] = set()
+    for file in Path(hf.__file__).parent.glob("models/*/configuration_*.py"):
+        config, network = file.read_text("utf-8"), file.with_name(file.name.replace("configuration", "modeling"))
+        if network.exists() and "ForCausalLM(" in network.read_text("utf-8") and "layer_types" not in config:
+            found |= set(re.findall(r"^    (\w*window\w*):", config, re.MULTILINE))
+    assert "keep_window_size" in found
+    return found - {*WINDOWS, "use_sliding_window", "window_size"}  # GPT-Neo has the types local and global
+
+
 GENERATION = [
     fact("GPT-2 takes the cache as cache or past_key_values", lambda: takes_one(hf.GPT2LMHeadModel, *CACHES[:2]),
          "hf_stitch/artefacts/cache.py, NAMES"),
@@ -138,6 +151,8 @@ GENERATION = [
          lambda: hf.MistralConfig().sliding_window and hf.Llama4TextConfig().attention_chunk_size
          and hf.LongformerConfig().attention_window and set(hf.GPTNeoConfig().attention_layers) == {"global", "local"},
          "hf_stitch/adapters/prefixes/adapter.py, WINDOWS and _check_attention"),
+    fact("decoders have no other windows", lambda: not unknown_windows(),
+         "hf_stitch/adapters/prefixes/adapter.py, WINDOWS"),
     fact("decoders take position_ids and logits_to_keep",
          lambda: takes(hf.LlamaForCausalLM, "position_ids", "logits_to_keep")
          and takes(hf.GPT2LMHeadModel, "position_ids", "logits_to_keep"),
@@ -270,10 +285,16 @@ CONFIGS = [
 
 
 # -- transformers: networks -------------------------------------------------------------------------------------------
-def ends_in(mapping: str, *endings: str) -> bool:
-    values = getattr(modeling_auto, mapping).values()
-    names = [name for value in values for name in ((value,) if isinstance(value, str) else value)]
-    return sum(name.endswith(endings) for name in names) >= 0.85 * len(names)
+def named(task: str) -> list[str]:
+    """Names of the classes for a task."""
+    values = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values()
+    return [name for value in values for name in ((value,) if isinstance(value, str) else value)]
+
+
+def decoders() -> float:
+    """The share of decoders whose names tell that they are; of the others, the task that loads them tells it."""
+    names = named("CAUSAL_LM")
+    return sum("ForCausalLM" in name or "LMHeadModel" in name for name in names) / len(names)
 
 
 def pad_id_is_read_in_the_forward() -> bool:
@@ -334,12 +355,11 @@ NETWORKS = [
     fact("networks have main_input_name",
          lambda: (hf.BertModel.main_input_name, hf.ViTModel.main_input_name) == ("input_ids", "pixel_values"),
          "hf_stitch/adapters/libraries/transformers.py, of, and adapters/preprocess.py, load_processor"),
-    fact("names of classifiers end so",
-         lambda: ends_in("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "ForImageClassification")
-         and ends_in("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "ForSequenceClassification"),
+    fact("names of classifiers contain their task",
+         lambda: all("ForImageClassification" in name for name in named("IMAGE_CLASSIFICATION"))
+         and all(name.endswith("ForSequenceClassification") for name in named("SEQUENCE_CLASSIFICATION")),
          "hf_stitch/adapters/libraries/transformers.py, HEADS, and padding.py, lacks_padding"),
-    fact("names of decoders end so",
-         lambda: ends_in("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForCausalLM", "LMHeadModel"),
+    fact("most names of decoders contain their task", lambda: decoders() > 0.85,
          "hf_stitch/adapters/libraries/transformers.py, HEADS"),
     fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
          "hf_stitch/adapters/libraries/padding.py, as_if_padded"),

@@ -46,6 +46,16 @@ def test_the_task_selects_the_head(tmp_path: Path) -> None:
         hf_stitch.load(str(tmp_path), task="poetry")
 
 
+def test_a_class_that_transformers_does_not_have_is_named(tmp_path: Path) -> None:
+    hf.ViTForImageClassification(hf.ViTConfig(**VIT)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("ViTForImageClassification", "ViTForPictureClassification"))
+    with pytest.warns(UserWarning, match="no class ViTForPictureClassification.*without its head.*pass task="):
+        assert type(hf_stitch.load(str(tmp_path)).model) is hf.ViTModel
+    found = hf_stitch.load(str(tmp_path), task="image-classification")
+    assert type(found.model) is hf.ViTForImageClassification
+
+
 def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
     model = timm.create_model("resnet10t", num_classes=3, in_chans=1).eval()
     timm.models.save_for_hf(model, tmp_path, model_args={"in_chans": 1}, safe_serialization=True)

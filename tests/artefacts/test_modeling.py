@@ -16,7 +16,7 @@ from hf_stitch import StitchedModel
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.registry import registries
 
-from tiny_networks import LAYERS, adapted, build  # isort: skip
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build  # isort: skip
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
@@ -156,3 +156,21 @@ def test_problem_types_of_the_target_are_kept(kind: str, texts: Any, tmp_path: P
     ]
     scores = [{each["label"]: each["score"] for each in output} for output in outputs]
     assert scores[1] == pytest.approx(scores[0], abs=1e-6)
+
+
+def test_a_classifier_whose_name_goes_on_after_its_task(images: Any, tmp_path: Path) -> None:
+    """DeiT with a teacher has the logits of two heads; their mean is scored."""
+    torch.manual_seed(0)
+    config = transformers.DeiTConfig(**BODY, image_size=SIZE, patch_size=8, num_labels=CLASSES)
+    b = hf_stitch.load(transformers.DeiTForImageClassificationWithTeacher(config).eval())
+    model = stitched(b, b, images, ("deit.layers.1",) * 2, matcher="identity")
+    assert isinstance(model, hf_stitch.StitchedModelForImageClassification)
+    assert model.evaluation.task == "image-classification"
+    batch = torch.randn(2, 3, SIZE, SIZE)
+    with torch.no_grad():
+        wanted = b.forward(batch).logits
+        found = model(batch, labels=torch.tensor([0, 1]))
+        assert torch.equal(found.logits, wanted)
+        assert torch.equal(found.loss, torch.nn.functional.cross_entropy(wanted, torch.tensor([0, 1])))
+        model.save_pretrained(tmp_path)
+        assert torch.equal(StitchedModel.from_pretrained(tmp_path)(batch).logits, wanted)

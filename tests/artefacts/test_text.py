@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM, StitchedModelForSequenceClassification
 
-from tiny_networks import LAYERS, adapted, build  # isort: skip
+from tiny_networks import BODY, LAYERS, TEXT, adapted, build, plain_tokenizer  # isort: skip
 
 ROBERTA_BERT = (LAYERS["roberta"], LAYERS["bert"])
 GPT2_LLAMA = (LAYERS["gpt2"], LAYERS["llama"])
@@ -88,6 +90,26 @@ def test_a_language_model(net: Any, inputs: Any, texts: Any) -> None:
         by_hand += [-logits[i, row[i + 1]] for i in range(len(row) - 1) if row[i + 1] != -100]
     torch.testing.assert_close(output.loss, torch.stack(by_hand).mean())
     assert model.evaluation["perplexity"].value > 1
+
+
+def test_a_language_model_whose_name_does_not_tell(texts: Any, tmp_path: Path) -> None:
+    """Gemma 3 with images generates texts too: the task that loads it is its task."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(
+        text_config={**TEXT, **heads, "pad_token_id": 0, "eos_token_id": 1},
+        vision_config={**BODY, "image_size": 8, "patch_size": 4},
+        mm_tokens_per_image=4, image_token_index=5, boi_token_index=6, eoi_token_index=7,
+    )  # fmt: skip
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    a = hf_stitch.load(str(tmp_path), task="text-generation", processor=plain_tokenizer())
+    assert (type(a.model).__name__, a.task) == ("Gemma3ForConditionalGeneration", "text-generation")
+    model = stitched(a, a, texts, (a.layers[0],) * 2, matcher="identity")
+    inputs = model.preprocess(["w1 w2 w3"])
+    options: Any = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    wanted = a.model.generate(**inputs, **options)
+    for use_cache in (True, False):
+        assert torch.equal(model.generate(**inputs, **options, use_cache=use_cache), wanted)
 
 
 def test_the_processor_is_that_of_the_source(net: Any, texts: Any) -> None:

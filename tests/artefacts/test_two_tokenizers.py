@@ -278,11 +278,17 @@ def test_other_families(name: str) -> None:
         assert torch.equal(cached, plain)
 
 
+WINDOW_OF_A_LAYER = {"sliding_window": 64, "per_layer_config": {0: {"sliding_window": None}}}
+"""A window that a whole config of transformers 5.23 and later has no value for."""
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("Mistral", {"sliding_window": 64, "num_key_value_heads": 1}, "masks of their own (sliding_window)"),
         ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "masks of their own (sliding_attention)"),
+        ("Doge", {"keep_window_size": 24, "num_key_value_heads": 1}, "masks of their own (keep_window_size)"),
+        ("Mistral", {"num_key_value_heads": 1, **WINDOW_OF_A_LAYER}, "masks of their own (sliding_window)"),
         ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
         ("Mamba", {}, "masks of their own ("),
         ("Bloom", {"n_head": 2}, "BloomForCausalLM takes no position_ids"),

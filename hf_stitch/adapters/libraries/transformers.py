@@ -63,7 +63,7 @@ HEADS = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
 }
-"""Ending of the name of a class with a head -> its task."""
+"""Part of the name of a class with a head -> its task."""
 
 
 class TransformersAdapter(Adapter):
@@ -173,7 +173,14 @@ class TransformersAdapter(Adapter):
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[reference.task])
         else:
-            loader = _class((config.architectures or ["AutoModel"])[0]) or transformers.AutoModel
+            kind = (config.architectures or ["AutoModel"])[0]
+            if (loader := _class(kind)) is None:
+                loader = transformers.AutoModel
+                warnings.warn(
+                    f"transformers has no class {kind}, which the config of {place} names: AutoModel loads the network "
+                    f"without its head. To load it with a head, pass task= ({', '.join(AUTO_CLASSES)})",
+                    stacklevel=4,
+                )
         if options.pop("pretrained", True):
             model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         else:
@@ -274,9 +281,10 @@ class TransformersAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """Task of the head, derived from the name of the class; ``None`` for other classes."""
-        name = type(self.model).__name__
-        return next((task for ending, task in HEADS.items() if name.endswith(ending)), None)
+        """Task of the head, by the name of the class, or else the task that loaded it; ``None`` for other classes."""
+        name, loaded = type(self.model).__name__, self.reference.task
+        found = next((task for part, task in HEADS.items() if part in name), None)
+        return found or (loaded if loaded in HEADS.values() else None)
 
     def blueprint(self) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.

@@ -24,8 +24,11 @@ TOLERANCE = {True: 1e-4, False: 3e-2}
 """Largest difference between activations of one forward over all prefixes and of a forward over each, relative to the
 largest activation, in float32 and above, and in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bf16."""
 
-WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window")
-"""Keys of configs that bound how far tokens attend."""
+WINDOWS = (
+    *("sliding_window", "attention_chunk_size", "attention_window", "attention_window_size"),
+    *("local_attention_window_len", "keep_window_size", "index_topk"),
+)
+"""Keys of configs that bound how far, or to how many tokens, a token attends."""
 
 
 class PrefixAdapter(Adapter):
@@ -294,10 +297,11 @@ def _embedding(target: Adapter) -> nn.Embedding:
 def _check_attention(model: nn.Module) -> None:
     """Check that no layer of a decoder has a mask of its own: it would not be used."""
     config: Any = getattr(model, "config", None)
-    known = None if config is None else config.get_text_config(decoder=True)
+    known: Any = None if config is None else config.get_text_config(decoder=True)
     types = getattr(known, "layer_types", None)
     others = sorted({*(types or ()), *getattr(known, "attention_layers", ())} - {"full_attention", "global"})
-    windows = [] if types else [name for name in WINDOWS if getattr(known, name, None) is not None]
+    layers = list(known.per_layer_config) if hasattr(type(known), "per_layer_config") else [known]
+    windows = [] if types else [n for n in WINDOWS if any(getattr(layer, n, None) is not None for layer in layers)]
     if others or windows:
         raise ValueError(
             f"align='prefix' makes the attention mask of the source, and {type(model).__name__} has layers with masks "
