@@ -17,6 +17,8 @@ import hf_stitch
 from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.representation import RepresentationSpec
 
+from tiny_networks import checkpoint  # isort: skip
+
 
 class Skipping(nn.Module):
     """Blocks with a gated skip connection from the stem to the head."""
@@ -239,7 +241,7 @@ def test_offloaded_weights_run_and_are_shared_with_halves(tmp_path: Path) -> Non
 
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = make("bert").train()
-    model.gradient_checkpointing_enable()
+    checkpoint(model)
     adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
     layer = adapter.layers[1]
     representation = adapter.encode(inputs, layer)[layer]

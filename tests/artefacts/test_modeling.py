@@ -103,7 +103,7 @@ def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(net: Any, texts: A
 
 def test_a_cast_includes_the_statistics_of_batchnorm(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
-    cast = transformers.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    cast = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {v.dtype for v in cast.state_dict().values() if v.is_floating_point()} == {torch.bfloat16}
     assert cast(pixel_values=torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16)).logits.dtype == torch.bfloat16
 
