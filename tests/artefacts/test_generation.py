@@ -206,7 +206,7 @@ def continues_as_each_text_alone(model: Any) -> None:
             torch.testing.assert_close(x[index], y[0], rtol=1e-4, atol=1e-5)
 
 
-def test_no_saved_file_remembers_that_there_was_no_cache(net: Any, texts: Any, tmp_path: Path) -> None:
+def test_no_saved_file_contains_that_there_was_no_cache(net: Any, texts: Any, tmp_path: Path) -> None:
     model = stitched(net("bert"), net("llama", 1), texts, (LAYERS["bert"], LAYERS["llama"]))
     with pytest.warns(UserWarning, match="BertForSequenceClassification takes no cache"):
         generated(model)
@@ -391,7 +391,7 @@ def test_a_config_that_differs_by_layer(net: Any, texts: Any, tmp_path: Path) ->
 
 
 def test_a_network_whose_layers_are_numbered_otherwise_runs_without_a_cache(texts: Any) -> None:
-    """No name tells: the cache is tried, and refused if it changes what the model computes."""
+    """The cache is tried, and refused if it changes what the model computes."""
     torch.manual_seed(0)
     config = transformers.GPTNeoConfig(
         hidden_size=24, num_layers=4, num_heads=4, attention_types=[[["global", "local"], 2]], vocab_size=80,
