@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_stitch.storage.files import UNFINISHED, is_abandoned, remove
 from hf_stitch.storage.tensors import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ABANDONED = 3600.0
 KEY = re.compile(r"[0-9a-f]{64}")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-SUFFIX, UNFINISHED = ".safetensors", ".unfinished"
+SUFFIX = ".safetensors"
 LONGEST_HEADER = 10**8
 """Bytes of the longest header of a safetensors file."""
 
@@ -113,6 +114,8 @@ class Entry:
     def about(self) -> dict[str, Any]:
         """What was written about it; empty if the file is gone or broken. Tensors are not read."""
         try:
+            if not self.path.is_file():  # reading a pipe might never end
+                return {}
             with self.path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
@@ -214,6 +217,8 @@ class Cache:
         for path in self._files(SUFFIX):
             with contextlib.suppress(FileNotFoundError):  # removed by another process
                 stat = path.stat()
+                if not (path.is_file() or path.is_dir()):  # a pipe: reading it might never end
+                    continue
                 found.append(Entry(path.name.removesuffix(SUFFIX), stat.st_size, stat.st_mtime_ns / 1e9, path))
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
@@ -242,16 +247,25 @@ class Cache:
         Returns:
             The removed entries.
         """
-        for path in self._files(UNFINISHED):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED:
-                    path.unlink()
+        self.sweep()
         most, total, surplus = self.limit if limit is None else limit, 0, []
         for entry in self.entries():
             total += entry.size
             if total > most:
                 surplus.append(entry)
         return self.remove(reversed(surplus))
+
+    def sweep(self) -> None:
+        """Remove what processes that were killed have left; of other machines, what nobody has written for an hour."""
+        for path in self._files(UNFINISHED):
+            with contextlib.suppress(OSError):
+                written = max(each.stat().st_mtime for each in (path, *path.glob("*")))
+                if is_abandoned(path) or time.time() - written > ABANDONED:
+                    remove(path)
+        for path in self.folder.glob(".tmp??????"):  # of safetensors, in versions up to 0.2
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED and Entry("", 0, 0.0, path).about:
+                    path.unlink()
 
     def _path(self, key: str) -> Path:
         if not KEY.fullmatch(key):

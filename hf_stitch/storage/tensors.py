@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import reading, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,8 @@ def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any
         ValueError: If it is damaged, or belongs to another key.
     """
     try:
-        return _read(path, key)
+        with reading([path]):
+            return _read(path, key)
     except OSError:
         raise
     except Exception as error:  # whatever the libraries raise for bytes that are no such file
