@@ -166,7 +166,7 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
         yield
     except Exception as error:
         gone = getattr(error, "errno", None) == errno.ENOENT  # safetensors raises it without a number for closed files
-        if closed := [str(path) for path in there if not gone and not os.access(path, os.R_OK)]:
+        if closed := [str(path) for path in there if not gone and not os.access(path, os.R_OK) and path.is_file()]:
             raise PermissionError(
                 f"{', '.join(closed)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
             ) from error

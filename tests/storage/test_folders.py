@@ -288,6 +288,18 @@ def test_a_pipe_or_a_device_is_refused(folder: Path, name: str) -> None:
             load_whole(folder, "config.json", lambda: (folder / name).read_text())
 
 
+def test_a_file_that_is_gone_meanwhile_is_not_one_that_may_not_be_read(folder: Path) -> None:
+    (folder / ASIDE).mkdir()  # as that of another process that saves
+
+    def load() -> None:
+        shutil.rmtree(folder / ASIDE)
+        (folder / "notes.txt").unlink()
+        raise ValueError("they do not belong together")
+
+    with pytest.raises(ValueError, match="do not belong together"):
+        load_whole(folder, "config.json", load)
+
+
 def test_a_file_that_this_user_may_not_read_is_named(folder: Path) -> None:
     def attempt() -> None:
         if os.getuid() == 0:
