@@ -555,3 +555,10 @@ def test_a_missing_label_in_a_list_of_dicts_is_named() -> None:
     samples = Samples.of([{"text": "a", "label": 0}, {"text": "b", "label": None}])
     with pytest.raises(ValueError, match="1"):
         _ = samples.labels
+
+
+def test_a_pipe_in_a_folder_of_data_is_refused_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    os.mkfifo(tmp_path / "train" / "rows.csv")
+    with pytest.raises(ValueError, match=r"rows.csv is a pipe, a socket or a device"):
+        read_data(str(tmp_path))

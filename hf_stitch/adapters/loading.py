@@ -17,6 +17,7 @@ from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import most_special, registries
+from hf_stitch.storage.files import reading
 
 if TYPE_CHECKING:
     import torch
@@ -85,8 +86,10 @@ def load(
         untrained = reference.library == "timm" and options.get("pretrained") is False
         here = reference.is_local or untrained or options.get("local_files_only")
         with nullcontext() if here else hub.without_waiting(f"{reference} could not be loaded"):
+            files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
             try:
-                loaded: Adapter = kind.load(reference, **given, **options)
+                with reading(files):
+                    loaded: Adapter = kind.load(reference, **given, **options)
             except Exception as error:
                 if (found := _explained(reference, options, error)) is None:
                     raise

@@ -40,6 +40,7 @@ def _checked(size: str | None) -> str | None:
 def listed(folder: Folder = None, json: AsJson = False) -> None:
     """List the entries: one for each layer of a network on samples, the last used one first."""
     output, place = Output(json), Cache(folder)
+    place.sweep()
     entries = place.entries()
     total = sum(entry.size for entry in entries)
     if not entries:
@@ -62,6 +63,7 @@ def removed(
 ) -> None:
     """Remove entries. Activations that a running process has read stay valid there."""
     output, place = Output(json), Cache(folder)
+    place.sweep()
     if bool(keys) == everything:
         raise typer.BadParameter("give keys (hf-stitch cache ls shows them) or --all, not both")
     entries = place.entries()

@@ -17,6 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 import hf_stitch
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Samples
+from hf_stitch.storage.folders import replacing
 
 SIZE = 32
 BATCH = 32
@@ -131,12 +132,13 @@ def save(network: Adapter, folder: Path) -> None:
         network: A network from :func:`build`.
         folder: Output folder.
     """
-    if network.library == "timm":
-        arguments = network.blueprint()["arguments"]
-        timm.models.save_for_hf(network.model, str(folder), model_args=arguments, safe_serialization=True)
-    else:
-        network.model.save_pretrained(folder)  # type: ignore[operator]
-        network.processor.save_pretrained(folder)
+    with replacing(folder) as fresh:
+        if network.library == "timm":
+            arguments = network.blueprint()["arguments"]
+            timm.models.save_for_hf(network.model, str(fresh), model_args=arguments, safe_serialization=True)
+        else:
+            network.model.save_pretrained(fresh)  # type: ignore[operator]
+            network.processor.save_pretrained(fresh)
 
 
 def _inputs(network: Adapter, samples: Samples) -> Tensor:

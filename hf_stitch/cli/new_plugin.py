@@ -10,7 +10,6 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from hf_stitch import __version__
 from hf_stitch.cli.output import Output
 from hf_stitch.plugins import contract_of
 from hf_stitch.registry import registries
+from hf_stitch.storage.files import written_aside
 
 TEMPLATES = files("hf_stitch.cli") / "plugin_templates"
 
@@ -81,15 +81,10 @@ def new_plugin(
     place = folder or Path(f"hf-stitch-{entry.replace('_', '-')}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise typer.BadParameter(f"{place} exists and is not an empty folder", param_hint="--folder")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=".new-plugin-") as temporary:
-        fresh = Path(temporary, "plugin")
+    with written_aside(place) as fresh:
         for path, text in files_of(entry, kind).items():
             (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             (fresh / path).write_text(text, encoding="utf-8")
-        if place.exists():
-            place.rmdir()
-        fresh.replace(place)
     output = Output(False)
     output.show(f"wrote {place}; now: pip install -e '{place}[test]' && pytest {place}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_stitch.hub import explained, without_waiting
 from hf_stitch.registry import registries
+from hf_stitch.storage.files import reading
 
 if TYPE_CHECKING:
     import datasets
@@ -61,7 +62,11 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         owner, name, config = (*source.split("/", 2), None, None)[:3]
         arguments = [part for part in (f"{owner}/{name}" if name else owner, config) if part]
     here = data_dir is not None or Path(arguments[0]).is_dir()
-    with nullcontext() if here else without_waiting(f"cannot read the data set {'/'.join(arguments)}"):
+    files = Path(arguments[0]).rglob("*") if here else ()
+    with (
+        nullcontext() if here else without_waiting(f"cannot read the data set {'/'.join(arguments)}"),
+        reading(files),
+    ):
         found = _load(source, arguments, split)
     return found if isinstance(found, Dataset) else _pick_split(found, source, split)
 

@@ -365,6 +365,9 @@ class PairMoments:
 
         Args:
             state: Result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: If layers are missing, or their sums have other shapes.
         """
         layers = list(self._partners)
         for number in dict.fromkeys(key.partition(".")[0] for key in state):
@@ -373,6 +376,8 @@ class PairMoments:
             form = _Form.from_tensor(self._partners[own[0]], of_group["form"])
             self._groups.append(_Group(form, own))
             self._groups[-1].load_state_dict(of_group)
+        if missing := [b for b in layers if not any(b in group.layers_b for group in self._groups)]:
+            raise ValueError(f"the moments of {', '.join(missing)} are missing")
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ class LayerRows(LayerStatistic):
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of rows; the rows are in the files."""
-        return {"count": torch.tensor(self.n)}
+        """Return the number of rows and the digests of the files that contain them."""
+        return {"count": torch.tensor(self.n), "digests": torch.stack([store.digest() for store in self._stores])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
         """Truncate the files to the rows that existed when the state was saved.
@@ -108,9 +108,12 @@ class LayerRows(LayerStatistic):
             This statistic.
 
         Raises:
-            ValueError: A file has fewer rows.
+            ValueError: A file has fewer rows, or other ones.
         """
         self._held = self._opened("rows", int(state["count"]))
+        for store, digest in zip(self._held, state["digests"].cpu(), strict=True):
+            if not torch.equal(store.digest(), digest):
+                raise ValueError(f"{store.path} does not contain the rows that were saved")
         return self
 
     def all_reduce(self, accelerator: Accelerator) -> Self:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import mmap
 import os
 import re
 import time
@@ -16,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import UNFINISHED, is_abandoned, remove
+from hf_stitch.storage.tensors import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +31,7 @@ ABANDONED = 3600.0
 KEY = re.compile(r"[0-9a-f]{64}")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-SUFFIX, UNFINISHED = ".safetensors", ".unfinished"
+SUFFIX = ".safetensors"
 LONGEST_HEADER = 10**8
 """Bytes of the longest header of a safetensors file."""
 
@@ -115,6 +114,8 @@ class Entry:
     def about(self) -> dict[str, Any]:
         """What was written about it; empty if the file is gone or broken. Tensors are not read."""
         try:
+            if not self.path.is_file():  # reading a pipe might never end
+                return {}
             with self.path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
@@ -171,12 +172,12 @@ class Cache:
         try:
             with contextlib.suppress(PermissionError):  # a folder that is shared, and may only be read
                 os.utime(path)
-            return _load(path, key)
+            return read_tensors(path, key)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             warnings.warn(f"{path} could not be read ({error.strerror or error}); it is not used", stacklevel=2)
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except ValueError as error:
             with contextlib.suppress(OSError):
                 path.unlink()
             warnings.warn(f"{path} was broken ({error}) and has been removed from the cache", stacklevel=2)
@@ -195,8 +196,6 @@ class Cache:
         Raises:
             OSError: If the file cannot be written.
         """
-        from safetensors.torch import save_file
-
         size = sum(tensor.nbytes for tensor in tensors.values())
         if size > self.limit:
             warnings.warn(
@@ -205,11 +204,7 @@ class Cache:
                 stacklevel=2,
             )
             return
-        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        text = json.dumps(about)
-        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in stored.items()}
-        metadata = {"about": text, "dtypes": json.dumps(dtypes), "digest": _digest(key, text, stored)}
-        write_whole(self._path(key), lambda path: save_file(stored, path, metadata=metadata))
+        write_tensors(self._path(key), key, tensors, about)
         self.shrink()
 
     def entries(self) -> list[Entry]:
@@ -222,6 +217,8 @@ class Cache:
         for path in self._files(SUFFIX):
             with contextlib.suppress(FileNotFoundError):  # removed by another process
                 stat = path.stat()
+                if not (path.is_file() or path.is_dir()):  # a pipe: reading it might never end
+                    continue
                 found.append(Entry(path.name.removesuffix(SUFFIX), stat.st_size, stat.st_mtime_ns / 1e9, path))
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
@@ -250,16 +247,25 @@ class Cache:
         Returns:
             The removed entries.
         """
-        for path in self._files(UNFINISHED):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED:
-                    path.unlink()
+        self.sweep()
         most, total, surplus = self.limit if limit is None else limit, 0, []
         for entry in self.entries():
             total += entry.size
             if total > most:
                 surplus.append(entry)
         return self.remove(reversed(surplus))
+
+    def sweep(self) -> None:
+        """Remove what processes that were killed have left; of other machines, what nobody has written for an hour."""
+        for path in self._files(UNFINISHED):
+            with contextlib.suppress(OSError):
+                written = max(each.stat().st_mtime for each in (path, *path.glob("*")))
+                if is_abandoned(path) or time.time() - written > ABANDONED:
+                    remove(path)
+        for path in self.folder.glob(".tmp??????"):  # of safetensors, in versions up to 0.2
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED and Entry("", 0, 0.0, path).about:
+                    path.unlink()
 
     def _path(self, key: str) -> Path:
         if not KEY.fullmatch(key):
@@ -275,38 +281,3 @@ class Cache:
         length = 64 + len(SUFFIX)
         ours = [name for name in names if KEY.fullmatch(name[:64]) and name[64:length] == SUFFIX]
         return [self.folder / name for name in ours if name.endswith(suffix)]
-
-
-def _load(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Map a file into memory, which is opened once, because another process may replace or remove it meanwhile."""
-    import torch
-
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    start = 8 + int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8:start])
-    metadata = header.pop("__metadata__")
-    dtypes = json.loads(metadata["dtypes"])
-    tensors = {}
-    for name, form in header.items():
-        first, last = form["data_offsets"]
-        dtype = getattr(torch, dtypes[name])
-        if first == last:
-            tensors[name] = torch.empty(form["shape"], dtype=dtype)
-        else:
-            values = torch.frombuffer(mapped, dtype=torch.uint8, offset=start + first, count=last - first)
-            tensors[name] = values.view(dtype).view(form["shape"])
-    if metadata["digest"] != _digest(key, metadata["about"], tensors):
-        raise ValueError("its contents do not have the digest that was written with them")
-    return tensors, json.loads(metadata["about"])
-
-
-def _digest(key: str, about: str, tensors: Mapping[str, Tensor]) -> str:
-    import torch
-
-    found = hashlib.sha256(f"{key}{about}".encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        found.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
-        found.update(value.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()

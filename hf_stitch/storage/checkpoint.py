@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import readable_errors, write_whole
+from hf_stitch.storage.tensors import read_tensors, write_tensors
 
 T = TypeVar("T")
 
@@ -26,6 +29,7 @@ class Checkpoint:
 
     ``job.json`` describes the job and contains the decisions made when it started. ``state-<rank>.safetensors``
     contains the position and intermediate tensors of one process, ``rows-<rank>`` the rows that it keeps in files.
+    Each has a digest. A job that finds another file than it wrote is refused, with the folder to delete.
 
     Attributes:
         folder: The folder.
@@ -45,9 +49,10 @@ class Checkpoint:
         ...     job.save(3, {"sum": torch.ones(2)})
         ...     again = Checkpoint(Path(name), rank=0, lasting=True)
         ...     again.begin({"metric": "linear_cka"}, lambda: "another route")
-        ...     again.load(torch.device("cpu"))
+        ...     again.load(torch.device("cpu"), range(11), lambda position, tensors: print(tensors))
         'minibatch route'
-        (3, {'sum': tensor([1., 1.])})
+        {'sum': tensor([1., 1.])}
+        3
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
@@ -75,8 +80,12 @@ class Checkpoint:
                 differences.
         """
         if self._about.is_file():
-            held = json.loads(self._about.read_text(encoding="utf-8"))
-            before, now = _flat(held["recipe"]), _flat(recipe)
+            with self._readable(self._about):
+                held = json.loads(self._about.read_bytes())
+                if held.pop("digest", None) != _digest(held):
+                    raise ValueError("it is damaged, or of version 0.2 or earlier")
+                before, decided = _flat(held["recipe"]), held["decided"]
+            now = _flat(recipe)
             differences = [
                 f"{key} ({_short(before.get(key))}, now {_short(now.get(key))})"
                 for key in {**before, **now}
@@ -87,28 +96,53 @@ class Checkpoint:
                     f"{self._about.parent} contains the state of another job, which differs in "
                     f"{'; '.join(differences)}. Use another folder, or empty this one"
                 )
-            return held["decided"]
-        decided = decide()
-        if self._writes and self.lasting:
-            text = json.dumps({"recipe": recipe, "decided": decided}, indent=2)
+        else:
+            decided = decide()
+        job = {"recipe": recipe, "decided": decided}
+        # Other processes may have begun before the first one wrote its decisions.
+        self._key = f"{self._path.name} of {_digest(job if self._writes else recipe)}"
+        if self._writes and self.lasting and not self._about.is_file():
+            text = json.dumps({**job, "digest": _digest(job)}, indent=2)
             write_whole(self._about, lambda path: path.write_text(text, encoding="utf-8"))
         return decided
 
-    def load(self, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
+    def load(
+        self, device: torch.device, positions: range, restore: Callable[[int, dict[str, Tensor]], object]
+    ) -> int | None:
         """Load the saved state of this process.
 
         Args:
             device: Device of the tensors.
+            positions: The positions that this process can have reached.
+            restore: Takes the position reached and the tensors saved there; it raises an error if they do not fit.
 
         Returns:
-            The position reached and the tensors saved there; ``None`` if there is no saved state.
+            The position; ``None`` if there is no saved state.
+
+        Raises:
+            ValueError: If the state is damaged, or of another job; the message names the folder to delete.
         """
         if not self._path.is_file():
             return None
-        from safetensors.torch import load_file
+        with self._readable(self._path):
+            tensors, about = read_tensors(self._path, self._key)
+            position: int = about["position"]
+            if position not in positions:
+                raise ValueError(f"its position must be from {positions[0]} to {positions[-1]}, got {position}")
+            restore(position, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
+        return position
 
-        tensors = load_file(self._path, "cpu" if device.type == "cpu" else str(device))  # which knows no "cpu:0"
-        return int(tensors.pop("position")), tensors
+    @contextmanager
+    def _readable(self, path: Path) -> Iterator[None]:
+        """Raise an error that names the folder to delete if a file cannot be used."""
+        remedy = f"delete the folder {self.folder} and run again"
+        try:
+            with readable_errors(f"{path} could not be read", f"make it readable, or {remedy}"):
+                yield
+        except OSError:
+            raise
+        except Exception as error:  # of JSON, of torch, and of the job, for what it did not write
+            raise ValueError(f"{path} is not what this job has saved ({error}); {remedy}") from error
 
     def due(self, done: bool) -> bool:
         """Whether to save now.
@@ -129,13 +163,14 @@ class Checkpoint:
             position: The position reached, for example the number of steps or samples.
             tensors: Intermediate results by name.
         """
-        from safetensors.torch import save_file
-
         start = time.monotonic()
-        state = {"position": torch.tensor(position), **{key: part.cpu().contiguous() for key, part in tensors.items()}}
-        write_whole(self._path, lambda path: save_file(state, path))
+        write_tensors(self._path, self._key, tensors, {"position": position})
         self._saved = time.monotonic()
         self._took = self._saved - start
+
+
+def _digest(values: Any) -> str:
+    return f"sha256:{hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}"
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

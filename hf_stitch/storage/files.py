@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
 import re
+import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -23,7 +25,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
 
     Args:
         path: The file. An existing file is replaced; missing folders are created.
-        write: Function that writes the content to the path that it receives, a temporary file in the same folder.
+        write: Function that writes the content to the path that it receives, which has the same name in a temporary
+            folder.
         sync: Whether to wait until the disk contains the file, so that it also survives a power failure.
 
     Raises:
@@ -38,31 +41,136 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
         '0.5'
     """
     with readable_errors(f"{path} could not be written", KEPT):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        unfinished = path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.{threading.get_ident()}.unfinished")
-        try:
-            write(unfinished)
+        with written_aside(path) as fresh:
+            write(fresh)
             if sync:
-                flush(unfinished)
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+                flush(fresh)
         if sync:
             flush(path.parent)
 
 
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Write a file or a folder of files beside its place, which it takes at the end, with modes after the umask.
+
+    What processes of this machine that were killed have left of it is removed.
+
+    Args:
+        path: The place. A file there is replaced, or an empty folder by a folder.
+
+    Yields:
+        A path of the same name in a temporary folder beside it, to be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with written_aside(Path(folder) / "made") as fresh:
+        ...         fresh.mkdir()
+        ...     [path.name for path in Path(folder).iterdir()]
+        ['made']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*{UNFINISHED}"):
+        if is_abandoned(left):
+            remove(left)
+    aside = path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
+    remove(aside)  # of an earlier process with this number
+    try:
+        aside.mkdir()
+        fresh = aside / path.name
+        yield fresh
+        follow_umask(aside)
+        if fresh.is_dir() and path.is_dir():
+            path.rmdir()
+        fresh.replace(path)
+    finally:
+        remove(aside)
+
+
 KEPT = "what was there before is unchanged"
+UNFINISHED = ".unfinished"
+"""End of the names of temporary folders: of ``<name>.<machine>.<process>.<thread>.unfinished``."""
 _MACHINE = re.sub(r"\W", "", socket.gethostname())
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove what processes of this machine that were killed have left of a file."""
-    for left in path.parent.glob(f"{glob.escape(path.name)}.{_MACHINE}.*.unfinished"):
-        process = left.name.removeprefix(f"{path.name}.{_MACHINE}.").split(".")[0]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
-            left.unlink(missing_ok=True)
+def is_abandoned(path: Path) -> bool:
+    """Whether a temporary file or folder is that of a process of this machine that was killed.
+
+    Args:
+        path: The file or folder.
+
+    Example:
+        >>> is_abandoned(Path("values.txt"))
+        False
+    """
+    machine, process, _ = ["", "", "", *path.name.removesuffix(UNFINISHED).split(".")][-3:]
+    return machine == _MACHINE and process.isdigit() and not psutil.pid_exists(int(process))
+
+
+def remove(path: Path) -> None:
+    """Remove a temporary file or folder, as far as possible.
+
+    Args:
+        path: The file or folder, which need not exist.
+
+    Example:
+        >>> remove(Path("missing"))
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def follow_umask(folder: Path) -> None:
+    """Give all files in a folder that was made with :meth:`Path.mkdir` the modes that the umask asks for.
+
+    Some libraries, safetensors among them, write files that their owner alone may read.
+
+    Args:
+        folder: The folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     follow_umask(Path(folder))
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
+@contextmanager
+def reading(files: Iterable[Path]) -> Iterator[None]:
+    """Read files from elsewhere: pipes and devices are refused, and files that this user may not read are named.
+
+    Args:
+        files: The files that may be read, and folders, which are skipped.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: If a file is neither a regular one nor a folder: reading it might never end.
+        PermissionError: If reading fails, and a file may not be read.
+
+    Example:
+        >>> with reading(Path(".").iterdir()):
+        ...     pass
+    """
+    there = [path for path in files if path.exists()]
+    for path in there:
+        if not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is a pipe, a socket or a device, and only regular files are read; delete it")
+    try:
+        yield
+    except Exception as error:
+        gone = getattr(error, "errno", None) == errno.ENOENT  # safetensors raises it without a number for closed files
+        if closed := [str(path) for path in there if not gone and not os.access(path, os.R_OK) and path.is_file()]:
+            raise PermissionError(
+                f"{', '.join(closed)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
+            ) from error
+        raise
 
 
 def digest(*paths: Path) -> str:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from hf_stitch.storage.files import KEPT, flush, readable_errors
+from hf_stitch.storage.files import KEPT, flush, follow_umask, readable_errors, reading
 
 T = TypeVar("T")
 
@@ -69,6 +69,7 @@ def replacing(
                 new.mkdir()
                 yield new
                 names = sorted(path.name for path in new.iterdir() if path.is_file())
+                follow_umask(new)
                 journal = {"files": names, "stale": sorted(set(stale(folder)) - set(names))}
                 draft.write_text(json.dumps(journal), "utf-8")
                 if sync:
@@ -115,7 +116,8 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If the files do not belong together.
+        ValueError: If the files do not belong together, or one is a pipe or a device.
+        PermissionError: If a file may not be read.
         OSError: If a save was interrupted and cannot be completed.
 
     Example:
@@ -129,7 +131,8 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
         before = _identity(folder / first)
         complete(folder)
         try:
-            loaded = load()
+            with reading(folder.glob("*")):
+                loaded = load()
         except (ValueError, FileNotFoundError):
             complete(folder)
             if _identity(folder / first) == before:

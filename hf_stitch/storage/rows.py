@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,13 +44,13 @@ class RowStore:
         self._ragged = False
         self._like = torch.empty(0) if like is None else like[:0].cpu()
         self._mapped: Tensor | None = None
+        self._hash: Any = None  # made when it is needed: stores are sent to other processes, and hashes cannot be
+        self._hashed = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         size = resume * self._like[:0].new_empty(1, *self._like.shape[1:]).nbytes
         if path.stat().st_size < size:
-            raise ValueError(
-                f"{path} has fewer than the {resume} rows that the saved state requires; start again in an empty folder"
-            )
+            raise ValueError(f"{path} has fewer than the {resume} rows that the saved state requires")
         os.truncate(path, size)
         if resume:
             self._lengths.append(torch.ones(resume, dtype=torch.long))
@@ -56,6 +58,20 @@ class RowStore:
     def __len__(self) -> int:
         """Return the number of rows in the file."""
         return int(sum(lengths.sum() for lengths in self._lengths))
+
+    def digest(self) -> Tensor:
+        """Compute the SHA-256 of the rows in the file; what was hashed before is not read again.
+
+        Returns:
+            (32,) uint8.
+        """
+        self._hash = self._hash or hashlib.sha256()
+        with self.path.open("rb") as file:
+            file.seek(self._hashed)
+            while block := file.read(2**20):
+                self._hash.update(block)
+            self._hashed = file.tell()
+        return torch.tensor(list(self._hash.digest()), dtype=torch.uint8)
 
     def append(self, values: Tensor, mask: Tensor | None = None) -> None:
         """Append a batch of samples.

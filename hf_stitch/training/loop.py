@@ -95,8 +95,8 @@ def train(
     with _prepared(accelerator, processes, stitches, schedule) as (model, optimizer):
         run = Progress(stitches, optimizer, accelerator.scaler, schedule.patience)
         step = 0
-        if checkpoint is not None and (saved := checkpoint.load(accelerator.device)) is not None:
-            step = run.load(*saved)
+        if checkpoint is not None:
+            step = checkpoint.load(accelerator.device, range(last + 1), lambda _, tensors: run.load(tensors)) or 0
         with processes.exchange():
             accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:

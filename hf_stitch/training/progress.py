@@ -120,23 +120,34 @@ class Progress:
             tensors["diverged"] = self._diverged
         return tensors | {"loss": self.loss, "steps": self.steps, "judged": self._best, "since": self._since}
 
-    def load(self, step: int, tensors: Mapping[str, Tensor]) -> int:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the output of :meth:`state`.
 
         Args:
-            step: Number of completed steps.
             tensors: The state.
 
-        Returns:
-            ``step``.
+        Raises:
+            ValueError: If the shape of a tensor is not that of what it restores.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, _, key = name.partition("/")
             held.setdefault(kind, {})[key] = value
+        own = self.state()
+        moments = _numbered(held.get("optimizer", {}))
+        weights = [each for group in self._optimizer.param_groups for each in group["params"]]
+        for name in ("loss", "steps", "judged", "since"):
+            if tensors[name].shape != own[name].shape:
+                raise ValueError(
+                    f"{name} must have the shape {tuple(own[name].shape)}, got {tuple(tensors[name].shape)}"
+                )
+        for number, of_weight in moments.items():
+            for name, value in of_weight.items():
+                if value.dim() and value.shape != weights[number].shape:
+                    raise ValueError(f"{name} of weight {number} has the shape {tuple(value.shape)}")
         self._stitches.layers.load_state_dict(held["layers"])
         state = self._optimizer.state_dict()
-        state["state"] = _numbered(held.get("optimizer", {}))
+        state["state"] = moments
         self._optimizer.load_state_dict(state)
         self._states = list(_numbered(held.get("best", {})).values())
         if self._scaler is not None:
@@ -145,7 +156,6 @@ class Progress:
         self._best, self._since = tensors["judged"].cpu(), tensors["since"].cpu()
         if "diverged" in tensors:
             self._diverged = tensors["diverged"].cpu()
-        return step
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

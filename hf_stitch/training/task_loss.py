@@ -555,13 +555,12 @@ def _begin_all(
 
 
 def _begin(folder: Path, recipe: Mapping[str, Any], processes: Processes) -> Checkpoint:
-    """Begin or resume the job on rank 0, and raise its error on all processes."""
-    state, refused = Checkpoint(folder, 0, True), None
-    if processes.rank == 0:
-        try:
-            state.begin(recipe, dict)
-        except ValueError as error:
-            refused = str(error)
+    """Begin or resume the job, whose state rank 0 saves, and raise its error on all processes."""
+    state, refused = Checkpoint(folder, 0, lasting=processes.rank == 0), None
+    try:
+        state.begin(recipe, dict)
+    except ValueError as error:
+        refused = str(error)
     if (why := processes.agree(refused)) is not None:
         raise ValueError(why)
     return state

@@ -213,7 +213,7 @@ def stitch_grid(
             folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(folder, processes.rank, lasting=checkpoint_dir is not None)
             state.begin(recipe, dict)
-            moments = collect_moments(sides, train, state, batch_size, progress, processes)
+            moments = collect_moments(sides, train, state, len(train) + len(test), batch_size, progress, processes)
             kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
             moments.all_reduce(processes)
             fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}

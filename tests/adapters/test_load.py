@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,12 @@ def test_texts_over_the_limit_are_truncated_with_a_warning(tokenizer: hf.PreTrai
         inputs = adapter.preprocess(["a b", " ".join("abcdefghijklmn")])
     assert inputs["input_ids"].shape == (2, 11)
     adapter.forward(inputs)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
+def test_a_pipe_in_a_folder_is_refused_not_waited_for(name: str, tmp_path: Path) -> None:
+    hf.ViTForImageClassification(hf.ViTConfig(**VIT)).save_pretrained(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is a pipe, a socket or a device"):
+        hf_stitch.load(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
 from hf_stitch.registry import registries
 
+from killing import survives  # isort: skip
 from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # isort: skip
 
@@ -309,6 +311,50 @@ def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
     harm(saved)
     with pytest.raises(error, match=message):
         StitchedModel.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "preprocessor_config.json", "README.md"])
+def test_a_pipe_in_the_folder_is_rejected_not_waited_for(name: str, saved: Path) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(ValueError, match=f"{name} is a pipe, a socket or a device"):
+        StitchedModel.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_this_user_may_not_read_is_not_called_damaged(name: str, saved: Path) -> None:
+    def attempt() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)  # the administrator may read everything
+        with pytest.raises(PermissionError, match=f"{name}: permission denied"):
+            StitchedModel.from_pretrained(saved)
+
+    opened(saved)
+    (saved / name).chmod(0o600)
+    assert survives(attempt)
+
+
+def test_another_user_may_load_what_was_saved(cnn_vit: StitchedModel, tmp_path: Path) -> None:
+    def attempt() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        StitchedModel.from_pretrained(tmp_path / "model")
+
+    before = os.umask(0o022)
+    try:
+        cnn_vit.save_pretrained(tmp_path / "model", max_shard_size="10KB")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()} == {"0o644"}
+    opened(tmp_path / "model")
+    assert survives(attempt)
+
+
+def opened(folder: Path) -> None:
+    """Let other users enter a folder."""
+    for part in (folder, *folder.parents):
+        if part.stat().st_uid == os.getuid() and part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o055)
 
 
 def test_a_missing_shard_is_rejected(cnn_vit: StitchedModel, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hf_stitch.analysis import extract_activations
 from hf_stitch.cli import app
 from hf_stitch.cli.cache import cache
 from hf_stitch.storage.cache import Cache
+from hf_stitch.storage.files import _MACHINE, UNFINISHED
 from hf_stitch.testing import parametrize_with_checks
 from hf_stitch.testing.commands import check_command
 
@@ -152,3 +153,13 @@ def test_it_imports_nothing_heavy(folder: Path) -> None:
         "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("arguments", [("ls",), ("rm", "--all", "--yes"), ("gc",)])
+def test_every_command_removes_what_a_killed_process_has_left(arguments: tuple[str, ...], folder: Path) -> None:
+    (entry, *_) = Cache().entries()
+    left = folder / f"{entry.path.name}.{_MACHINE}.{2**30}.1{UNFINISHED}"
+    left.mkdir()
+    (left / ".tmpAb12Cd").write_bytes(b"half")
+    recorded(*arguments)
+    assert not left.exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from hf_stitch.storage.cache import ABANDONED, Cache, bytes_of, default_folder
@@ -227,6 +228,42 @@ def test_what_a_killed_process_has_left_is_removed_later(tmp_path: Path) -> None
     os.utime(left, (time.time() - ABANDONED - 1,) * 2)
     cache.write(key(2), tensors(2), {})
     assert not left.exists()
+
+
+def test_what_a_process_of_this_machine_has_left_is_removed_at_once(tmp_path: Path) -> None:
+    def half(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def attempt() -> None:
+        safetensors.torch.save_file = half
+        Cache(tmp_path).write(key(1), tensors(1), {})
+
+    assert not survives(attempt)
+    assert len(list(tmp_path.iterdir())) == 1
+    Cache(tmp_path).sweep()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_safetensors_has_left_in_the_folder_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.write(key(1), tensors(1), {"layer": "fc"})
+    left, other = tmp_path / ".tmpAb12Cd", tmp_path / ".tmpEf34Gh"
+    left.write_bytes(cache.entries()[0].path.read_bytes()[:-100])
+    other.write_bytes(b"of another program")
+    cache.sweep()
+    assert left.exists()
+    for path in (left, other):
+        os.utime(path, (time.time() - ABANDONED - 1,) * 2)
+    cache.sweep()
+    assert not left.exists() and other.exists()
+
+
+def test_a_pipe_is_no_entry(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{key(1)}.safetensors")
+    cache = Cache(tmp_path)
+    assert cache.entries() == []
+    with pytest.warns(UserWarning, match="is a pipe"):
+        assert cache.read(key(1)) is None
 
 
 def test_a_full_disk_leaves_the_old(tmp_path: Path) -> None:

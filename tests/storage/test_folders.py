@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import write_whole, written_aside
 from hf_stitch.storage.folders import ASIDE, JOURNAL, NEW, complete, load_whole, replacing
 
 from killing import killed_at_every_operation, survives  # isort: skip
@@ -227,3 +232,88 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
         write_whole(path, lambda temporary: temporary.write_text("much longer than that"))
     assert path.read_text() == "newer"
     assert [each.name for each in tmp_path.iterdir()] == ["values.txt"]
+
+
+# -- what killed processes leave, modes, and files that are none -------------------------------------------------------
+def killed_while_writing(path: Path) -> None:
+    """Kill a process that writes with safetensors, whose operations on files Python does not see."""
+
+    def half(temporary: Path) -> None:
+        (temporary.parent / ".tmpAb12Cd").write_bytes(b"half")  # as safetensors names it
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert not survives(lambda: write_whole(path, half))
+
+
+def test_what_a_killed_process_has_left_of_a_file_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    killed_while_writing(tmp_path / "values.bin")
+    write_whole(tmp_path / "values.bin", lambda temporary: temporary.write_text("whole"))
+    assert [path.name for path in tmp_path.iterdir()] == ["values.bin"]
+
+
+def test_what_a_killed_process_has_left_of_a_folder_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    def make() -> None:
+        with written_aside(tmp_path / "made") as fresh:
+            fresh.mkdir()
+            (fresh / "a.txt").write_text("a")
+
+    states = set()
+    for _ in killed_at_every_operation(make):
+        states.add((tmp_path / "made").exists())
+        shutil.rmtree(tmp_path / "made", ignore_errors=True)
+        make()
+        assert [path.name for path in tmp_path.rglob("*")] == ["made", "a.txt"]
+        shutil.rmtree(tmp_path / "made")
+    assert states == {False, True}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_modes_follow_the_umask_also_of_safetensors(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "a.safetensors", lambda path: save_file({"a": torch.ones(1)}, path))
+        with replacing(tmp_path / "folder") as fresh:
+            save_file({"a": torch.ones(1)}, fresh / "a.safetensors")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*.safetensors")} == {oct(mode)}
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.bin"])
+def test_a_pipe_or_a_device_is_refused(folder: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+        with pytest.raises(ValueError, match=rf"{name} is a pipe, a socket or a device"):
+            load_whole(folder, "config.json", lambda: (folder / name).read_text())
+
+
+def test_a_file_that_is_gone_meanwhile_is_not_one_that_may_not_be_read(folder: Path) -> None:
+    (folder / ASIDE).mkdir()  # as that of another process that saves
+
+    def load() -> None:
+        shutil.rmtree(folder / ASIDE)
+        (folder / "notes.txt").unlink()
+        raise ValueError("they do not belong together")
+
+    with pytest.raises(ValueError, match="do not belong together"):
+        load_whole(folder, "config.json", load)
+
+
+def test_a_file_that_this_user_may_not_read_is_named(folder: Path) -> None:
+    def attempt() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)  # the administrator may read everything
+
+        def load() -> None:
+            with safe_open(folder / "weights.bin", "pt"):
+                pass
+
+        with pytest.raises(PermissionError, match=r"weights.bin: permission denied .* ask the owner"):
+            load_whole(folder, "config.json", load)
+
+    for part in (folder, *folder.parents):
+        if part.stat().st_uid == os.getuid() and part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o055)
+    (folder / "weights.bin").chmod(0o600)
+    assert survives(attempt)

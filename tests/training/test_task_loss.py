@@ -834,7 +834,7 @@ def test_gradient_scale_is_saved() -> None:
     before, after = run(8.0), run(2.0)
     before._scaler._growth_tracker = torch.tensor(7, dtype=torch.int32)
     before._scaler._scale = torch.tensor(8.0)
-    after.load(3, before.state())
+    after.load(before.state())
     assert after._scaler.state_dict() == before._scaler.state_dict()
     assert after._scaler.get_scale() == 8.0
 

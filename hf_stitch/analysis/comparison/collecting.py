@@ -53,11 +53,13 @@ def run_pass(
 
     start, stop = processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
-    saved = state.load(reader.device)
-    if saved is not None:
-        start, tensors = saved
+
+    def restore(position: int, tensors: Mapping[str, Tensor]) -> None:
         for number, collector in enumerate(collectors):
             collector.load(within(f"{number}/", tensors))
+
+    if (position := state.load(reader.device, range(start, stop + 1), restore)) is not None:
+        start = position
     hide = None if progress and processes.rank == 0 else True  # None shows the bar on terminals only
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:

@@ -109,7 +109,13 @@ def run(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool
 
 @torch.no_grad()
 def collect_moments(
-    sides: Sides, samples: Samples, state: Checkpoint, batch_size: int, progress: bool, processes: Processes = ALONE
+    sides: Sides,
+    samples: Samples,
+    state: Checkpoint,
+    last: int,
+    batch_size: int,
+    progress: bool,
+    processes: Processes = ALONE,
 ) -> PairMoments:
     """Collect the moments of all pairs of layers.
 
@@ -117,6 +123,7 @@ def collect_moments(
         sides: The networks.
         samples: Raw samples.
         state: Checkpoint, from which interrupted work continues.
+        last: The last position in the checkpoint.
         batch_size: Number of samples per forward pass.
         progress: Whether to show a progress bar.
         processes: The processes that share the samples.
@@ -127,9 +134,11 @@ def collect_moments(
     check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
     own = _part(samples, batch_size, processes)
-    if (saved := state.load(torch.device("cpu"))) is not None:
-        done = min(saved[0], len(own))
-        moments.load_state_dict(within("moments.", saved[1]))
+    position = state.load(
+        torch.device("cpu"), range(last + 1), lambda _, tensors: moments.load_state_dict(within("moments.", tensors))
+    )
+    if position is not None:
+        done = min(position, len(own))
     elif processes.count > 1:
         first = run(sides, next(samples.batches(batch_size)), complete=False)
         moments.prepare(first.x, first.y)
@@ -206,15 +215,24 @@ class Measures:
         """
         own = _part(self.samples, batch_size, processes)
         done, fitted = 0, torch.tensor(list(self.watch.fingerprint), dtype=torch.uint8)
-        if (saved := state.load(torch.device("cpu"))) is not None and saved[0] > offset:
-            if torch.equal(saved[1].get("watch", fitted[:0]), fitted):
-                done = saved[0] - offset
-                self._parts = {name: [tensor.numpy()] for name, tensor in within("measures.", saved[1]).items()}
+
+        def restore(position: int, tensors: Mapping[str, Tensor]) -> None:
+            nonlocal done
+            if position <= offset:
+                return
+            if torch.equal(tensors.get("watch", fitted[:0]), fitted):
+                done = position - offset
+                arrays = {name: tensor.numpy() for name, tensor in within("measures.", tensors).items()}
+                if short := [name for name, values in arrays.items() if len(values) != done]:
+                    raise ValueError(f"{', '.join(short)} must have {done} samples")
+                self._parts = {name: [values] for name, values in arrays.items()}
             else:
                 warnings.warn(
                     f"the detectors differ from those of the interrupted job ({DIFFERS}): all samples are scored anew",
-                    stacklevel=2,
+                    stacklevel=4,
                 )
+
+        state.load(torch.device("cpu"), range(offset + len(own) + 1), restore)
         for count, batch in _remaining(own, done, batch_size, processes.shown("scoring", progress), processes):
             for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy.typing as npt
 import torch
 
 from hf_stitch import ModelReference, Stitcher
+from hf_stitch.artefacts.files import STITCHER
+from hf_stitch.artefacts.manifest import stale
 from hf_stitch.hub import CARD
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.folders import replacing
 from hf_stitch_embeddings.vectors import BATCH, UNIT, Metric, are_normalized, check_vectors, normalized, read_vectors
 
 Direction: TypeAlias = Literal["index", "query", "adjoint"]
@@ -260,16 +263,21 @@ class EmbeddingMap:
 
         Args:
             folder: The folder, created if needed. A killed process leaves the old artefact or the new one.
+
+        Raises:
+            OSError: If a file cannot be written. The previous files are unchanged then.
         """
         folder = Path(folder)
         self.record["scores"] = self.scores
-        self.stitcher.save_pretrained(folder)
-        card = folder / CARD
-        text = card.read_text(encoding="utf-8")
-        if BEGIN in text and END in text:
-            text = text[: text.index(BEGIN)].rstrip() + "\n" + text[text.index(END) + len(END) :]
-        written = f"{text.rstrip()}\n\n{self.card()}\n"
-        write_whole(card, lambda path: path.write_text(written, encoding="utf-8"))
+        with replacing(folder, lambda folder: stale(folder, STITCHER)) as fresh:
+            card = fresh / CARD
+            if (folder / CARD).is_file():  # what a person added to it is kept
+                shutil.copyfile(folder / CARD, card)
+            self.stitcher.save_pretrained(fresh)
+            text = card.read_text(encoding="utf-8")
+            if BEGIN in text and END in text:
+                text = text[: text.index(BEGIN)].rstrip() + "\n" + text[text.index(END) + len(END) :]
+            card.write_text(f"{text.rstrip()}\n\n{self.card()}\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, id_or_folder: str | Path, **download: Any) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from hf_stitch_embeddings import EmbeddingMap, exact_search, fit_embedding_map, 
 
 from hf_stitch import registries
 from hf_stitch.stitches import LinearStitch
+
+from tests.killing import killed_at_every_operation, survives  # isort: skip
 
 
 def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
@@ -84,6 +87,34 @@ def test_text_added_to_the_card_is_kept(linear: EmbeddingMap, tmp_path: Path) ->
     linear.save_pretrained(tmp_path)
     assert "Ours since May." in card.read_text()
     assert card.read_text().count("## Embedding map") == 1
+
+
+def test_a_kill_at_any_operation_leaves_the_old_map_and_card_or_the_new_ones(
+    linear: EmbeddingMap, tmp_path: Path
+) -> None:
+    new = linear.adjoint()
+    seen = []
+    linear.save_pretrained(tmp_path)
+    for _ in killed_at_every_operation(lambda: new.save_pretrained(tmp_path)):
+        found = EmbeddingMap.from_pretrained(tmp_path)
+        seen.append(found.direction)
+        assert (linear if found.direction == "index" else new).card() in (tmp_path / "README.md").read_text()
+        linear.save_pretrained(tmp_path)
+    assert set(seen) == {"index", "adjoint"}
+
+
+def test_a_full_disk_leaves_the_old_map_and_card(linear: EmbeddingMap, tmp_path: Path) -> None:
+    linear.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    size = len(before["README.md"])  # that of the new map is longer
+
+    def attempt() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with pytest.raises(OSError, match="unchanged"):
+            linear.adjoint().save_pretrained(tmp_path)
+
+    assert survives(attempt)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_the_old_model_is_a_map(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_stitch.hub import CARD
 from hf_stitch.stitches import IdentityStitch, LowRankStitch, ResidualMLPStitch
+from hf_stitch.storage.files import written_aside
 from hf_stitch_embeddings.embedding_map import BEGIN, RECORD, EmbeddingMap
 
 MODULES = "modules.json"
@@ -113,6 +113,7 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
 
     Example:
         >>> from hf_stitch.stitches import LinearStitch
+        >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as place:
         ...     old = Path(place, "old")
         ...     old.mkdir()
@@ -259,14 +260,9 @@ def _new_folder(folder: str | Path) -> Iterator[Path]:
     place = Path(folder).expanduser()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} exists and is not an empty folder")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=".export-") as temporary:
-        fresh = Path(temporary, "model")
+    with written_aside(place) as fresh:
         fresh.mkdir()
         yield fresh
-        if place.exists():
-            place.rmdir()
-        fresh.replace(place)
 
 
 def _added(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ class UnfinishedRows:
             OSError: If another process has locked it.
         """
         if self.target.exists():
-            if self.folder.exists() and not self.file.exists():  # killed after the last step
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self._sweep()
             raise FileExistsError(f"{self.target} exists; delete it, or upgrade into another file")
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -76,6 +76,13 @@ class UnfinishedRows:
             created.flush()
         self._state = state
         self._note()
+
+    def _sweep(self) -> None:
+        """Remove the folder if nobody works in it and it has all rows: its process was killed after the last step."""
+        with suppress(OSError, ValueError, KeyError, Timeout), self._lock:
+            kept = json.loads(self._journal.read_text(encoding="utf-8"))
+            if kept["done"] == kept["rows"]:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, first: int, vectors: Rows) -> None:
         """Write the next rows.
