@@ -8,9 +8,6 @@ from typing import Any
 
 from hf_stitch.data import Samples
 
-CLASSIFIES = ("image-classification", "text-classification")
-"""Tasks whose labels are classes of the network."""
-
 
 def numbered_as(samples: Samples, config: Any) -> Samples:
     """Number the labels of samples as the classes of a network, if both name their classes.
@@ -74,6 +71,18 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
             "labels, Samples.of(data, label=…) (--label), or give the classes the names of the network",
             stacklevel=3,
         )
+
+
+def warn_of_unused_labels(samples: Samples, task: str | None) -> None:
+    """Warn if samples have labels, which the scores of a task other than classification do not use.
+
+    Args:
+        samples: Samples.
+        task: Task of the stitched model; ``None`` for one without a head.
+    """
+    if samples.is_labelled:
+        how = "next tokens are scored" if task else "a model without a head is compared with its target by outputs"
+        warnings.warn(f"the labels of the data are not used: {how}", stacklevel=3)
 
 
 def _names_of(config: Any) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ from hf_stitch.artefacts.cache import (
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.stitches import SequenceStitch
+from hf_stitch.tasks import logits_of
 
 AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
