@@ -167,7 +167,7 @@ def test_dictionaries():
         (["a", "b"], {"label": [0]}, "label must have one value for each of 2 samples, got 1"),
         (["a", "b"], {"id": ["x", "x"]}, "ids must be unique, but 'x' occurs 2 times"),
         ([{"a": "x"}], {"image": "a"}, "image='a' must be a column of image, got text"),
-        ([{"a": "x"}], {"label": "a"}, "label='a' must be a column of class or integer, got text"),
+        ([{"a": "x"}], {"label": "a"}, "label='a' must be a column of class or integer or float, got text"),
         ([{"a": "x", "b": "y"}], {"text_pair": "b"}, "pass the column of the first texts as text"),
         ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b"}, "pass either image or text, not both"),
         (Samples.of(["a"]), {"label": [0]}, "cannot be chosen again"),
@@ -562,3 +562,38 @@ def test_a_pipe_in_a_folder_of_data_is_refused_not_waited_for(tmp_path: Path) ->
     os.mkfifo(tmp_path / "train" / "rows.csv")
     with pytest.raises(ValueError, match=r"rows.csv is a pipe, a socket or a device"):
         read_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_whole_numbers_are_labels_also_as_floats(kind: str) -> None:
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.Value(kind))
+    stored = datasets.Dataset.from_dict({"text": list("abc"), "label": [1.0, 0.0, None]}, features=features)
+    rows = [{"text": "a", "label": 1.0}, {"text": "b", "label": 0.0}]
+    whole = np.array([1, 0], dtype=kind)
+    assert Samples.of(stored.select([0, 1])).labels == Samples.of(rows).labels == [1, 0]
+    assert Samples.of(stored.select([0, 1]), label="label").labels == [1, 0]
+    assert Samples.of(["a", "b"], label=whole).labels == Samples.of(["a", "b"], label=list(whole)).labels == [1, 0]
+    assert Samples.of(["a", "b"], label=torch.tensor(whole)).labels == [1, 0]
+    with pytest.raises(ValueError, match="sample 2 has the label None"):
+        _ = Samples.of(stored).labels
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.5, 1.0], r"column 'label' has other values \(labels must be integers, got 0.5 for sample 0\)"),
+        ([float("nan"), 1.0], "labels must be integers, got nan for sample 0"),
+        ([[0, 1], [1, 1]], "column 'label' has List values, and labels must be classes"),
+        (["good", "bad"], r"column 'label' has text values, .* \(data.class_encode_column of datasets\), or leave"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_where_they_are_read(values: list[object], message: str) -> None:
+    samples = Samples.of(datasets.Dataset.from_dict({"text": list("ab"), "label": values}), text="text")
+    assert samples.is_labelled and samples.fingerprint and next(samples.batches(2)).samples == ["a", "b"]
+    assert all(part.is_labelled for part in samples.split(1))
+    with pytest.raises(ValueError, match=message):
+        _ = samples.labels
+    assert not Samples.of(["a", "b"]).is_labelled
+    if isinstance(values[0], float):
+        with pytest.raises(TypeError, match="labels must be integers"):
+            Samples.of(["a", "b"], label=values)

@@ -261,7 +261,7 @@ CONFIGS = [
          lambda: hf.BertConfig().problem_type is None
          and all(f'"{name}"' in source(hf.BertForSequenceClassification)
                  for name in ("regression", "multi_label_classification")),
-         "hf_stitch/artefacts/outputs.py, class_loss"),
+         "hf_stitch/tasks.py, class_loss"),
     fact("configs contain the place they were loaded from", remembers_its_place,
          "hf_stitch/adapters/libraries/transformers.py, origin"),
     fact("configs name the class of the network", saves_its_class,
@@ -358,9 +358,9 @@ NETWORKS = [
     fact("names of classifiers contain their task",
          lambda: all("ForImageClassification" in name for name in named("IMAGE_CLASSIFICATION"))
          and all(name.endswith("ForSequenceClassification") for name in named("SEQUENCE_CLASSIFICATION")),
-         "hf_stitch/adapters/libraries/transformers.py, HEADS, and padding.py, lacks_padding"),
+         "hf_stitch/adapters/heads.py, HEADS, and padding.py, lacks_padding"),
     fact("most names of decoders contain their task", lambda: decoders() > 0.85,
-         "hf_stitch/adapters/libraries/transformers.py, HEADS"),
+         "hf_stitch/adapters/heads.py, HEADS"),
     fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
          "hf_stitch/adapters/libraries/padding.py, as_if_padded"),
     fact("construction calls initialize_weights", construction_calls_initialize_weights,
@@ -384,7 +384,7 @@ NETWORKS = [
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
          "hf_stitch/adapters/overrides/clip.py"),
     fact("outputs are mappings with logits", lambda: "logits" in gpt2()(torch.tensor([[1]])),
-         "hf_stitch/artefacts/outputs.py, logits_of"),
+         "hf_stitch/tasks.py, logits_of"),
 ]  # fmt: skip
 
 

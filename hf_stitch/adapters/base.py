@@ -201,6 +201,11 @@ class Adapter(ABC):
     def task(self) -> str | None:
         """Task of the head: ``image-classification``, ``text-classification``, ``text-generation`` or ``None``."""
 
+    @property
+    def unscored(self) -> str:
+        """What the head predicts, in words, if stitched models with it cannot be scored; empty (default) otherwise."""
+        return ""
+
     @abstractmethod
     def blueprint(self) -> dict[str, Any]:
         """Return a description from which :meth:`build` constructs this network without its weights.

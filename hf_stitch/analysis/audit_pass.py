@@ -18,12 +18,12 @@ from hf_stitch.analysis.detection.result import Cell
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, check_same_tokens, join_answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers.fitting import check_finite
 from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import Representation
+from hf_stitch.tasks import logits_of
 
 SOURCE = "source"
 """Stands for the layer of the source in the cells of an audit, which has one."""

@@ -8,16 +8,14 @@ from typing import Any
 
 from hf_stitch.data import Samples
 
-CLASSIFIES = ("image-classification", "text-classification")
-"""Tasks whose labels are classes of the network."""
-
 
 def numbered_as(samples: Samples, config: Any) -> Samples:
     """Number the labels of samples as the classes of a network, if both name their classes.
 
     Data sets and networks may list the same classes in different orders: a folder of images lists them alphabetically,
     a network as it was trained. Case, spaces, hyphens and underscores of a name do not matter. A warning is given if
-    the numbers change. Labels without names, and names that the network does not have, stay as they are.
+    the numbers change. Classes are matched if the data or the network have all names of the other; classes that the
+    network lacks then get numbers behind its own. Otherwise, labels stay as they are.
 
     Args:
         samples: Raw samples. They need no labels.
@@ -39,41 +37,51 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     if not names or not theirs:
         return samples
     place = {_plain(name): index for index, name in enumerate(theirs)}
-    numbers = [place.get(_plain(name), -1) for name in names]
-    if -1 in numbers or len(set(numbers)) < len(numbers) or len(place) < len(theirs):
+    others = [name for name in names if _plain(name) not in place]
+    if (others and len(others) > len(names) - len(theirs)) or len(place) < len(theirs):
         return samples
-    if numbers == list(range(len(theirs))):
+    place |= {_plain(name): len(theirs) + index for index, name in enumerate(others)}
+    numbers = [place[_plain(name)] for name in names]
+    if len(set(numbers)) < len(numbers) or numbers == list(range(len(names))):
         return samples
     warnings.warn(
         f"the classes of the data ({_listed(names)}) are not numbered as those of the network ({_listed(theirs)}): "
         "labels are matched by name",
         stacklevel=3,
     )
-    return samples.renumbered(numbers, theirs)
+    return samples.renumbered(numbers, (*theirs, *others))
 
 
 def warn_of_other_classes(samples: Samples, config: Any) -> None:
     """Warn if samples are labelled with other classes than those of a network.
 
-    There are others if their number differs and the names too, or if both have a name with different numbers. Other
-    names alone are none: ``NEG`` and ``negative`` may mean the same.
+    Names decide, as in :func:`numbered_as`. Names that mean the same, ``NEG`` and ``negative``, count as others.
 
     Args:
         samples: Samples from :func:`numbered_as`.
         config: Config of the network.
     """
     names, theirs = samples.label_names, _names_of(config)
-    if not names or not theirs or tuple(names) == theirs:
-        return
-    place = {_plain(name): index for index, name in enumerate(theirs)}
-    moved = any(place.get(_plain(name), index) != index for index, name in enumerate(names))
-    if moved or len(names) != len(theirs):
+    if names and theirs and any(_plain(own) != _plain(name) for own, name in zip(names, theirs, strict=False)):
         warnings.warn(
             f"the data have the {len(names)} classes {_listed(names)}, and the network has the {len(theirs)} classes "
-            f"{_listed(theirs)}: labels are compared by number, so that accuracies mean little. Name another column of "
-            "labels, Samples.of(data, label=…) (--label), or give the classes the names of the network",
+            f"{_listed(theirs)}: labels are compared by number, so that accuracies mean nothing unless each number is "
+            "the same class. Name another column of labels, Samples.of(data, label=…) (--label), or give the classes "
+            "the names of the network",
             stacklevel=3,
         )
+
+
+def warn_of_unused_labels(samples: Samples, task: str | None) -> None:
+    """Warn if samples have labels, which the scores of a task other than classification do not use.
+
+    Args:
+        samples: Samples.
+        task: Task of the stitched model; ``None`` for one without a head.
+    """
+    if samples.is_labelled:
+        how = "next tokens are scored" if task else "a model without a head is compared with its target by outputs"
+        warnings.warn(f"the labels of the data are not used: {how}", stacklevel=3)
 
 
 def _names_of(config: Any) -> tuple[str, ...]:

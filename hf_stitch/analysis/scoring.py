@@ -17,14 +17,14 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import OFFSETS
-from hf_stitch.analysis.classes import numbered_as
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
 from hf_stitch.processes import ALONE, Processes, joined
 from hf_stitch.reference import ModelReference
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks import check_head, logits_of, task_of
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Array]
@@ -234,7 +234,10 @@ def relative_accuracies(
     if stitched.task == "text-generation" or samples.labels is None:
         raise ValueError("relative accuracy needs a classification head and samples with labels")
     samples = numbered_as(samples, stitched.config)
-    found = answers(stitched, layers, samples, whole_target(stitched, target), batch_size=batch_size, progress=progress)
+    warn_of_other_classes(samples, stitched.config)
+    found = answers(
+        stitched, layers, samples, scored_target(stitched, target), batch_size=batch_size, progress=progress
+    )
     if not found["target"]["right"].any():
         raise ValueError(
             f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
@@ -269,7 +272,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         target: The whole target.
         task: The task of the target.
     """
-    if source.task != task:
+    if source.unscored or source.task != task:
         return f"it has no head for {task}"
     if isinstance(source, PrefixAdapter):
         return "its tokens are not those of the target"
@@ -332,6 +335,20 @@ def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     return given
 
 
+def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
+    """Return the whole target as :func:`whole_target`, with which a stitched model is scored.
+
+    Raises:
+        ValueError: If the head of one of them cannot be scored, or is not one for the task of the model
+            (:mod:`hf_stitch.tasks`).
+    """
+    whole = whole_target(stitched, target)
+    for each in (whole, stitched):
+        check_head(each)
+    task_of(whole, stitched.task)
+    return whole
+
+
 def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
     """Compare a network with the recorded target of a stitched model.
 
@@ -356,9 +373,13 @@ def reference(stitched: StitchedModel, target: Any = None) -> Whole:
         target: A stitched model, or the target as in :func:`whole_target`.
 
     Raises:
-        ValueError: As in :func:`whole_target`.
+        ValueError: As in :func:`scored_target`.
     """
-    return _Unswapped(target) if isinstance(target, StitchedModel) else whole_target(stitched, target)
+    if not isinstance(target, StitchedModel):
+        return scored_target(stitched, target)
+    for each in (stitched, target):
+        check_head(each)
+    return _Unswapped(target)
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.analysis.scoring import scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import ActivationMetric, Metric
@@ -21,6 +21,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.tasks import CLASSIFIES
 
 if TYPE_CHECKING:
     import pandas
@@ -138,11 +139,11 @@ class TrajectoryRecorder:
         stitch: int = 0,
         batch_size: int = 256,
     ) -> None:
-        if stitched.task not in ("image-classification", "text-classification"):
+        if stitched.task not in CLASSIFIES:
             raise ValueError(f"a trajectory needs a classification head, but this model has the task {stitched.task!r}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
-        whole = whole_target(stitched, target)
+        whole = scored_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
         cut = stitched.target.cut.layer
         samples = Samples.of(probe)

@@ -174,6 +174,11 @@ class StitchedAdapter(TransformersAdapter):
         """Task of the head of the model; ``None`` for a model without a head."""
         return self.model.task
 
+    @property
+    def unscored(self) -> str:
+        """What the head of the model predicts, if it cannot be scored."""
+        return self.model.unscored
+
     def module_name(self, layer: str) -> str:
         """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``.
 

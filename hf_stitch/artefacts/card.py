@@ -17,6 +17,7 @@ from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
+from hf_stitch.tasks import CLASSIFIES, TASKS
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is rewritten at every save and push; add text above or below -->"
@@ -42,7 +43,6 @@ FIGURES = (
     "cka", "knn_overlap",
 )  # fmt: skip
 LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
-TASKS = ("image-classification", "text-classification", "text-generation")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
 HELD_OUT = "held-out"
 LISTS = ("tags", "model-index")
@@ -394,7 +394,9 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
         lines.append("print(model.processor.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
     else:
         lines.append("output = model(**inputs)")
-    if described.task in ("image-classification", "text-classification"):
+    if described.unscored:
+        lines.append(f"print(output.logits)  # {described.unscored}")
+    elif described.task in CLASSIFIES:
         lines.append("print(model.config.id2label[output.logits.argmax(-1).item()])")
     return "\n".join(lines)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from hf_stitch.adapters.cutting.surgery import KEPT
+from hf_stitch.adapters.heads import unscored_head
 from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
 from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
 from hf_stitch.artefacts.schema import read_model, read_stitcher
@@ -15,6 +17,7 @@ from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
+from hf_stitch.tasks import CLASSIFIES
 
 SIDES = ("source", "target")
 """The two halves of a stitched model."""
@@ -72,6 +75,7 @@ class Description:
         task: Task of the head; ``None`` for a model without a head.
         recipe: How the stitching layer was fitted.
         scores: Scores on held-out samples.
+        unscored: What the head of a stitched model predicts, in words, if it cannot be scored; it then has no scores.
 
     Example:
         >>> import tempfile
@@ -96,6 +100,7 @@ class Description:
     task: str | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
+    unscored: str = ""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -155,8 +160,13 @@ class Description:
         """
         layers = [_layer(record[side]) if whole else record[side]["layer"] for side in SIDES]
         ends = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
-        found = {key: record.get(key) or {} for key in ("recipe", "scores")}
-        return cls(whole, ends[0], layers[0], ends[1], layers[1], record["stitch"], record.get("task"), **found)
+        recipe, scores = (record.get(key) or {} for key in ("recipe", "scores"))
+        unscored, task = "", record.get("task")
+        if whole and task in CLASSIFIES:
+            kind = {"problem_type": record.get("problem_type"), "num_labels": len(record.get("id2label") or ())}
+            unscored = unscored_head("ForSequenceClassification", SimpleNamespace(**kind))
+        ended = (ends[0], layers[0], ends[1], layers[1], record["stitch"])
+        return cls(whole, *ended, task, recipe, {} if unscored else scores, unscored)
 
 
 def _layer(half: Mapping[str, Any]) -> str:

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
+
+from hf_stitch.tasks import class_loss
 
 Kind = Literal["inductive", "paper"]
 
@@ -127,8 +128,7 @@ class Head(PreTrainedModel):
             ``logits`` (batch, classes) and, with labels, the mean cross-entropy as ``loss``.
         """
         logits = self.classifier(self.body(self.entry(features)))
-        loss = None if labels is None else functional.cross_entropy(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(loss=class_loss(logits, labels, None), logits=logits)
 
 
 class _BatchwiseNorm(nn.Module):

@@ -15,10 +15,10 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks import CLASSIFIES, logits_of
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
@@ -120,10 +120,10 @@ class _Halves:
         )  # fmt: skip
         known = getattr(target.model, "config", None)
         labels = getattr(known, "id2label", None)
-        if labels and task in ("image-classification", "text-classification"):
+        if labels and task in CLASSIFIES:
             config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
             config.problem_type = getattr(known, "problem_type", None)
-        elif task in ("image-classification", "text-classification"):
+        elif task in CLASSIFIES:
             config.num_labels = self._classes
         stitched = class_for(task)(config, front, layer, back, processor=source.processor)
         stitched.parents = (source, target)

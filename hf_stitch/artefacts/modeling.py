@@ -21,6 +21,7 @@ from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
+from hf_stitch.adapters.heads import GENERATES, unscored_head
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
@@ -273,6 +274,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
             )
         return output
+
+    @property
+    def unscored(self) -> str:
+        """What the head predicts, in words, if the model cannot be scored (:mod:`hf_stitch.tasks`); empty otherwise."""
+        blueprint = (self.config.target or {}).get("blueprint") or {}
+        found = unscored_head(type(self).__name__, self.config) or unscored_head(str(blueprint.get("class")), None)
+        return "" if self.task == "text-generation" and found in GENERATES else found
 
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Rename inputs to the argument names of the source.

@@ -15,7 +15,7 @@ LISTED = 12
 
 
 def kind_of(value: Any) -> str:
-    """A modality, ``integer`` (also as an array or a tensor without axes), or the name of the value's type."""
+    """A modality, ``integer`` (also an array or a tensor without axes), ``float``, or the name of the value's type."""
     if isinstance(value, str) or (
         isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, str) for v in value)
     ):
@@ -24,6 +24,8 @@ def kind_of(value: Any) -> str:
         return "image"
     if isinstance(value, (int, np.integer)):
         return "integer"
+    if isinstance(value, np.floating):
+        return "float"
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -44,7 +46,7 @@ def common_kind(values: Sequence[Any]) -> str:
 
 
 def feature_kind(feature: Any) -> str:
-    """A modality, ``class``, ``integer``, or the name of the feature's type."""
+    """A modality, ``class``, ``integer``, ``float``, or the name of the feature's type."""
     import datasets
 
     if isinstance(feature, datasets.ClassLabel):
@@ -54,6 +56,8 @@ def feature_kind(feature: Any) -> str:
     if isinstance(feature, datasets.Value):
         if feature.dtype in ("string", "large_string"):
             return "text"
+        if feature.dtype.startswith("float"):
+            return "float"
         return "integer" if feature.dtype.startswith(("int", "uint", "bool")) else feature.dtype
     return type(feature).__name__
 
@@ -111,6 +115,24 @@ def _choices(candidates: Mapping[str, str]) -> str:
 def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:
     """The columns that can contain the labels; with several, the user must choose before labels are read."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
+    return classes or [name for name in ("label", "labels") if name in kinds and name not in taken]
+
+
+def unread_labels(kinds: Mapping[str, str], found: Sequence[str]) -> str:
+    """Why the labels in columns that were found cannot be read; empty if they can."""
+    if len(found) > 1:
+        return (
+            f"several columns could be the labels: {', '.join(map(repr, found))}; choose one with "
+            f"Samples.of(data, label={found[0]!r}), or --label {found[0]} on the command line"
+        )
     # A label column may have gaps; reading the labels raises an error that names the sample.
-    integers = [name for name in ("label", "labels") if "integer" in kinds.get(name, "") and name not in taken]
-    return classes or integers
+    kind = kinds[found[0]] if found else "class"
+    return "" if kind == "class" or kind.startswith(("integer", "float")) else no_classes(found[0], f"{kind} values")
+
+
+def no_classes(name: str, found: str) -> str:
+    """The message for a column of labels that are not classes."""
+    return (
+        f"column {name!r} has {found}, and labels must be classes, one integer per sample: name another column, "
+        "Samples.of(data, label=…), make it one (data.class_encode_column of datasets), or leave the column out"
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples
+from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
 from hf_stitch.processes import ALONE, Processes
@@ -111,8 +111,8 @@ class Samples:
         Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
 
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
-        otherwise as integers in a column named ``label`` or ``labels``. For dictionaries, the first one determines the
-        columns.
+        otherwise by the name ``label`` or ``labels``, with integers (also ``1.0``). Labels of another kind raise an
+        error when they are read. For dictionaries, the first one determines the columns.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
@@ -148,17 +148,24 @@ class Samples:
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
-            check_named(table.kinds, "label", label, ("class", "integer"))
+            check_named(table.kinds, "label", label, ("class", "integer", "float"))
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
-        found = [] if label is not None else find_labels(table.kinds, taken=named)
-        if len(found) == 1:
-            label = found.pop()
+        found = [] if label is not None else find_labels(table.kinds, taken=[*named, *columns])
+        unread = unread_labels(table.kinds, found)
+        if found and not unread:
+            label = found[0]
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
-        labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
+        labels = None
+        try:
+            labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
+        except TypeError as error:
+            if not found:
+                raise
+            unread = no_classes(found[0], f"other values ({error})")  # matters only where labels are read
         names = table.classes(label) if isinstance(label, str) else None
-        return cls(Source(table, modality, columns, ids, labels, names, found), range(len(table)))
+        return cls(Source(table, modality, columns, ids, labels, names, unread), range(len(table)))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -184,14 +191,11 @@ class Samples:
         """The label of every sample, in order; None if the data has no labels.
 
         Raises:
-            ValueError: The label of a sample is missing (None, -1) or out of range (the message names the sample), or
-                several columns of the data could contain the labels.
+            ValueError: The label of a sample is missing (None, -1) or out of range (the message names the sample),
+                several columns of the data could contain the labels, or a column named so has no classes.
         """
-        if several := self._source.undecided:
-            raise ValueError(
-                f"several columns could be the labels: {', '.join(map(repr, several))}; choose one with "
-                f"Samples.of(data, label={several[0]!r}), or --label {several[0]} on the command line"
-            )
+        if self._source.unread:
+            raise ValueError(self._source.unread)
         if self._source.labels is None:
             return None
         labels, numbers = [], self._source.numbers or range(self.num_classes or 0)
@@ -204,6 +208,11 @@ class Samples:
                 )
             labels.append(numbers[label])
         return labels
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the data have labels of any kind, also such that :attr:`labels` cannot read."""
+        return self._source.labels is not None or bool(self._source.unread)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:

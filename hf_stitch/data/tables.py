@@ -120,8 +120,8 @@ class Source:
     ids: Sequence[Id]
     labels: list[int | None] | None
     label_names: tuple[str, ...] | None
-    undecided: Sequence[str] = ()
-    """Columns of which each could contain the labels."""
+    unread: str = ""
+    """Why the labels that the data have cannot be read; empty if they can, or there are none."""
     numbers: tuple[int, ...] | None = None
     """The number of the class of each label, if labels are numbered in another order than that of the data."""
 
@@ -204,16 +204,17 @@ def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
     """A column given by name, or given values, one per sample."""
     if isinstance(given, str):
         return table.column(given)
-    values = list(given.tolist() if isinstance(given, np.ndarray) else given)
+    values = list(given.tolist() if hasattr(given, "tolist") else given)
     if len(values) != len(table):
         raise ValueError(f"{role} must have one value for each of {len(table)} samples, got {len(values)}")
     return values
 
 
 def as_label(value: Any, id_: Id) -> int | None:
-    """Check a label and return it as an integer; ``None`` for a sample without one."""
+    """Check a label and return it as an integer, also ``1.0``; ``None`` for a sample without one."""
     try:
-        return None if value is None else int(operator.index(value))
+        whole = isinstance(value, (float, np.floating)) and value.is_integer()
+        return None if value is None else int(value if whole else operator.index(value))
     except TypeError as error:
         raise TypeError(f"labels must be integers, got {value!r} for sample {id_!r}") from error
 

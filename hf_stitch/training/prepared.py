@@ -15,11 +15,11 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
 from hf_stitch.storage.rows import RowStore
+from hf_stitch.tasks import logits_of
 from hf_stitch.training.objective import IGNORED, next_tokens
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
@@ -126,6 +126,14 @@ class Networks:
             batch: Texts for the source.
         """
         return bool((next_tokens(self.first.preprocess(batch.samples)) != IGNORED).any())
+
+    def labels_of(self, batch: Batch) -> Sequence[int] | None:
+        """Return the labels of a batch if hard labels of the data are needed, else ``None``.
+
+        Args:
+            batch: Samples for the source.
+        """
+        return batch.labels if "hard" in self.wanted and not self.is_language_model else None
 
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
@@ -241,7 +249,7 @@ class Prepared:
         if self._augment is not None:
             samples = self._augment(samples, torch.Generator().manual_seed(seed))
             others = samples if self.others is self.samples else others
-        return self.networks.prepare(samples, others, batch.labels)
+        return self.networks.prepare(samples, others, self.networks.labels_of(batch))
 
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
@@ -258,7 +266,7 @@ class Prepared:
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
         for batch, other in processes.watched(paired_batches(own, twin, batch_size, progress)):
-            part = self.networks.prepare(batch.samples, other.samples, batch.labels)
+            part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
             tensors = _tensors(part, self.networks.is_language_model)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
             each = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
@@ -275,7 +283,7 @@ class Prepared:
         if self.in_step:
             rounds = -(-len(own) // batch_size)
             for _ in range(max(processes.gather(rounds)) - rounds):
-                self.networks.prepare(batch.samples, other.samples, batch.labels)
+                self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
         parts = processes.gather(stores if least <= limit else None)
         self._parts = [part for part in parts if part is not None]
         if len(self._parts) == processes.count:

@@ -12,9 +12,8 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.analysis.classes import numbered_as
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.analysis.scoring import check_labels
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.fitting import Statistics, fit_layer
@@ -24,6 +23,7 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.tasks import check_head, logits_of
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 
@@ -134,7 +134,10 @@ class StitchabilityCallback(ProbingCallback):
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
-        self._test = numbered_as(self._test, getattr(reference.model, "config", None))
+        check_head(reference)
+        classes = getattr(reference.model, "config", None)
+        self._test = numbered_as(self._test, classes)
+        warn_of_other_classes(self._test, classes)
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
@@ -151,9 +154,9 @@ class StitchabilityCallback(ProbingCallback):
                 )
         for batch in self._share(self._test, processes):
             logits = logits_of(reference.forward(reference.preprocess(batch.samples)))
-            if logits.dim() != 2:
+            if logits.dim() != 2 or logits.shape[1] < 2:
                 raise ValueError(
-                    "the reference must be a classifier with logits (batch, classes), got logits of shape "
+                    "the reference must be a classifier with logits (batch, at least 2 classes), got logits of shape "
                     f"{tuple(logits.shape)}"
                 )
             check_labels(batch, logits.shape[-1])

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch.adapters.cutting.halves import Back
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.tasks import logits_of
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import PreparedBatch
 

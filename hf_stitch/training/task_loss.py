@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.classes import numbered_as
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.analysis.scoring import check_labels, target_changes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
@@ -27,6 +27,7 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.tasks import check_head
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, L1, Objective
@@ -291,7 +292,7 @@ class TaskLoss(TrainedMatcher):
                 f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
                 "texts"
             )
-        batch = networks.prepare(one.samples, other.samples, one.labels).to(_device(networks.first))
+        batch = networks.prepare(one.samples, other.samples, networks.labels_of(one)).to(_device(networks.first))
         classes = max(stitches.check(batch) for stitches in groups)
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation_data):
@@ -427,6 +428,8 @@ class TaskLoss(TrainedMatcher):
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         samples = numbered_as(samples, model.config)
         held_out = None if validation_data is None else numbered_as(Samples.of(validation_data), model.config)
+        if self._asks_labels(model.task):
+            warn_of_other_classes(samples, model.config)
         self.check(samples, model.task, held_out)
         return samples, others, held_out
 
@@ -492,9 +495,11 @@ def _check_count(name: str, value: Any, least: int) -> None:
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
-    """Raise an error if there are no models, or if they do not have the same target."""
+    """Raise an error if there are no models, a head is for no task, or if they do not have the same target."""
     if not models:
         raise ValueError("there is no stitched model to train, got an empty sequence")
+    for model in models:
+        check_head(model)
     targets = {json.dumps(m.config.target["reference"], sort_keys=True): m.config.target["reference"] for m in models}
     if len(targets) > 1:
         found = ", ".join(sorted(f"{one['id']} ({one['weights_hash'][:15]})" for one in targets.values()))

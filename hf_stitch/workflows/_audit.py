@@ -16,7 +16,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.analysis.detection.drawing import halves
 from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
@@ -24,12 +24,13 @@ from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
-from hf_stitch.analysis.scoring import answers, as_score, figures_of, source_alone, whole_target
+from hf_stitch.analysis.scoring import answers, as_score, figures_of, scored_target, source_alone
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.tasks import CLASSIFIES, check_head
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
@@ -178,6 +179,8 @@ def audit(
         check_same_order(samples, others)
         if models[0].task in CLASSIFIES:
             samples = numbered_as(samples, models[0].config)
+        else:
+            warn_of_unused_labels(samples, models[0].task)
         shares = [_check_samples(model, samples, others) for model in models]
         known, scored = _known(others, train_data, whole, seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
@@ -237,6 +240,7 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
     for model in models:
         if model.task is None:
             raise ValueError(f"{type(model).__name__} has no head, so it cannot be scored; stitch with a task")
+        check_head(model)
     records = [(model.config.target or {}).get("reference") for model in models]
     for number, (record, model) in enumerate(zip(records, models, strict=True)):
         if record != records[0] or model.task != models[0].task:
@@ -244,7 +248,7 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
                 f"models that are audited together must have the same target and task; model {number} has another one "
                 "than model 0: audit them apart"
             )
-    return whole_target(models[0], target)
+    return scored_target(models[0], target)
 
 
 def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> float | None:

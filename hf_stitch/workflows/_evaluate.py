@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from torch import nn
 
-from hf_stitch.analysis.classes import CLASSIFIES, numbered_as, warn_of_other_classes
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.analysis.differences import class_names, confused, differing
 from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
@@ -33,6 +33,7 @@ from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks import CLASSIFIES
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 
 if TYPE_CHECKING:
@@ -157,9 +158,12 @@ def evaluate(
     with processes.together("evaluate"):
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)
+        whole, left_out = reference(stitched, target), {}
         if stitched.task in CLASSIFIES:
             samples = numbered_as(samples, stitched.config)
             warn_of_other_classes(samples, stitched.config)
+        else:
+            warn_of_unused_labels(samples, stitched.task)
         check_apart(stitched, samples, others)
         warn_of_other_activations(stitched, samples)
         for name, layer in (baselines or {}).items():
@@ -170,7 +174,6 @@ def evaluate(
             "mean_only": stitched.stitch.mean_only(),
             **(baselines or {}),
         }
-        whole, left_out = reference(stitched, target), {}
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "processes": processes}
         if stitched.task is None and not stitched.stitch.equal_widths:
             left_out["identity"] = "the widths of both layers differ"

@@ -16,7 +16,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.analysis.classes import numbered_as
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
@@ -28,7 +28,6 @@ from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.resampling import check_count
 from hf_stitch.analysis.scoring import check_labels, head_difference
 from hf_stitch.artefacts.joining import join_all
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
@@ -40,6 +39,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.tasks import CLASSIFIES, logits_of
 from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import check_causal, labelled
@@ -184,6 +184,10 @@ def stitch_grid(
         task = scored_task(target, task)
         layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
         train, test = _apart(target, data, test_data, test_size, seed)
+        if task in CLASSIFIES:
+            warn_of_other_classes(test, getattr(target.model, "config", None))
+        else:
+            warn_of_unused_labels(test, task)
         for label, matcher in chosen.items():
             check_causal(matcher, task)
             if isinstance(matcher.fitted_first, RowsMatcher):
@@ -444,8 +448,8 @@ def _watched(
 
 def _chance(measures: Measures) -> dict[str, Any]:
     """Measures of the predictor that ignores the input: it always predicts the most frequent class."""
-    labels = measures.samples.labels
-    if measures.sides.is_language_model or labels is None:
+    labels = None if measures.sides.is_language_model else measures.samples.labels
+    if labels is None:
         return {}
     frequent = np.bincount(labels).argmax()
     predicted = measures.arrays["target.class"]

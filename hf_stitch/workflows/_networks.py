@@ -11,8 +11,8 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.layers import layer_names
-from hf_stitch.artefacts.heads import class_for
 from hf_stitch.data import Samples
+from hf_stitch.tasks import task_of
 
 T = TypeVar("T")
 Align = Literal["tokens", "prefix"]
@@ -130,10 +130,10 @@ def scored_task(target: Adapter, task: str) -> str:
 
     Raises:
         UnknownNameError: If no class of stitched models is registered for the task.
-        ValueError: If the target has no task, or models of the task have no logits.
+        ValueError: If the target has no task, or models with its head cannot be scored (:mod:`hf_stitch.tasks`).
     """
-    found = target.task if task == "auto" else task
-    if found is None or class_for(found).task is None:
+    found = task_of(target, task)
+    if found is None:
         raise ValueError(
             f"stitched models are scored by the logits of the target, but its task is {found!r}: pass task=, for "
             "example task='image-classification'"

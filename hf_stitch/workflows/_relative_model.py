@@ -156,6 +156,8 @@ def _target(
     """Return the head as a network that can be cut at its input, and the name of this cut."""
     if (head is None) == (num_labels is None):
         raise ValueError("give exactly one of head and num_labels (the number of classes of a new head)")
+    if num_labels is not None and num_labels < 2:
+        raise ValueError(f"num_labels must be at least 2, the number of classes of a new head, got {num_labels}")
     if head is None:
         config: Any = HeadConfig
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))

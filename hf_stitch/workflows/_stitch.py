@@ -11,16 +11,14 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.analysis.classes import CLASSIFIES, numbered_as
+from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.grid.measuring import Sides
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.scoring import check_labels
-from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher, UnpairedMatcher
@@ -39,6 +37,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
+from hf_stitch.tasks import CLASSIFIES, logits_of, task_of
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._methods import check_causal
@@ -173,8 +172,7 @@ def stitch(
         first = fitted_by.fitted_first
         lonely = _without_partners(first, unpaired)
         check_meet(a, b, pooling)
-        task = b.task if task == "auto" else task
-        class_for(task)
+        task = task_of(b, task)
         if task == "text-generation" and pooling in POOLED:
             raise ValueError(
                 f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
@@ -268,7 +266,8 @@ def stitch(
         except ValueError as error:
             if task is not None:
                 raise
-            warnings.warn(f"the stitched model has no scores: {error}", stacklevel=2)
+            unused = ", and the labels of the data are not used" if test.is_labelled else ""
+            warnings.warn(f"the stitched model has no scores{unused}: {error}", stacklevel=2)
             return stitched
         stitched.config.scores = stitched.evaluation.for_card()
         return stitched

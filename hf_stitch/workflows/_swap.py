@@ -14,10 +14,8 @@ from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import check_labels
-from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
@@ -31,6 +29,7 @@ from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
+from hf_stitch.tasks import check_head, logits_of, task_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
 
@@ -167,7 +166,7 @@ def swap(
             if target_layer is None or anchors is None:
                 raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
             original = load_on(model, processes.device)
-            task = _task(original, new, task)
+            task = _task(original, new, task, scored=data is not None)
             head = _head_of_network(original, target_layer, anchors, new)
         own, space, spec = head.anchors, head.space, head.spec
 
@@ -412,15 +411,15 @@ def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
     return of_given if kept is None else kept.merge(of_given)
 
 
-def _task(target: Adapter, new: _Encoder, task: str | None) -> str | None:
+def _task(target: Adapter, new: _Encoder, task: str | None, *, scored: bool) -> str | None:
     """Return the task of a network with a new encoder.
 
     Raises:
-        ValueError: If both take different kinds of samples, or the task needs more than one vector per sample.
+        ValueError: If both take different kinds of samples, the task needs more than one vector per sample, is not that
+            of the head, or the result is scored and its head cannot be.
     """
     check_meet(new.network, target, new.pooling)
-    task = target.task if task == "auto" else task
-    class_for(task)
+    task = target.task if task == "auto" and not scored else task_of(target, task)
     if task == "text-generation":
         raise ValueError(
             "task='text-generation' is not supported: an anchor is a single vector, but a language model predicts a "
@@ -479,6 +478,7 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     """
     if swapped.task is None:
         raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
+    check_head(swapped)
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
     entering = swapped.transfer(**inputs)
     try:

@@ -14,6 +14,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
 from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
 from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build  # isort: skip
@@ -143,7 +144,10 @@ def test_problem_types_of_the_target_are_kept(kind: str, texts: Any, tmp_path: P
     target = build("bert", 1)
     target.config.problem_type = kind
     a = adapted("bert", target)
-    stitched(a, a, texts, (LAYERS["bert"],) * 2, matcher="identity").save_pretrained(tmp_path)
+    layer = LAYERS["bert"]
+    with pytest.warns(UserWarning, match="has no scores"):
+        fitted = stitched(a, a, texts, (layer,) * 2, matcher="identity", task=None)
+    join(a, layer, fitted.stitch, a, layer, task="text-classification").save_pretrained(tmp_path)
     again = StitchedModel.from_pretrained(tmp_path)
     assert again.config.problem_type == kind
     words = again.preprocess(["w1 w2", "w3 w4 w5 w6 w7"])

@@ -116,12 +116,12 @@ def test_labels_of_a_folder_of_images_are_matched_by_name(matcher: str | TaskLos
 
 def test_other_classes_than_those_of_the_network_are_told(shades: Path) -> None:
     data = read_data(str(shades))
-    more = named({**dict(enumerate(["red", "green", "blue"]))})
-    with warnings.catch_warnings():  # other names for the same number of classes may mean the same
+    colours = dict(enumerate(["red", "green", "blue"]))
+    with warnings.catch_warnings():  # labels without names
         warnings.simplefilter("error")
-        warn_of_other_classes(Samples.of(data), more.model.config)
-        warn_of_other_classes(Samples.of([grey(row["image"]) for row in data], label=data["label"]), more.model.config)
-    for names in ({0: "a", 1: "b"}, {0: "bright", 1: "other", 2: "dark_grey"}):
+        unnamed = Samples.of([grey(row["image"]) for row in data], label=data["label"])
+        warn_of_other_classes(unnamed, named(colours).model.config)
+    for names in (colours, {0: "a", 1: "b"}, {0: "bright", 1: "other", 2: "dark_grey"}):
         config = transformers.PretrainedConfig(id2label=names)
         assert numbered_as(Samples.of(data), config).labels == list(data["label"])
         with pytest.warns(UserWarning, match=r"3 classes Medium, bright, dark_grey, and .* by number"):

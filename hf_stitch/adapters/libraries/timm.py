@@ -165,8 +165,8 @@ class TimmAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """``image-classification``, or ``None`` for a model without a head."""
-        return "image-classification" if getattr(self.model, "num_classes", 0) else None
+        """``image-classification``, or ``None`` for a model without a head or with a single output."""
+        return "image-classification" if getattr(self.model, "num_classes", 0) > 1 else None
 
     def blueprint(self) -> dict[str, Any]:
         """Return the architecture, its arguments and the pretrained config, as timm saves them.

@@ -78,11 +78,12 @@ class TorchAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """Classification if the output for images or token ids is one vector per sample; otherwise ``None``."""
+        """Classification if the output for images or token ids is a vector of several numbers; otherwise ``None``."""
         with torch.no_grad():
             output = self.forward(self._example)
         kinds = {"image": "image-classification", "text": "text-classification"}
-        return kinds.get(self.interface.modality) if isinstance(output, Tensor) and output.dim() == 2 else None
+        classes = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else 0
+        return kinds.get(self.interface.modality) if classes > 1 else None
 
     def blueprint(self) -> dict[str, Any]:
         """Raise an error, because user code cannot be rebuilt from a config.

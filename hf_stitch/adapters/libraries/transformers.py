@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.heads import GENERATES, HEADS, unscored_head
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
     advice,
@@ -56,14 +57,6 @@ IDS = ("input_ids", "decoder_input_ids")
 
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 """Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
-
-HEADS = {
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-}
-"""Part of the name of a class with a head -> its task."""
 
 
 class TransformersAdapter(Adapter):
@@ -284,7 +277,15 @@ class TransformersAdapter(Adapter):
         """Task of the head, by the name of the class, or else the task that loaded it; ``None`` for other classes."""
         name, loaded = type(self.model).__name__, self.reference.task
         found = next((task for part, task in HEADS.items() if part in name), None)
-        return found or (loaded if loaded in HEADS.values() else None)
+        return found or (loaded if loaded in HEADS.values() and unscored_head(name, None) in GENERATES else None)
+
+    @property
+    def unscored(self) -> str:
+        """What the head predicts, by the name of the class and the config. See :attr:`Adapter.unscored`."""
+        if self.task == "text-classification" and self.interface.modality != "text":
+            return f"classification of {self.interface.content[0]}"
+        found = unscored_head(type(self.model).__name__, self.model.config)
+        return "" if self.task and found in GENERATES else found
 
     def blueprint(self) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.

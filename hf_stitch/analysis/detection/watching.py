@@ -261,7 +261,8 @@ def fit_watch(
             if detector.auxiliary == "stitched":
                 continue
             try:
-                scorers[label] = detector.fit(own, samples.labels, others[0] if others else None)
+                labels = samples.labels if detector.needs_labels else None
+                scorers[label] = detector.fit(own, labels, others[0] if others else None)
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
         known = _seen_in(detectors, scorers, own, samples.ids, seed)

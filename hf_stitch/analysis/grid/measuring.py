@@ -17,7 +17,6 @@ from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.detection.recording import handed_over, received
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
-from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers.fitting import PairMoments, check_finite, check_moments_fit
 from hf_stitch.processes import ALONE, Processes, joined
@@ -25,6 +24,7 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.tasks import logits_of
 
 Cell = tuple[str, str, str]
 """Label of a matcher, layer of the source, layer of the target."""

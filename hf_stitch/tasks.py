@@ -1,0 +1,166 @@
+"""Tasks by which stitched models are scored and trained, and the logits and the loss of their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.registry import registries
+
+CLASSIFIES = ("image-classification", "text-classification")
+"""Tasks whose labels are classes of the network."""
+TASKS = (*CLASSIFIES, "text-generation")
+"""Tasks by which stitched models are scored and trained."""
+SCORED = "only heads for classification with one class per sample and causal language models can be scored"
+TOLERANCE = {True: 1e-4, False: 3e-2}
+"""Largest change of the logits of earlier tokens, relative to the largest logit, in float32 and above, and in half
+precision, that is rounding."""
+
+
+class Headed(Protocol):
+    """A network that may have a head: an adapter or a stitched model."""
+
+    @property
+    def unscored(self) -> str:
+        """What the head predicts, in words, if it cannot be scored; empty otherwise."""
+
+
+def check_head(network: Headed) -> None:
+    """Check that the head of a network can be scored. A network without a head passes.
+
+    Args:
+        network: An adapter or a stitched model.
+
+    Raises:
+        ValueError: If the head predicts neither one class of a sample nor the next token; the message names it.
+    """
+    if network.unscored:
+        name = type(network.model if isinstance(network, Adapter) else network).__name__
+        raise ValueError(
+            f"{name} has a head for {network.unscored}, and {SCORED}: stitch with task=None to map activations without "
+            "scores, or load the body of the network (hf_stitch.load(…, task='feature-extraction'), or .base_model of "
+            "a live one)"
+        )
+
+
+def task_of(target: Adapter, task: str | None) -> str | None:
+    """Return the task by which stitched models with a target are scored.
+
+    Args:
+        target: The target.
+        task: Name of the task; ``"auto"`` takes that of the target, ``None`` none.
+
+    Returns:
+        A name in :data:`TASKS`; ``None`` for models without a head.
+
+    Raises:
+        UnknownNameError: If no class of stitched models is registered for the task.
+        ValueError: If stitched models with this head or this task cannot be scored, or the head is one for another
+            task: its logits are not several numbers for each sample, or for each token and independent of later ones.
+
+    Example:
+        >>> import hf_stitch
+        >>> net = hf_stitch.load(torch.nn.Linear(4, 1), example_inputs=torch.randn(2, 4))
+        >>> task_of(net, "image-classification")
+        Traceback (most recent call last):
+        ...
+        ValueError: task='image-classification' needs logits (samples, at least 2 classes), but Linear outputs (2, 1):
+        leave out task, or use task=None
+    """
+    if task is None:
+        return None
+    check_head(target)
+    own = target.task
+    found = own if task == "auto" else task
+    if found is None:
+        return None
+    registries.heads.get(found)
+    name = type(target.model).__name__
+    if found not in TASKS:
+        raise ValueError(f"task={found!r} has no scores, and {SCORED}: use task=None")
+    if own not in (None, found) and not {own, found} <= {*CLASSIFIES}:
+        raise ValueError(f"task={found!r} is not the task of {name}, whose head is for {own}: leave out task")
+    if why := _difference(target, found):
+        remedy = "use task=None" if own == found else "leave out task, or use task=None"
+        raise ValueError(f"task={found!r} needs {why}: {remedy}")
+    return found
+
+
+@torch.no_grad()
+def _difference(target: Adapter, task: str) -> str:
+    """Return what a task needs and the outputs of a network are not; empty if they are."""
+    name, inputs = type(target.model).__name__, dict(target.example)
+    try:
+        output = target.forward(inputs)
+    except Exception as error:
+        return f"logits, but {name} does not run on its example inputs ({type(error).__name__}: {error})"
+    if isinstance(output, Mapping) and "logits" not in output:
+        return f"logits, but {name} outputs {', '.join(output)}"
+    logits = logits_of(output)
+    shape = tuple(logits.shape)
+    if task in CLASSIFIES:
+        wrong = len(shape) != 2 or shape[1] < 2
+        return f"logits (samples, at least 2 classes), but {name} outputs {shape}" if wrong else ""
+    content = target.interface.content[0]
+    ids = inputs[content]
+    if ids.is_floating_point() or shape[:-1] != tuple(ids.shape):
+        return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
+    changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
+    other = logits_of(target.forward({**inputs, content: changed}))
+    earlier = (logits - other)[:, :-1].float().abs()
+    most = TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * float(logits.float().abs().max())
+    alike = not earlier.numel() or float(earlier.max()) <= most
+    return "" if alike else f"a causal language model, but the logits of {name} for a token depend on later tokens"
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in the output of a model with a head.
+
+    Args:
+        output: Output of the model: a tensor, an object or mapping with ``logits``, or a tuple whose first item is the
+            logits.
+
+    Returns:
+        The logits.
+
+    Example:
+        >>> logits_of({"logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+
+
+def class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
+    """Return the loss of a classification head, computed in float32 or higher precision.
+
+    Args:
+        logits: (batch, classes).
+        labels: Classes (batch,) int64, or probabilities (batch, classes); 0 or 1 (batch, classes) for multi-label
+            classification; numbers, as many as logits, for regression. ``None``: no loss.
+        problem_type: ``problem_type`` of the target's config in transformers: ``multi_label_classification`` (binary
+            cross-entropy), ``regression`` (mean squared error), or anything else (cross-entropy; with a single logit,
+            regression).
+
+    Returns:
+        The mean loss, a scalar; ``None`` without labels.
+
+    Example:
+        >>> float(class_loss(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]), "multi_label_classification")) < 0.7
+        True
+    """
+    if labels is None:
+        return None
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.to(logits.device)
+    if problem_type == "multi_label_classification":
+        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    if problem_type == "regression" or (problem_type is None and logits.shape[-1] == 1):
+        return functional.mse_loss(logits, labels.reshape(logits.shape).to(logits.dtype))
+    return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)

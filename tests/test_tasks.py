@@ -1,0 +1,286 @@
+"""Heads of every kind: scored by the right task, or refused by name in every verb."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from datasets import Dataset
+from tiny_networks import LAYERS, TEXT, WORDS, adapted, build, plain_tokenizer
+from torch import nn
+from transformers.models.auto import modeling_auto
+
+import hf_stitch
+from benchmarks.tiny import config as tiny_config
+from hf_stitch.adapters.heads import HEADS, unscored_head
+from hf_stitch.analysis.connectivity import mode_connectivity
+from hf_stitch.analysis.trajectory import TrajectoryRecorder
+from hf_stitch.artefacts import StitchedModel
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import Samples
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.tasks import TASKS, class_loss, task_of
+from hf_stitch.training import StitchabilityCallback, TaskLoss
+
+REFUSED = "only heads for classification with one class per sample and causal language models can be scored"
+BERT = "bert.encoder.layer.1"
+TEXTS = [f"{a} {b} {c}" for a, b, c in zip(WORDS, WORDS[7:] + WORDS[:7], WORDS[20:] + WORDS[:20], strict=True)]
+DATA = Samples.of(TEXTS, label=[i % 2 for i in range(len(TEXTS))])
+HEADS_OF_BERT = {
+    "regression": ("BertForSequenceClassification", {"num_labels": 1}),
+    "regression of several numbers": ("BertForSequenceClassification", {"num_labels": 3, "problem_type": "regression"}),
+    "multi-label classification": (
+        "BertForSequenceClassification",
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+    ),
+    "token classification": ("BertForTokenClassification", {"num_labels": 3}),
+    "masked LM": ("BertForMaskedLM", {}),
+    "question answering": ("BertForQuestionAnswering", {}),
+    "next sentence prediction": ("BertForNextSentencePrediction", {}),
+    "pre training": ("BertForPreTraining", {}),
+}
+"""What is predicted, by which the head is refused -> class and options of the config."""
+
+
+def bert(name: str, seed: int = 0, **options: Any) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    return adapted("bert", getattr(transformers, name)(transformers.BertConfig(**TEXT, **options)).eval())
+
+
+def joined(network: hf_stitch.Adapter, task: str | None, layer: str = BERT) -> StitchedModel:
+    """A stitched model of a network with itself, as artefacts of earlier versions or ``join`` have it."""
+    spec = network.spec(layer)
+    stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
+    return join(network, layer, stitch, network, layer, task=task)
+
+
+# -- the sweep ---------------------------------------------------------------------------------------------------------
+AUTO = {
+    name: {kind: (made if isinstance(made, str) else made[0]) for kind, made in table._model_mapping.items()}
+    for name in sorted(dir(modeling_auto))
+    if name.startswith("AutoModelFor") and (table := getattr(getattr(modeling_auto, name), "_model_mapping", None))
+}
+FAMILIES = ("bert", "vit", "t5", "wav2vec2", "yolos", "segformer", "whisper", "speecht5", "videomae", "superpoint")
+"""Model types that are taken for an Auto class if it has them; otherwise the first one of which a tiny one is built."""
+
+
+def a_network(auto: str) -> hf_stitch.Adapter | None:
+    """A tiny network of an Auto class; ``None`` if none of three types is built, or has example inputs."""
+    ordered = sorted(AUTO[auto], key=lambda kind: (FAMILIES.index(kind) if kind in FAMILIES else len(FAMILIES), kind))
+    for kind in ordered[:3]:
+        made: Any = getattr(transformers, AUTO[auto][kind])
+        try:
+            config = tiny_config(kind)
+            if not isinstance(config, made.config_class):
+                config = next(part for part in vars(config).values() if isinstance(part, made.config_class))
+            return hf_stitch.load(made._from_config(config).eval())
+        except Exception:  # sizes that do not fit each other, a missing package, no example inputs
+            continue
+    return None
+
+
+def test_every_class_with_a_head_has_a_task_or_is_named() -> None:
+    classes = {made for table in AUTO.values() for made in table.values()}
+    for name in classes:
+        task = next((task for part, task in HEADS.items() if part in name), "")
+        assert bool(task) + bool(unscored_head(name, None)) == bool(task or re.search("For[A-Z]", name)), name
+    assert len(classes) > 500
+
+
+@pytest.mark.parametrize("auto", AUTO)
+@pytest.mark.filterwarnings("ignore")
+def test_networks_of_every_auto_class_are_scored_by_their_task_or_refused(auto: str) -> None:
+    network = a_network(auto)
+    if network is None:
+        assert all(unscored_head(name, None) or not re.search("For[A-Z]", name) for name in AUTO[auto].values())
+        return
+    name = type(network.model).__name__
+    verbs: dict[str, Callable[..., Any]] = {
+        "stitch": lambda task: hf_stitch.stitch(network, network, TEXTS, task=task, progress=False),
+        "stitch_grid": lambda task: hf_stitch.stitch_grid(network, network, TEXTS, task=task, progress=False),
+        "TaskLoss": lambda task: hf_stitch.stitch(network, network, TEXTS, matcher="task_loss", task=task),
+    }
+    if network.unscored:
+        for verb in verbs.values():
+            for task in ("auto", *TASKS):
+                with pytest.raises(ValueError, match=f"{name} has a head for {network.unscored}, and {REFUSED}"):
+                    verb(task)
+        return
+    fitting = {"ForImageClassification": TASKS[0], "ForSequenceClassification": TASKS[1]}
+    assert network.task == next((task for part, task in fitting.items() if part in name), network.task)
+    for task in {*TASKS} - {network.task, *(TASKS[:2] if network.task in TASKS[:2] else ())}:
+        for verb in verbs.values():
+            with pytest.raises(ValueError, match=f"task='{task}' (is not the task of|needs) "):
+                verb(task)
+    if network.task in TASKS[:2]:
+        assert task_of(network, "auto") == network.task
+    elif network.task:  # BERT without is_decoder
+        with pytest.raises(ValueError, match="the logits of BertLMHeadModel for a token depend on later tokens: use"):
+            task_of(network, "auto")
+    else:
+        assert task_of(network, "auto") is None
+
+
+# -- one family in every verb ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("head", HEADS_OF_BERT)
+def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> None:
+    name, options = HEADS_OF_BERT[head]
+    network = bert(name, **options)
+    message = f"has a head for {head.removesuffix(' of several numbers')}, and {REFUSED}: stitch with task=None"
+    layers = {"source_layer": BERT, "target_layer": BERT}
+    anchors = DATA.take(20)
+    grids = {"layers": [BERT], "metrics": ["linear_cka"], "references": 1, "progress": False}
+    verbs: list[Callable[[], Any]] = [
+        lambda: hf_stitch.bench({"a": network, "b": network}, DATA, functional=["lstsq"], **grids),
+        lambda: hf_stitch.swap(
+            network, network, anchors, encoder_layer=BERT, target_layer=BERT, data=DATA, progress=False
+        ),
+        lambda: StitchabilityCallback(network, DATA, layers=[BERT]).measure(bert("BertModel"), step=0),
+    ]
+    forced = [network.task] if network.task else TASKS[1:]
+    for model in [joined(network, task) for task in (None, *forced)]:
+        verbs += [
+            lambda model=model: hf_stitch.evaluate(model, DATA, target=network, progress=False),
+        ]
+        if model.task is not None:
+            verbs.append(lambda model=model: TaskLoss(max_steps=1).fit(model, DATA, target=network, progress=False))
+            verbs.append(lambda model=model: hf_stitch.audit(model, DATA, target=network, progress=False))
+            verbs.append(lambda model=model: hf_stitch.evaluate(model, DATA, target=joined(network, None)))
+        if model.task in TASKS[:2]:
+            verbs.append(lambda model=model: TrajectoryRecorder(model, DATA, target=network))
+            verbs.append(
+                lambda model=model: mode_connectivity(
+                    model, {"a": model.stitch, "b": model.stitch}, DATA, target=network
+                )
+            )
+    for verb in verbs:
+        with pytest.raises(ValueError, match=message):
+            verb()
+    with pytest.warns(UserWarning, match=f"has no scores, and the labels of the data are not used: {name} {message}"):
+        model = hf_stitch.stitch(network, network, DATA, task=None, matcher="identity", progress=False, **layers)
+    assert model.evaluation is None and model.config.scores is None
+    inputs = network.preprocess(TEXTS[:3])
+    mapped, own = model(**model.preprocess(TEXTS[:3])), network.forward(inputs)
+    assert all(torch.equal(mapped[part], own[part]) for part in own)
+    model.save_pretrained(tmp_path)
+    assert "pipeline_tag" not in (card := (tmp_path / "README.md").read_text()) and "argmax" not in card
+
+
+def test_a_card_of_a_head_without_scores_names_it_and_has_none(tmp_path: Path) -> None:
+    for number, head in enumerate(("regression", "multi-label classification")):
+        name, options = HEADS_OF_BERT[head]
+        model = joined(bert(name, **options), "text-classification")
+        wrong = {"accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}}  # as earlier versions recorded them
+        model.config.scores = {"task": model.task, "n": 60, "data": "sha256:0", "scores": {"stitched": wrong}}
+        model.save_pretrained(tmp_path / str(number))
+        card = (tmp_path / str(number) / "README.md").read_text()
+        assert f"print(output.logits)  # {head}" in card
+        assert "argmax" not in card and "accuracy" not in card
+
+
+# -- what stays right --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        (HEADS_OF_BERT["regression"][1], torch.tensor([0.5, -2.0])),
+        (HEADS_OF_BERT["regression"][1], torch.tensor([[0.5], [-2.0]])),
+        (HEADS_OF_BERT["regression of several numbers"][1], torch.randn(2, 3)),
+        (HEADS_OF_BERT["multi-label classification"][1], torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])),
+    ],
+)
+def test_a_stitched_module_has_the_loss_of_its_target(options: dict[str, Any], labels: torch.Tensor) -> None:
+    network = bert("BertForSequenceClassification", **options)
+    model, inputs = joined(network, "text-classification"), network.preprocess(TEXTS[:2])
+    found = model(**inputs, labels=labels).loss
+    torch.testing.assert_close(found, network.model(**inputs, labels=labels).loss)
+    found.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
+
+
+def test_regression_needs_as_many_labels_as_logits() -> None:
+    with pytest.raises(RuntimeError, match="shape"):
+        class_loss(torch.zeros(3, 3), torch.zeros(3), "regression")
+
+
+def test_a_swap_without_data_keeps_a_head_for_several_labels() -> None:
+    network = bert("BertForSequenceClassification", **HEADS_OF_BERT["multi-label classification"][1])
+    model = hf_stitch.swap(
+        network, bert("BertModel", 1), DATA.take(20), encoder_layer="encoder.layer.1", target_layer=BERT, progress=False
+    )
+    assert (model.task, model.config.problem_type) == ("text-classification", "multi_label_classification")
+
+
+# -- modules of torch and timm -----------------------------------------------------------------------------------------
+def test_modules_with_a_single_output_are_no_classifiers() -> None:
+    images = torch.randn(60, 3, 8, 8)
+    made = [nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 1)).eval() for _ in range(2)]
+    own = [hf_stitch.load(net, example_inputs=images[:2]) for net in made]
+    texts = hf_stitch.load(
+        nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(18, 1)), example_inputs=torch.zeros(2, 3, dtype=int)
+    )
+    of_timm = hf_stitch.load(timm.create_model("resnet10t", num_classes=1, channels=(8, 8, 8, 8)).eval())
+    for net in (*own, texts, of_timm):
+        assert net.task is None
+        for task in TASKS[:2]:
+            with pytest.raises(ValueError, match=r"at least 2 classes\), but \w+ outputs \(2, 1\): leave out task"):
+                task_of(net, task)
+    with pytest.raises(ValueError, match=r"needs logits \(samples, tokens, vocabulary\) for token ids \(2, 3\)"):
+        task_of(texts, "text-generation")
+    with pytest.raises(ValueError, match="at least 2 classes"):
+        hf_stitch.stitch(*own, images, source_layer="2", target_layer="2", task="image-classification")
+    data = Samples.of(list(images), label=[i % 2 for i in range(60)])
+    with pytest.warns(UserWarning, match="labels of the data are not used: a model without a head"):
+        model = hf_stitch.stitch(*own, data, source_layer="2", target_layer="2", progress=False)
+    assert model.evaluation is not None and "accuracy" not in model.evaluation.scores["stitched"]
+    with pytest.raises(ValueError, match="has a head for regression"):  # as artefacts of earlier versions have it
+        hf_stitch.evaluate(joined(own[0], "image-classification", "2"), data, target=own[0], progress=False)
+    with pytest.raises(ValueError, match="has a head for regression"):
+        TaskLoss(max_steps=1, labels="hard").fit(joined(own[0], "image-classification", "2"), data, progress=False)
+
+
+def test_a_new_head_needs_two_classes() -> None:
+    encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match="num_labels must be at least 2"):
+        hf_stitch.relative_model(encoder, torch.randn(30, 4), layer="1", num_labels=1)
+
+
+# -- labels that are not used ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("family", "kind"), [("llama", "next tokens"), ("body", "without a head")])
+@pytest.mark.parametrize("labels", [[i % 2 for i in range(60)], [i / 2 for i in range(60)]], ids=["classes", "numbers"])
+def test_labels_that_are_not_used_are_told_once(family: str, kind: str, labels: list[float]) -> None:
+    data = Dataset.from_dict({"text": TEXTS, "label": labels})
+    network = adapted("llama", build("llama", 0)) if family == "llama" else bert("BertModel")
+    layer = LAYERS["llama"] if family == "llama" else "encoder.layer.1"
+    pair = {"source_layer": layer, "target_layer": layer, "progress": False}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = hf_stitch.stitch(network, network, data, matcher="ridge", **pair)
+    assert len([each for each in told if "labels of the data are not used" in str(each.message)]) == 1
+    assert model.evaluation is not None
+    if family == "llama":
+        grid = {"layers_a": [layer], "layers_b": [layer], "matchers": ["ridge"], "progress": False}
+        for verb in (
+            lambda: hf_stitch.audit(model, data.select(range(10)), detectors=["knn"], progress=False),
+            lambda: hf_stitch.stitch_grid(network, network, data, **grid),
+            lambda: hf_stitch.stitch(network, network, data, matcher=TaskLoss(max_steps=1), **pair),
+        ):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                try:
+                    verb()
+                except ValueError as error:  # the audit: fitted to these samples
+                    assert "was fitted to" in str(error)
+            assert len([each for each in told if f"not used: {kind}" in str(each.message)]) == 1
+
+
+def test_a_live_network_is_not_what_a_task_calls_it() -> None:
+    model = bert("BertForMaskedLM").model
+    network = hf_stitch.load(model, task="text-generation", processor=plain_tokenizer())
+    assert (network.task, network.unscored) == (None, "masked LM")
