@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
+import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,9 @@ from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.reports.reading import KINDS
 from hf_stitch.reports.writing import DATA, page
+from hf_stitch.results import Result
 from hf_stitch.training import Dynamics, History, Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
@@ -212,10 +218,10 @@ def figures_of(text: str) -> Any:
     return json.loads(found[1])
 
 
-def data_of(text: str) -> dict[str, object]:
+def data_of(text: str) -> dict[str, Any]:
     found = re.search(f'<script type="application/json" id="{DATA}">(.*?)</script>', text)
     assert found is not None
-    loaded: dict[str, object] = json.loads(found[1])
+    loaded: dict[str, Any] = json.loads(found[1])
     return loaded
 
 
@@ -267,3 +273,95 @@ def test_results_of_other_samples_are_told() -> None:
 
     assert "different samples" not in page([recorded("x"), recorded("x")])
     assert "different samples" in page([recorded("x"), recorded("y")])
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write the page of an atlas with other data."""
+    record: dict[str, Any] = data_of(page([atlas_of()]))
+    change(record)
+    place = folder / "page.html"
+    place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
+    return place
+
+
+def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("hf_stitch.cli.main", lambda: ran.append("main"))
+    for module in ("hf_stitch.cli.__main__", "hf_stitch.reports.general", "os", "hf_stitch"):
+        monkeypatch.delitem(sys.modules, "hf_stitch.cli.__main__", raising=False)
+        place = rewritten(
+            tmp_path, lambda record, module=module: record["results"][0].update(module=module, result="Evil")
+        )
+        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
+            hf_stitch.load_report(place)
+        assert "hf_stitch.cli.__main__" not in sys.modules and not ran
+    importlib.import_module("hf_stitch.cli.__main__")
+    assert not ran
+
+
+def test_every_result_of_the_package_is_known_to_pages() -> None:
+    for found in pkgutil.walk_packages(hf_stitch.__path__, "hf_stitch."):
+        importlib.import_module(found.name)
+    own = [kind for kind in below(Result) if kind.__module__.startswith("hf_stitch.")]
+    assert {kind.__name__: kind.__module__ for kind in own} == dict(KINDS)
+
+
+def below(kind: type) -> set[type]:
+    return {each for child in kind.__subclasses__() for each in {child, *below(child)}}
+
+
+def paths(value: Any, within: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the places of all values in nested JSON values, of lists those in the first element."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    return [within, *(found for key, item in inner for found in paths(item, (*within, key)))]
+
+
+WRONG: dict[str, Any] = {
+    "nothing": None, "text": "x", "number": 7, "negative": -1, "huge": 10**400, "list": [[]], "object": {"x": {}},
+    "pairs": [["a", "b", "c"]], "flag": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_wrong_value_in_a_page_is_a_value_error_that_names_the_page(name: str, tmp_path: Path) -> None:
+    record = data_of(page([RESULTS[name]]))
+    place = tmp_path / "page.html"
+    for where in [("format_version",), *(("results", *rest) for rest in paths(record["results"]))]:
+        for value in WRONG.values():
+            changed = json.loads(json.dumps(record))
+            inner = changed
+            for key in where[:-1]:
+                inner = inner[key]
+            inner[where[-1]] = value
+            place.write_text(f'<script id="{DATA}">{json.dumps(changed)}</script>')
+            try:
+                hf_stitch.load_report(place)
+            except ValueError as error:
+                assert str(error).startswith(str(place)), error
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"format_version": 1, "results": ' + "[" * 5000 + "]" * 5000 + "}", "{}", "null", "[]", '"x"',
+     '{"format_version": 1}', '{"format_version": "1", "results": []}', '{"format_version": 1, "results": {}}',
+     '{"format_version": 1, "results": [1]}', '{"format_version": 1, "results": [{}]}', ""],
+)  # fmt: skip
+def test_data_that_are_no_results_are_refused_by_name(text: str, tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    place.write_text(f'<script id="{DATA}">{text}</script>')
+    with pytest.raises(ValueError, match=re.escape(str(place))):
+        hf_stitch.load_report(place)
+
+
+def test_a_file_that_is_no_html_is_refused_by_name(tmp_path: Path) -> None:
+    for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b""):
+        place = tmp_path / "page.html"
+        place.write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(str(place))):
+            hf_stitch.load_report(place)
+
+
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    place = rewritten(tmp_path, lambda record: record["results"][0].update(layers_a=["a", 1, "c"]))
+    with pytest.raises(ValueError, match=r"page\.html .*SimilarityAtlas\.layers_a\[1\].*expected str, got int"):
+        hf_stitch.load_report(place)
