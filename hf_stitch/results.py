@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_or
 
 import numpy as np
 
+from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
 from hf_stitch.storage.files import write_whole
 
@@ -77,18 +78,18 @@ class Result(ABC):
         from rich.console import Console
 
         if isinstance(shown := self.__rich__(), str):
-            return shown
-        console = Console(width=WIDTH, file=io.StringIO())
+            return visible(shown)
+        console = Console(width=WIDTH, file=io.StringIO(), emoji=False)
         with console.capture() as captured:
-            console.print(shown, markup=False)
+            console.print(Visible(shown), markup=False)
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
         from rich.console import Console
 
-        console = Console(width=WIDTH, record=True, file=io.StringIO())
-        console.print(self.__rich__(), markup=False)
+        console = Console(width=WIDTH, record=True, file=io.StringIO(), emoji=False)
+        console.print(Visible(self.__rich__()), markup=False)
         return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,6 +235,8 @@ def decode(kind: Any, value: Any, where: str) -> Any:
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(value, str):
+        value.encode()  # half a character, which JSON can hold, is an error
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, where)
     if origin in (types.UnionType, typing.Union):

@@ -13,6 +13,7 @@ from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.representation import Pooling
+from hf_stitch.printing import visible
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Audit(Result):
         if not all("far" in found.controls for found in self._all.values()):
             notes += "; without far_data, it is unknown whether the detectors tell any samples apart"
         uncounted = "".join(f"; {name} does not count, it {why}" for name, why in self.left_out.items())
-        return (
+        return visible(
             f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; as strange as noise of "
             f"relative residual {doses}, where up to {self.max_dose:g} is in distribution{notes}{uncounted}; relative "
             f"residual {self.residual['body']:.3f})"

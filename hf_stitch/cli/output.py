@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
 
 if TYPE_CHECKING:
@@ -44,19 +45,19 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False)
+        self.console = Console(stderr=as_json, highlight=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDE
 
     def show(self, shown: Any) -> None:
-        """Print a table or a text. Square brackets in a text are not markup.
+        """Print a table or a text. Nothing in it is markup or commands the terminal.
 
         Args:
             shown: A string or anything that rich can render.
         """
         if Processes.of(None).rank:
             return
-        self.console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
+        self.console.print(Visible(shown), markup=False, soft_wrap=isinstance(shown, str))
 
     def record(self, record: Any) -> None:
         """Print the record as JSON if ``--json`` was given.
@@ -139,7 +140,7 @@ def as_json(record: Any) -> str:
           null
         ]
     """
-    return json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False)
+    return visible(json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _standard(value: Any) -> Any:

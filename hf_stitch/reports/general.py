@@ -25,12 +25,8 @@ def section(result: Result) -> Section:
     own, text = getattr(result, "verdict", None), str(result)
     verdict = f"{own.rstrip('.')}." if isinstance(own, str) else text.split("\n")[0].strip()
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
-    drawn, why = _plot(result) if hasattr(result, "plot") else (None, "")
-    pictures = (
-        []
-        if drawn is None
-        else [Picture(verdict, png(drawn.savefig), f"Plot of {type(result).__name__}", sample=False)]
-    )
+    drawn, why = _plot(result) if hasattr(result, "plot") else ("", "")
+    pictures = [Picture(verdict, drawn, f"Plot of {type(result).__name__}", sample=False)] if drawn else []
     notes += [f"There is no picture: {why}."] if why else []
     recipe = getattr(result, "recipe", {})
     return Section(
@@ -39,11 +35,14 @@ def section(result: Result) -> Section:
     )  # fmt: skip
 
 
-def _plot(result: Any) -> tuple[Any, str]:
-    """Return the figure of a result, or why there is none."""
+def _plot(result: Any) -> tuple[str, str]:
+    """Return the figure of a result as a ``data:`` address, or why there is none."""
     if find_spec("matplotlib") is None:
-        return None, "matplotlib is not installed (pip install 'hf-stitch[plots]')"
+        return "", "matplotlib is not installed (pip install 'hf-stitch[plots]')"
     try:
-        return result.plot(), ""
-    except (TypeError, ValueError) as error:  # plots that need arguments, or of values that are undefined
-        return None, str(error)
+        return png(result.plot().savefig), ""
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # plots that need arguments, of undefined values, or of names that no font has
+        return "", str(error)
