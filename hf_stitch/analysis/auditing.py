@@ -12,8 +12,8 @@ from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.scoring import Score
-from hf_stitch.representation import Pooling
 from hf_stitch.printing import visible
+from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:

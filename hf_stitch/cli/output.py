@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
+from hf_stitch.reference import short_names
 
 if TYPE_CHECKING:
     from hf_stitch.results import Result
@@ -78,8 +80,15 @@ class Output:
         if path is not None:
             from hf_stitch.reports import report
 
-            report(results, path, command=shlex.join(["hf-stitch", *sys.argv[1:]]))
+            report(results, path, command=shlex.join(["hf-stitch", *_shareable(sys.argv[1:])]))
             self.show(f"report {path}")
+
+
+def _shareable(given: list[str]) -> list[str]:
+    """Return the arguments of a command with short names of absolute paths, which tell who ran it."""
+    paths = {each: found[2] for each in given if (found := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", each))}
+    names = short_names(paths.values())
+    return [each.replace(paths[each], names[paths[each]]) if each in paths else each for each in given]
 
 
 @contextmanager
