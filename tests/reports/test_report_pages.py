@@ -8,15 +8,18 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.table import Table
 
 import hf_stitch
 from hf_stitch.analysis import (
@@ -33,8 +36,10 @@ from hf_stitch.analysis import (
 )
 from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.reports.general import section as general_section
 from hf_stitch.reports.reading import KINDS
 from hf_stitch.reports.writing import DATA, page
 from hf_stitch.results import Result
@@ -147,7 +152,7 @@ def test_results_have_a_page_and_come_back(name: str, tmp_path: Path) -> None:
 
 def test_findings_are_sentences() -> None:
     text = page([atlas_of(), grid_of(), evaluation(), audit_of(), dynamics_of(), HISTORY])
-    assert "The most similar layers by linear_cka are layer2 of a and layer2 of b (1.000)" in text
+    assert "The most similar layers are layer2 of a and layer2 of b (1.000)" in text
     assert "no permutation test was run" in text
     assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are out of distribution" in text
     assert "Accuracy 0.800 [0.700, 0.900] for the stitched model, 0.100 for chance." in text
@@ -365,3 +370,59 @@ def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     place = rewritten(tmp_path, lambda record: record["results"][0].update(layers_a=["a", 1, "c"]))
     with pytest.raises(ValueError, match=r"page\.html .*SimilarityAtlas\.layers_a\[1\].*expected str, got int"):
         hf_stitch.load_report(place)
+
+
+def network_atlas(metric: str = "linear_cka(debiased=True)") -> NetworkAtlas:
+    values = np.array([[1.0, 0.4, 0.8, 0.3], [0.4, 1.0, 0.2, 0.9], [0.8, 0.2, 1.0, 0.5], [0.3, 0.9, 0.5, 1.0]])
+    names = ("a/0", "a/1", "b/0", "b/1")
+    flat = SimilarityAtlas({metric: values}, names, names, 100, "mean", {metric: "moments"})
+    return NetworkAtlas(flat, {"a": ("0", "1"), "b": ("0", "1")})
+
+
+def test_the_page_of_several_networks_has_its_own_headline_and_no_layer_matches_itself() -> None:
+    text = page([network_atlas()])
+    assert "<h1>Similarity of networks</h1>" in text and "NetworkAtlas" not in text.partition("<footer>")[0]
+    assert (
+        "The most similar networks by linear_cka(debiased=True) are a and b (0.850); 4 of 4 layers match the "
+        "corresponding layer of another network, and 2 of 4 are expected by chance." in text
+    )
+    networks, layers = figures_of(text)[0]["figures"]
+    assert networks["views"][0]["traces"][0]["z"] == [[1.0, 0.85], [0.85, 1.0]]
+    _, best = layers["views"][0]["traces"]
+    assert list(zip(best["y"], best["x"], strict=True)) == [
+        ("a/0", "b/0"),
+        ("a/1", "b/1"),
+        ("b/0", "a/0"),
+        ("b/1", "a/1"),
+    ]
+    assert best["name"] == "best match in another network"
+
+
+def test_the_figure_of_several_networks_frames_layers_of_other_networks() -> None:
+    figure = network_atlas().plot()
+    places = sorted((round(patch.get_y() + 0.5), round(patch.get_x() + 0.5)) for patch in figure.axes[0].patches)
+    assert places == [(0, 2), (1, 3), (2, 0), (3, 1)]
+
+
+def test_a_headline_from_a_table_is_its_whole_title() -> None:
+    title = "linear_cka(debiased=True) of the most similar layers, over all pairs of networks"
+
+    @dataclass(frozen=True)
+    class Narrow(Result):
+        def __rich__(self) -> Table:
+            return Table("a", title=title)
+
+        def to_pandas(self) -> pandas.DataFrame:
+            return pandas.DataFrame()
+
+    assert general_section(Narrow()).verdict == title
+
+
+def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
+    text = page([atlas_of()])
+    assert (
+        "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: "
+        "layer1 for layer2, 0.875 after 1.000"
+        in text
+    )
+    assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
