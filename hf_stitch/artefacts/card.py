@@ -82,13 +82,7 @@ def card(
     Raises:
         ValueError: If the metadata of the existing card cannot be read.
     """
-    source, target = (
-        _all_plain(end, "id", "revision", "weights_hash", "summary") for end in (described.source, described.target)
-    )
-    described = replace(
-        _all_plain(described, "source_layer", "target_layer", "stitch", "task", "recipe", "scores"),
-        source=source, target=target,
-    )  # fmt: skip
+    described = _plain_description(described)
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     made = ModelCard.from_template(
@@ -109,6 +103,26 @@ def card(
         **_scores(described.scores),
     )
     return str(made) if present is None else _merged(made, present)
+
+
+def summary(described: Description) -> str:
+    """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores.
+
+    Args:
+        described: Description of the artefact.
+    """
+    described = _plain_description(described)
+    kind = "stitched model" if described.whole else "stitcher"
+    (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
+    rows = {
+        "source": f"{described.source}, up to {described.source_layer}",
+        "target": f"{described.target}, after {described.target_layer}",
+        "stitch": f"{described.body.get('name')}, {width} → {other}"
+        + (f"; matcher {matcher['name']}" if "name" in matcher else ""),
+        "scores": _headline(described.scores).replace("**", ""),
+    }
+    title = kind + (f" for {described.task}" if described.task else "")
+    return "\n".join([title, *(f"{name}  {text}" for name, text in rows.items() if text)])
 
 
 def united(there: str | None, here: str | None) -> str | None:
@@ -468,6 +482,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value
+
+
+def _plain_description(described: Description) -> Description:
+    ends = (
+        _all_plain(end, "id", "revision", "weights_hash", "summary") for end in (described.source, described.target)
+    )
+    source, target = ends
+    names = ("source_layer", "target_layer", "stitch", "task", "recipe", "scores")
+    return replace(_all_plain(described, *names), source=source, target=target)
 
 
 def _all_plain(record: T, *names: str) -> T:

@@ -256,7 +256,7 @@ class SimilarityAtlas(Result):
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
             >>> atlas.headline()
-            '2 of 2 layers of a match their namesake in b by cka; closest runner-up: l1 for l0, 0.000 after 1.000'
+            '2 of 2 layers of a match their namesake in b by cka; closest runner-up: l0 for l1, 0.000 after 1.000'
         """
         atlas, label = self._of(metric)
         values = atlas.values[label]
