@@ -6,9 +6,9 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_stitch.registry import UnknownNameError, most_special, registries
@@ -278,6 +278,55 @@ class ModelReference:
             known = f"{self.summary}," if self.summary else f"live {self.library} module"
             return f"{known} {(self.weights_hash or '')[:15]}".strip(", ")
         return self.id + (f"@{self.revision}" if self.revision else "")
+
+
+def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the paths of local folders out of the record of a job.
+
+    Args:
+        record: JSON values, in which networks are records with a ``reference``.
+
+    Returns:
+        The same values. A reference to a local folder is :attr:`ModelReference.public`, and beside it is the
+        ``name`` of the network (:func:`short_names`).
+    """
+    found: dict[str, Any] = json.loads(json.dumps(record))
+    local = [
+        (each, end) for each in _networks_in(found) if (end := ModelReference.from_dict(each["reference"])).is_local
+    ]
+    names = short_names(str(end.id) for _, end in local)
+    for each, end in local:
+        each |= {"reference": end.public.to_dict(), "name": names[str(end.id)]}
+    return found
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Name each path by the shortest end that no other of them has.
+
+    Args:
+        paths: The paths.
+
+    Example:
+        >>> short_names(["/home/alice/first/vit", "/home/alice/second/vit", "/home/alice/bert"])
+        {'/home/alice/first/vit': 'first/vit', '/home/alice/second/vit': 'second/vit', '/home/alice/bert': 'bert'}
+    """
+    parts = {path: PurePath(path).parts for path in paths}
+    every = set(parts.values())
+    return {
+        path: next(
+            ("/".join(own[-n:]) for n in range(1, len(own)) if sum(own[-n:] == other[-n:] for other in every) == 1),
+            "/".join(own),
+        )
+        for path, own in parts.items()
+    }
+
+
+def _networks_in(record: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(record, dict):
+        if isinstance(record.get("reference"), dict):
+            yield record
+        for value in record.values():
+            yield from _networks_in(value)
 
 
 def libraries_reading(config: Mapping[str, Any]) -> list[str]:

@@ -7,15 +7,18 @@ import io
 import json
 import math
 import pkgutil
+import reprlib
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
 from hf_stitch.storage.files import write_whole
 
@@ -75,18 +78,18 @@ class Result(ABC):
         from rich.console import Console
 
         if isinstance(shown := self.__rich__(), str):
-            return shown
-        console = Console(width=WIDTH, file=io.StringIO())
+            return visible(shown)
+        console = Console(width=WIDTH, file=io.StringIO(), emoji=False)
         with console.capture() as captured:
-            console.print(shown, markup=False)
+            console.print(Visible(shown), markup=False)
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
         from rich.console import Console
 
-        console = Console(width=WIDTH, record=True, file=io.StringIO())
-        console.print(self.__rich__(), markup=False)
+        console = Console(width=WIDTH, record=True, file=io.StringIO(), emoji=False)
+        console.print(Visible(self.__rich__()), markup=False)
         return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,14 +148,34 @@ class Result(ABC):
         Raises:
             FileNotFoundError: If the file does not exist.
             ValueError: If the file is not JSON or contains a result of another class, or if a field is missing,
-                unknown or has the wrong type.
+                unknown or has the wrong type; the message names the file and the field.
         """
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        kind = record.pop("result", None) if isinstance(record, dict) else None
-        if kind != cls.__name__:
-            found = f"a result of class {kind}" if kind else "no result"
-            raise ValueError(f"{path} contains {found}, not {cls.__name__}; load it with the class that saved it")
-        return cls.from_dict(record)
+        with reading(path):
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            kind = record.pop("result", None) if isinstance(record, dict) else None
+            if kind != cls.__name__:
+                found = f"a result of class {kind}" if kind else "no result"
+                raise ValueError(f"it contains {found}, not {cls.__name__}; load it with the class that saved it")
+            return cls.from_dict(record)
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Name a file in errors about its content.
+
+    Args:
+        path: The file.
+
+    Yields:
+        Nothing; the content is read in the body of the ``with`` statement.
+
+    Raises:
+        ValueError: If the content is invalid, whatever was raised.
+    """
+    try:
+        yield
+    except (ValueError, RecursionError, AssertionError) as error:  # of json, html.parser and decode
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def encode(value: Any) -> Any:
@@ -204,12 +227,16 @@ def decode(kind: Any, value: Any, where: str) -> Any:
     """
     try:
         return _decoded(kind, value, where)
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{where} cannot be decoded from {value!r:.80}: {error}") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, ValueError) and str(error).startswith(where):
+            raise  # it names this field, or one in it
+        raise ValueError(f"{where} cannot be decoded from {reprlib.repr(value):.80}: {error}") from error
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(value, str):
+        value.encode()  # half a character, which JSON can hold, is an error
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, where)
     if origin in (types.UnionType, typing.Union):
@@ -220,11 +247,21 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else value
         return {decode(arguments[0], k, where): decode(arguments[1], v, f"{where}[{k!r}]") for k, v in pairs}
-    if origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis:
-        return tuple(decode(a, v, where) for a, v in zip(arguments, value, strict=True))
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        return tuple(decode(arguments[0], item, where) for item in value)
+        _check(isinstance(value, (list, tuple)), "a list", value)
+        fixed = origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis
+        each = zip(arguments if fixed else arguments[:1] * len(value), value, strict=True)
+        return tuple(decode(of, item, f"{where}[{place}]") for place, (of, item) in enumerate(each))
+    if origin is Literal:
+        _check(value in arguments, f"one of {', '.join(map(repr, arguments))}", value)
+    if kind in (str, int, bool):
+        _check(type(value) is kind, kind.__name__, value)
     return float(value) if kind is float else value
+
+
+def _check(fits: bool, expected: str, value: Any) -> None:
+    if not fits:
+        raise TypeError(f"expected {expected}, got {type(value).__name__}")
 
 
 def _saved(kind: Any) -> list[dataclasses.Field[Any]]:
@@ -233,6 +270,7 @@ def _saved(kind: Any) -> list[dataclasses.Field[Any]]:
 
 
 def _dataclass(kind: Any, record: Mapping[str, Any], where: str) -> Any:
+    _check(isinstance(record, Mapping), "an object", record)
     known = {field.name: field for field in _saved(kind)}
     optional = (dataclasses.MISSING, dataclasses.MISSING)
     missing = [n for n, f in known.items() if n not in record and (f.default, f.default_factory) == optional]

@@ -12,6 +12,7 @@ from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.scoring import Score
+from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
@@ -31,7 +32,7 @@ class Audit(Result):
     Attributes:
         evaluation: The scores compared with baselines.
         min_relative_accuracy: Relative accuracy from which the stitched model counts as accurate.
-        max_dose: Dose of noise up to which it counts as in distribution.
+        max_dose: Dose of noise up to which it does not count as out of distribution.
         pooling: Pooling of the stitching layer.
         residual: Part of the stitching layer (``body``, ``prefix``) -> ``‖T f − g‖² / ‖g‖²`` over all positions at the
             target cut (Balogh and Jelasity 2025, direct matching, structural; squared and relative as in their code).
@@ -51,7 +52,7 @@ class Audit(Result):
         >>> detections = {"body": {"knn": Detection("knn", ("bn1",), False, dose, {}, {})}}
         >>> evaluation = Evaluation("image-classification", 1000, "sha256:0", scores)
         >>> Audit(evaluation, 0.8, 0.1, "none", {"body": 0.2}, detections, "sha256:1", 0).verdict
-        'accurate and in distribution'
+        'accurate, and no detector finds it out of distribution'
     """
 
     page: ClassVar[str] = "hf_stitch.reports.audit:section"
@@ -97,7 +98,10 @@ class Audit(Result):
     @property
     def is_shrunk(self) -> bool:
         """Whether a detector that counts scores the stitched activations lower than the target's own."""
-        return any(_score(found, "one_sided").high < 0.5 for found in self._all.values() if not _silent(found))
+        counted = (
+            found for found in self._all.values() if not _silent(found) and "one_sided" in found.figures[STITCHED]
+        )
+        return any(_score(found, "one_sided").high < 0.5 for found in counted)
 
     @property
     def in_distribution(self) -> bool | None:
@@ -119,28 +123,25 @@ class Audit(Result):
             why = "the interval is too wide"
             if not self.doses:
                 why = f"no detector counts ({'; '.join(f'{name} {text}' for name, text in self.left_out.items())})"
-            return f"{first}, undecided whether in distribution: {why}"
+            return f"{first}, undecided whether out of distribution: {why}"
+        if self.in_distribution:
+            first += f", {'and' if self.is_accurate else 'though'} no detector finds it out of distribution"
+            first += " (it is shrunk, which hides what is strange)" if self.is_shrunk else ""
+            return first if self.is_accurate else f"{first}: no sign of similarity"
         if self.is_accurate:
-            return (
-                "accurate and in distribution"
-                if self.in_distribution
-                else "accurate but out of distribution: do not read this as similarity"
-            )
-        return (
-            f"inaccurate, {'though in' if self.in_distribution else 'and out of'} distribution: no sign of similarity"
-        )
+            return "accurate but out of distribution: do not read this as similarity"
+        return "inaccurate, and out of distribution: no sign of similarity"
 
     def __str__(self) -> str:
         """Return the verdict with its figures."""
         doses = ", ".join(f"{name} {dose}" for name, dose in self.doses.items()) or "none"
-        notes = "; shrunk: closer to what is usual than the target's own" if self.is_shrunk else ""
-        if not all("far" in found.controls for found in self._all.values()):
-            notes += "; without far_data, it is unknown whether the detectors tell any samples apart"
+        far = all("far" in found.controls for found in self._all.values())
+        notes = "" if far else "; without far_data, it is unknown whether the detectors tell any samples apart"
         uncounted = "".join(f"; {name} does not count, it {why}" for name, why in self.left_out.items())
-        return (
+        return visible(
             f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; as strange as noise of "
-            f"relative residual {doses}, where up to {self.max_dose:g} is in distribution{notes}{uncounted}; relative "
-            f"residual {self.residual['body']:.3f})"
+            f"relative residual {doses}, where up to {self.max_dose:g} does not count as strange{notes}{uncounted}; "
+            f"relative residual {self.residual['body']:.3f})"
         )
 
     def __rich__(self) -> Group:
@@ -152,7 +153,7 @@ class Audit(Result):
         controls = list(dict.fromkeys(name for found in self._all.values() for name in found.controls))
         table = Table(
             "detector", "dose", "AUROC", *controls, "",
-            title=f"stitched against target activations, pooling: {self.pooling}; in distribution up to a dose of "
+            title=f"stitched against target activations, pooling: {self.pooling}; strange above a dose of "
             f"{self.max_dose:g}",
         )  # fmt: skip
         for name, found in self._all.items():

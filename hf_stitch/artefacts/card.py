@@ -6,8 +6,9 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
@@ -15,10 +16,12 @@ from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.parents import CHANGED
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
+from hf_stitch.printing import visible
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 from hf_stitch.tasks import CLASSIFIES, TASKS
 
+T = TypeVar("T", Description, ModelReference)
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is rewritten at every save and push; add text above or below -->"
 END = "<!-- hf-stitch: end mark -->"
@@ -79,8 +82,9 @@ def card(
     Raises:
         ValueError: If the metadata of the existing card cannot be read.
     """
+    described = _plain_description(described)
     matcher = described.recipe.get("matcher") or {}
-    data = _metadata(described, name, [*tags, *([_plain(matcher["name"])] if "name" in matcher else [])])
+    data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     made = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
@@ -99,6 +103,26 @@ def card(
         **_scores(described.scores),
     )
     return str(made) if present is None else _merged(made, present)
+
+
+def summary(described: Description) -> str:
+    """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores.
+
+    Args:
+        described: Description of the artefact.
+    """
+    described = _plain_description(described)
+    kind = "stitched model" if described.whole else "stitcher"
+    (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
+    rows = {
+        "source": f"{described.source}, up to {described.source_layer}",
+        "target": f"{described.target}, after {described.target_layer}",
+        "stitch": f"{described.body.get('name')}, {width} → {other}"
+        + (f"; matcher {matcher['name']}" if "name" in matcher else ""),
+        "scores": _headline(described.scores).replace("**", ""),
+    }
+    title = kind + (f" for {described.task}" if described.task else "")
+    return "\n".join([title, *(f"{name}  {text}" for name, text in rows.items() if text)])
 
 
 def united(there: str | None, here: str | None) -> str | None:
@@ -247,15 +271,15 @@ def _class(kind: str, name: str) -> Any:
 def _summary(described: Description) -> str:
     name, (width, other) = str(described.body.get("name")), described.widths
     known = _class("stitches", name)
-    kind = f"a map of the kind `{_plain(name)}`" if known is None else known.title
+    kind = f"a map of the kind `{name}`" if known is None else known.title
     what = (
         "This model is stitched from two networks"
         if described.whole
         else "This stitcher connects two networks into one model"
     )
     return (
-        f"{what}: {_linked(described.source)} runs up to layer `{_plain(described.source_layer)}`, and "
-        f"{_linked(described.target)} continues after layer `{_plain(described.target_layer)}`. Stitching "
+        f"{what}: {_linked(described.source)} runs up to layer `{described.source_layer}`, and "
+        f"{_linked(described.target)} continues after layer `{described.target_layer}`. Stitching "
         f"layer between them: {kind.rstrip(',')} ({width} → {other} features)."
     )
 
@@ -269,9 +293,9 @@ def _headline(scores: Mapping[str, Any]) -> str:
     own = table["stitched"][figure]
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
-    compared = ", ".join(f"{names.get(who, _plain(who))} {_cell(score, False)}" for who, score in others.items())
+    compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in others.items())
     rivals = [who for who in others if who not in ("source", "target")]
-    level = [names.get(who, _plain(who)) for who in rivals if not _beats(own, others[who], figure)]
+    level = [names.get(who, who) for who in rivals if not _beats(own, others[who], figure)]
     if {"source", "target"} <= others.keys() and not _beats(own, others["source"], figure):
         level += [names["source"]] * _beats(own, others["target"], figure)  # it may only show that the source is better
     warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
@@ -289,28 +313,28 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> boo
 
 def _audit(described: Description) -> str:
     found = described.recipe.get("audit") or described.scores.get("audit") or ""
-    return _plain(found.get("verdict", "") if isinstance(found, Mapping) else found)
+    return str(found.get("verdict", "") if isinstance(found, Mapping) else found)
 
 
 def _recipe(described: Description) -> dict[str, str]:
     recipe, body, (width, other) = described.recipe, described.body, described.widths
     matcher = dict(recipe.get("matcher") or {})
     rows = {
-        "source": f"{_linked(described.source)}, cut after `{_plain(described.source_layer)}`",
-        "target": f"{_linked(described.target)}, cut after `{_plain(described.target_layer)}`",
+        "source": f"{_linked(described.source)}, cut after `{described.source_layer}`",
+        "target": f"{_linked(described.target)}, cut after `{described.target_layer}`",
         "source weights": f"`{described.source.weights_hash}`" if described.source.weights_hash else "",
         "target weights": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
-        "matcher": f"`{_plain(matcher.pop('name'))}`" if "name" in matcher else "",
+        "matcher": f"`{matcher.pop('name')}`" if "name" in matcher else "",
         "matcher options": _pairs(matcher),
-        "stitching layer": f"`{_plain(body.get('name'))}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
-        "pooling": f"`{_plain(described.stitch['pooling'])}`",
+        "stitching layer": f"`{body.get('name')}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
+        "pooling": f"`{described.stitch['pooling']}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
-        "data": f"`{_plain(recipe['data'])}`" if "data" in recipe else "",
-        "data of the target": f"`{_plain(recipe['paired_data'])}`" if "paired_data" in recipe else "",
+        "data": f"`{recipe['data']}`" if "data" in recipe else "",
+        "data of the target": f"`{recipe['paired_data']}`" if "paired_data" in recipe else "",
         "held out": _held_out(recipe),
-        "seed": _plain(recipe.get("seed", "")),
-        "changed since the fit": _plain("; ".join(map(str, recipe.get(CHANGED, ())))),
-        "versions": ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in sorted(recipe.get("versions", {}).items())),
+        "seed": str(recipe.get("seed", "")),
+        "changed since the fit": "; ".join(map(str, recipe.get(CHANGED, ()))),
+        "versions": ", ".join(f"{k} {v}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
     return {key: value for key, value in rows.items() if value}
 
@@ -321,7 +345,7 @@ def _count(samples: int | None) -> str:
 
 def _held_out(recipe: Mapping[str, Any]) -> str:
     if "test_data" in recipe:
-        return f"separate samples, `{_plain(recipe['test_data'])}`"
+        return f"separate samples, `{recipe['test_data']}`"
     size = recipe.get("test_size")
     return "" if size is None else f"{size:.0%} of the samples" if isinstance(size, float) else f"{size} samples"
 
@@ -331,9 +355,9 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     figures = list(dict.fromkeys(figure for row in table.values() for figure in row))
     return {
         "figures": [figure.replace("_", " ") for figure in figures],
-        "scored_on": f"On {_samples(scores)} (`{_plain(scores['data'])}`):" if table else "",
+        "scored_on": f"On {_samples(scores)} (`{scores['data']}`):" if table else "",
         "scores": {
-            f"**{who}**" if who == "stitched" else _plain(who): [_cell(row.get(figure)) for figure in figures]
+            f"**{who}**" if who == "stitched" else who: [_cell(row.get(figure)) for figure in figures]
             for who, row in table.items()
         },
     }
@@ -407,7 +431,7 @@ def _needs(described: Description) -> str:
     checked = "The weights of both are checked against the recorded hashes."
     if unnamed := _unnamed(described):
         which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        named = "; ".join(f"the {side} is {_plain(getattr(described, side).public)}" for side in unnamed)
+        named = "; ".join(f"the {side} is {getattr(described, side).public}" for side in unnamed)
         return f"Pass {which} to `attach`, because no public name is recorded: {named}. {checked}"
     return f"Both networks are downloaded at the revisions below. {checked}"
 
@@ -431,18 +455,45 @@ def _on_hub(end: ModelReference) -> bool:
 def _linked(end: ModelReference) -> str:
     if not _on_hub(end):
         if end.public.id is not None:
-            return f"`{_plain(end.id)}`"
-        return "a network that is not on the Hub" + (f" ({_plain(end.summary)})" if end.summary else "")
-    at = f"/tree/{_plain(end.revision)}" if end.revision else ""
-    revision = f" at `{_plain(end.revision)[:12]}`" if end.revision else ""
+            return f"`{end.id}`"
+        return "a network that is not on the Hub" + (f" ({end.summary})" if end.summary else "")
+    at = f"/tree/{end.revision}" if end.revision else ""
+    revision = f" at `{end.revision[:12]}`" if end.revision else ""
     return f"[{end.id}](https://huggingface.co/{end.id}{at}){revision}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_plain(k)} = {_plain(v)}" for k, v in sorted(values.items()))
+    return ", ".join(f"{k} = {v:.6g}" if isinstance(v, float) else f"{k} = {v}" for k, v in sorted(values.items()))
 
 
-def _plain(value: Any) -> str:
-    """Return a value as one line of text without Markdown or HTML syntax, because records may be untrusted."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[\s`|<>\[\]*\\]+", " ", text).strip()
+def plain(value: Any) -> Any:
+    r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted.
+
+    Args:
+        value: JSON values.
+
+    Returns:
+        The same values; each text, also of a key, is one line.
+
+    Example:
+        >>> plain({"<b>name": ["a\nb", 1.5]})
+        {'b name': ['a b', 1.5]}
+    """
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value
+
+
+def _plain_description(described: Description) -> Description:
+    ends = (
+        _all_plain(end, "id", "revision", "weights_hash", "summary") for end in (described.source, described.target)
+    )
+    source, target = ends
+    names = ("source_layer", "target_layer", "stitch", "task", "recipe", "scores")
+    return replace(_all_plain(described, *names), source=source, target=target)
+
+
+def _all_plain(record: T, *names: str) -> T:
+    return replace(record, **{name: plain(getattr(record, name)) for name in names})

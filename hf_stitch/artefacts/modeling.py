@@ -27,6 +27,7 @@ from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
+from hf_stitch.artefacts.card import summary
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import SIDES, Description, chained
@@ -442,6 +443,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return parts
 
     # -- saving and loading -----------------------------------------------------------------------------------------
+    def __str__(self) -> str:
+        """Return a summary (networks, cut layers, stitch, task, scores), and the modules."""
+        return f"{summary(self.describe())}\n\n{self!r}"
+
     def describe(self) -> Description:
         """Return both networks, the stitching layer, its recipe and its scores as plain values."""
         return Description.of({**self.config.to_dict(), "stitch": self.stitch.to_dict()}, whole=True)

@@ -17,6 +17,7 @@ from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.messages import in_options
 from hf_stitch.plugins import PluginError, load_plugin
+from hf_stitch.printing import visible
 from hf_stitch.registry import registries
 
 __all__ = ["app", "main"]
@@ -56,7 +57,7 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         def line(message: object) -> str:
-            text = " ".join(str(message).split())
+            text = visible(" ".join(str(message).split()))
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             return text if command is None else in_options(text, command)
 

@@ -155,6 +155,7 @@ def _record(atlas: SimilarityAtlas, saved: dict[str, Path]) -> dict[str, Any]:
         "n": atlas.n,
         "pooling": atlas.pooling,
         "routes": dict(atlas.routes),
+        "headlines": {metric: atlas.headline(metric) for metric in atlas.metrics},
         "values": {metric: values.tolist() for metric, values in atlas.values.items()},
         "whole": dict(atlas.whole),
         "weights": None if atlas.weights is None else _record(atlas.weights, {}),

@@ -59,7 +59,9 @@ def evaluate(
     far_data: FarData = None,
     max_dose: Annotated[
         float | None,
-        typer.Option(help="With --audit: relative residual of noise up to which states are in distribution.", min=0.0),
+        typer.Option(
+            help="With --audit: relative residual of noise above which states are out of distribution.", min=0.0
+        ),
     ] = None,
     inputs: Inputs = INPUTS,
     report: Report = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,10 +72,10 @@ def _table(place: str, found: Description) -> Table:
     from hf_stitch.relative import RelativeProjection
 
     record, body, (width, other) = _record(found), found.body, found.widths
-    table = Table("", "", title=f"{place}: a {record['kind']}", title_justify="left", show_header=False)
+    table = Table("entry", "value", title=f"{place}: a {record['kind']}", title_justify="left")
     for side in ("source", "target"):
         end = record[side]
-        name = end["id"] or "a network that is not on the Hub"
+        name = end["id"] or end["summary"] or "a network that is not on the Hub"
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
         table.add_row("", f"cut after {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
     recipe = dict(record["recipe"])
@@ -87,12 +88,32 @@ def _table(place: str, found: Description) -> Table:
         table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
     elif body["name"] == RelativeProjection.name:
         table.add_row("matcher", "none: similarities to anchors need no fit")
-    for key, value in recipe.items():
-        table.add_row(key.replace("_", " "), _pairs(value) if isinstance(value, dict) else str(value))
+    for row in _rows(recipe):
+        table.add_row(*row)
     return table
 
 
-def _pairs(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}" for key, value in values.items()
-    )
+def _rows(values: Mapping[str, Any], indent: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a row for each value; records that a record contains follow it, indented."""
+    for key, value in values.items():
+        name = indent + key.replace("_", " ")
+        if not isinstance(value, dict):
+            yield name, _text(value)
+            continue
+        inner = {key: item for key, item in value.items() if isinstance(item, (dict, list)) and " = " in _text(item)}
+        yield name, _pairs({key: item for key, item in value.items() if key not in inner})
+        yield from _rows(inner, f"{indent}  ")
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {_text(value)}" for key, value in values.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        if value.keys() == {"value", "low", "high"}:
+            return "{value} [{low}, {high}]".format(**{name: _text(number) for name, number in value.items()})
+        return _pairs(value)
+    if isinstance(value, list):
+        return ("; " if any(isinstance(item, dict) for item in value) else ", ").join(map(_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
+from hf_stitch.reference import short_names
 
 if TYPE_CHECKING:
     from hf_stitch.results import Result
@@ -44,19 +47,19 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False)
+        self.console = Console(stderr=as_json, highlight=False, emoji=False)
         if not self.console.is_terminal:
             self.console.width = WIDE
 
     def show(self, shown: Any) -> None:
-        """Print a table or a text. Square brackets in a text are not markup.
+        """Print a table or a text. Nothing in it is markup or commands the terminal.
 
         Args:
             shown: A string or anything that rich can render.
         """
         if Processes.of(None).rank:
             return
-        self.console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
+        self.console.print(Visible(shown), markup=False, soft_wrap=isinstance(shown, str))
 
     def record(self, record: Any) -> None:
         """Print the record as JSON if ``--json`` was given.
@@ -77,8 +80,15 @@ class Output:
         if path is not None:
             from hf_stitch.reports import report
 
-            report(results, path, command=shlex.join(["hf-stitch", *sys.argv[1:]]))
+            report(results, path, command=shlex.join(["hf-stitch", *_shareable(sys.argv[1:])]))
             self.show(f"report {path}")
+
+
+def _shareable(given: list[str]) -> list[str]:
+    """Return the arguments of a command with short names of absolute paths, which tell who ran it."""
+    paths = {each: found[2] for each in given if (found := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", each))}
+    names = short_names(paths.values())
+    return [each.replace(paths[each], names[paths[each]]) if each in paths else each for each in given]
 
 
 @contextmanager
@@ -139,7 +149,7 @@ def as_json(record: Any) -> str:
           null
         ]
     """
-    return json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False)
+    return visible(json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _standard(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The page of an audit: how accurate a stitched model is, and whether its activations are in distribution."""
+"""The page of an audit: how accurate a stitched model is, and whether its activations are out of distribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def section(audit: Audit) -> Section:
     verdict = f"{audit.verdict[0].upper()}{audit.verdict[1:]}."
     asked = (
         f"Is the stitched model accurate ({audit.figure.replace('_', ' ')} of {audit.min_relative_accuracy:g}), and "
-        f"are its activations in distribution (no stranger than noise of dose {audit.max_dose:g})?"
+        f"do detectors find its activations out of distribution (stranger than noise of dose {audit.max_dose:g})?"
     )
     return Section(
         "Audit of a stitched model", asked, verdict, figures, page.pictures, notes=notes, recipe=page.recipe,

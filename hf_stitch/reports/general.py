@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from rich.table import Table as RichTable
+
 from hf_stitch.reports.samples import png
 from hf_stitch.reports.section import Picture, Section, Table
 from hf_stitch.results import Result
@@ -23,14 +25,12 @@ def section(result: Result) -> Section:
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
     own, text = getattr(result, "verdict", None), str(result)
-    verdict = f"{own.rstrip('.')}." if isinstance(own, str) else text.split("\n")[0].strip()
+    shown = result.__rich__()
+    first = shown.title if isinstance(shown, RichTable) else None  # which a narrow table breaks into lines
+    verdict = f"{own.rstrip('.')}." if isinstance(own, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
-    drawn, why = _plot(result) if hasattr(result, "plot") else (None, "")
-    pictures = (
-        []
-        if drawn is None
-        else [Picture(verdict, png(drawn.savefig), f"Plot of {type(result).__name__}", sample=False)]
-    )
+    drawn, why = _plot(result) if hasattr(result, "plot") else ("", "")
+    pictures = [Picture(verdict, drawn, f"Plot of {type(result).__name__}", sample=False)] if drawn else []
     notes += [f"There is no picture: {why}."] if why else []
     recipe = getattr(result, "recipe", {})
     return Section(
@@ -39,11 +39,14 @@ def section(result: Result) -> Section:
     )  # fmt: skip
 
 
-def _plot(result: Any) -> tuple[Any, str]:
-    """Return the figure of a result, or why there is none."""
+def _plot(result: Any) -> tuple[str, str]:
+    """Return the figure of a result as a ``data:`` address, or why there is none."""
     if find_spec("matplotlib") is None:
-        return None, "matplotlib is not installed (pip install 'hf-stitch[plots]')"
+        return "", "matplotlib is not installed (pip install 'hf-stitch[plots]')"
     try:
-        return result.plot(), ""
-    except (TypeError, ValueError) as error:  # plots that need arguments, or of values that are undefined
-        return None, str(error)
+        return png(result.plot().savefig), ""
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # plots that need arguments, of undefined values, or of names that no font has
+        return "", str(error)

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
-from hf_stitch.results import Result
+from hf_stitch.results import Result, decode, reading
+
+KINDS = {
+    "Audit": "hf_stitch.analysis.auditing",
+    "Bench": "hf_stitch.analysis.bench.result",
+    "ComparisonPlan": "hf_stitch.analysis.comparison.routes",
+    "ConfidenceInterval": "hf_stitch.analysis.bootstrapping",
+    "Curves": "hf_stitch.analysis.curves",
+    "Detection": "hf_stitch.analysis.detection.result",
+    "Diagnosis": "hf_stitch.adapters.doctor",
+    "Dynamics": "hf_stitch.training.dynamics",
+    "Evaluation": "hf_stitch.analysis.evaluation",
+    "History": "hf_stitch.training.history",
+    "Identification": "hf_stitch.analysis.identification",
+    "ModeConnectivity": "hf_stitch.analysis.connectivity",
+    "NetworkAtlas": "hf_stitch.analysis.comparison.networks",
+    "PermutationTestResult": "hf_stitch.analysis.permutation",
+    "Plan": "hf_stitch.analysis.planning",
+    "SelfTest": "hf_stitch.testing.selftest",
+    "SimilarityAtlas": "hf_stitch.analysis.comparison.atlas",
+    "StitchGrid": "hf_stitch.analysis.grid.result",
+    "Trajectory": "hf_stitch.analysis.trajectory",
+}
+"""The results of this package, which pages may name -> the module of each."""
 
 
 def load_report(path: str | Path) -> list[Result]:
@@ -35,28 +59,30 @@ def load_report(path: str | Path) -> list[Result]:
         ...     load_report(Path(folder) / "cka.html")[0].best_pair()
         ('a0', 'b0')
     """
-    parser = _Data()
-    parser.feed(Path(path).read_text(encoding="utf-8"))
-    if parser.text is None:
-        raise ValueError(f"{path} is not a report of hf-stitch: it has no element {DATA!r}")
-    record = json.loads(parser.text)
-    if record.get("format_version", FORMAT_VERSION + 1) > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format {record.get('format_version')}, but this version of hf-stitch reads up to "
-            f"{FORMAT_VERSION}: update hf-stitch"
-        )
-    return [_result(path, each) for each in record["results"]]
+    with reading(path):
+        parser = _Data()
+        parser.feed(Path(path).read_text(encoding="utf-8"))
+        if parser.text is None:
+            raise ValueError(f"it is not a report of hf-stitch: it has no element {DATA!r}")
+        record = decode(Mapping[str, Any], json.loads(parser.text), DATA)
+        version = decode(int, record.get("format_version"), "format_version")
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"it has format {version}, but this version of hf-stitch reads up to {FORMAT_VERSION}: update hf-stitch"
+            )
+        return [_result(each) for each in decode(tuple[Mapping[str, Any], ...], record.get("results"), "results")]
 
 
-def _result(path: str | Path, record: dict[str, Any]) -> Result:
-    """Restore a result. Only modules that are loaded, or those of hf-stitch, are looked into for its class."""
-    name, module = record.pop("result"), record.pop("module")
-    if module.split(".")[0] == "hf_stitch":
+def _result(record: Mapping[str, Any]) -> Result:
+    """Restore a result of a class in :data:`KINDS`, or of one that the program has imported."""
+    fields = dict(record)
+    name, module = (decode(str, fields.pop(key, None), f"results: {key}") for key in ("result", "module"))
+    if KINDS.get(name) == module:
         importlib.import_module(module)
     known = {(kind.__module__, kind.__name__): kind for kind in _below(Result)}
     if (module, name) not in known:
-        raise ValueError(f"{path} contains a {name} of {module}, which is not known: import that module before")
-    return known[module, name].from_dict(record)
+        raise ValueError(f"it contains a {name} of {module}, which is not known: import that module before")
+    return known[module, name].from_dict(fields)
 
 
 def _below(kind: Any) -> set[Any]:

@@ -48,11 +48,13 @@ def _weights(side: Any) -> Any:
 
 def _finding(atlas: SimilarityAtlas, metric: str) -> str:
     values, test = atlas.values[metric], atlas.tests.get(metric)
+    sentence = atlas.headline(metric)
     if np.isnan(values).all():
-        return f"{metric} is undefined for all pairs of layers."
-    a, b = atlas.best_pair(metric)
-    value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
-    sentence = f"The most similar layers by {metric} are {a} of a and {b} of b ({value:.3f})"
+        return f"{sentence}."
+    if atlas._namesakes:
+        a, b = atlas.best_pair(metric)
+        value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
+        sentence += f". The most similar layers are {a} of a and {b} of b ({value:.3f})"
     if metric in atlas.distances:
         sentence += ", where lower values mean more alike"
     if atlas.n is None:
@@ -114,7 +116,9 @@ def _view(
     heat = heat_map(
         atlas.values[metric][cells], *names, label=metric, ends=ends if np.isfinite(ends).all() else None, beside=beside
     )
-    table = Table(("layer of a", "most similar layer of b", metric), list(_matches(atlas, metric, best)))
+    beside = atlas._beside(metric)
+    rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *beside.values(), strict=True)]
+    table = Table(("layer of a", "most similar layer of b", metric, *beside), rows)
     return View(metric, _finding(atlas, metric), [heat, *over, *along], table)
 
 

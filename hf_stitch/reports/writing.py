@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hf_stitch.printing import visible
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import machine, versions
 from hf_stitch.reports.section import Figure, Section
@@ -84,8 +85,9 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
     parts = files("hf_stitch.reports")
     scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
     environment = Environment(
-        loader=PackageLoader("hf_stitch.reports", "."), autoescape=True, undefined=StrictUndefined
-    )
+        loader=PackageLoader("hf_stitch.reports", "."), autoescape=True, undefined=StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )  # fmt: skip
     data = {section.data for section in sections} - {None}
     return environment.get_template("page.html.jinja").render(
         title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
@@ -118,8 +120,8 @@ def _kept(result: Result) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     """Serialise for a script element: no character of it can end the element, or is special to JavaScript."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
+    text = visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 

@@ -167,7 +167,7 @@ def audit(
         >>> net = hf_stitch.load(net, example_inputs=images[:2])
         >>> itself = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
-        'accurate and in distribution'
+        'accurate, and no detector finds it out of distribution'
     """
     processes = Processes.of(accelerator)
     with processes.together("audit"):

@@ -528,3 +528,49 @@ def test_data_without_a_network_are_rejected() -> None:
     saved = Activations({"l": torch.randn(9, 3)}, range(9))
     with pytest.raises(ValueError, match="b is saved activations, which take no data; leave paired_data out"):
         compare(saved, saved, paired_data=torch.randn(9, 3))
+
+
+def atlas_of(values: Any, a: Any, b: Any, metric: str = "linear_cka", **more: Any) -> SimilarityAtlas:
+    return SimilarityAtlas({metric: np.array(values)}, tuple(a), tuple(b), 50, "mean", {metric: "moments"}, **more)
+
+
+def test_the_headline_counts_the_layers_that_match_their_namesake() -> None:
+    names = ("l0", "l1", "l2")
+    atlas = atlas_of([[0.9, 0.7, 0.1], [0.8, 0.6, 0.2], [0.5, 0.7, 0.7]], names, names)
+    assert atlas.headline() == (
+        "1 of 3 layers of a match their namesake in b by linear_cka (1 tie); "
+        "closest runner-up: l1 for l0, 0.700 after 0.900"
+    )
+    found = atlas.identify()
+    assert found.verdicts("a").tolist() == [["hit", "miss", "tie"]] and found.layers == names
+    shown = " ".join(str(atlas).split())
+    assert shown.startswith("1 of 3 layers of a match their namesake in b by linear_cka (1 tie)")
+    for row in ("│ l0 │ l0 0.900 │ l1 0.700 │ 0.900 │", "│ l1 │ l0 0.800 │ l1 0.600 │ 0.600 │"):
+        assert row in shown
+
+
+def test_the_headline_of_layers_without_namesakes_is_the_most_similar_pair() -> None:
+    atlas = atlas_of([[0.2, 0.4], [0.9, 0.1]], ("a0", "a1"), ("b0", "b1"))
+    assert atlas.headline() == "The most similar layers by linear_cka are a1 of a and b0 of b (0.900)"
+    with pytest.raises(ValueError, match="identify needs at least two layers of the same name in a and b, got 0"):
+        atlas.identify()
+    assert "namesake" not in str(atlas)
+
+
+def test_only_layers_that_both_have_are_identified_and_distances_are_lower() -> None:
+    atlas = atlas_of(
+        [[0.1, 0.9, 0.3], [0.8, 0.2, 0.1]], ("x", "y"), ("x", "z", "y"), "procrustes", distances=("procrustes",)
+    )
+    found = atlas.identify("procrustes")
+    assert found.layers == ("x", "y", "z") and found.verdicts("a").tolist() == [["hit", "hit", "undefined"]]
+    assert atlas.headline().startswith("2 of 2 layers of a match their namesake in b by procrustes")
+
+
+def test_several_metrics_show_the_value_of_the_namesake_where_another_layer_matches() -> None:
+    values = {"linear_cka": np.array([[0.2, 0.4], [0.9, 0.1]]), "procrustes": np.array([[0.1, 0.5], [0.6, 0.2]])}
+    routes = dict.fromkeys(values, "moments")
+    atlas = SimilarityAtlas(values, ("x", "y"), ("x", "y"), 9, "mean", routes, ("procrustes",))
+    shown = " ".join(str(atlas).split())
+    assert "│ x │ y 0.400 (x 0.200) │ x 0.100 │" in shown
+    assert "0 of 2 layers of a match their namesake in b by linear_cka" in shown
+    assert "2 of 2 layers of a match their namesake in b by procrustes" in shown

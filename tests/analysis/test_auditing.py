@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import hf_stitch
 from hf_stitch import Adapter, Audit, Samples
-from hf_stitch.analysis import Score
+from hf_stitch.analysis import Detection, Evaluation, Score
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.metrics import direct_matching
 from hf_stitch.registry import registries
@@ -30,6 +30,7 @@ SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))
 
 
 WIDTH = 8
+NOT_FOUND = "accurate, and no detector finds it out of distribution"
 FAR = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(1)) * 4
 
 
@@ -50,8 +51,8 @@ def direct(place: Any) -> Audit:
 
 
 def test_least_squares_is_accurate_in_distribution_and_shrunk(direct: Audit, place: Any) -> None:
-    assert direct.verdict == "accurate and in distribution"
-    assert direct.is_shrunk and "; shrunk: " in str(direct)
+    assert direct.verdict.startswith(NOT_FOUND)
+    assert direct.is_shrunk and "(it is shrunk, which hides what is strange)" in str(direct)
     expected = hf_stitch.evaluate(place.stitched, place.test, resamples=200, progress=False)
     assert {who: row for who, row in expected.scores.items() if who != "identity"} == direct.evaluation.scores
     assert direct.known == place.train.fingerprint
@@ -83,11 +84,11 @@ def test_identity_and_shrinkage_are_in_distribution_scaling_is_out_and_the_mean_
         ],
         place, train_data=place.train, far_data=FAR,
     )  # fmt: skip
-    assert itself.verdict == "accurate and in distribution" and not itself.is_shrunk
+    assert itself.verdict.startswith(NOT_FOUND) and not itself.is_shrunk
     assert all(dose == Score(0.0, 0.0, 0.0) for dose in itself.doses.values())
     assert twice.in_distribution is False and twice.doses["mahalanobis"].low > 0.1
     assert half.in_distribution and half.is_shrunk
-    assert alone.verdict == "inaccurate, though in distribution: no sign of similarity"
+    assert alone.verdict.startswith("inaccurate, though no detector finds it out of distribution")
 
 
 def test_the_smaller_a_residual_the_smaller_the_dose_and_nothing_is_warned_of_below_the_threshold(place: Any) -> None:
@@ -97,7 +98,7 @@ def test_the_smaller_a_residual_the_smaller_the_dose_and_nothing_is_warned_of_be
     found = audit(models, place, train_data=place.train, far_data=FAR)
     doses = [one.doses["mahalanobis"].value for one in found]
     assert doses == sorted(doses) and found[0].residual["body"] < 0.005
-    assert found[0].verdict == "accurate and in distribution"
+    assert found[0].verdict.startswith(NOT_FOUND)
     assert found[-1].in_distribution is False
     lenient = audit(models, place, train_data=place.train, far_data=FAR, max_dose=1e9)
     assert not any("do not read" in one.verdict for one in lenient)
@@ -138,7 +139,7 @@ def test_sample_order_and_batch_size_do_not_matter(direct: Audit, place: Any) ->
 
 def test_without_training_samples_one_half_is_scored(place: Any) -> None:
     found = audit(place.stitched, place)
-    assert found.verdict == "accurate and in distribution" and found.evaluation.n == 400
+    assert found.verdict.startswith(NOT_FOUND) and found.evaluation.n == 400
     assert found.known != place.test.fingerprint
     assert "without far_data" in str(found)
 
@@ -212,7 +213,7 @@ def test_prefix_tokens_are_audited() -> None:
     found, other = hf_stitch.audit([itself, shifted], images, resamples=100, progress=False)
     assert list(found.detections) == list(found.residual) == ["body", "prefix"]
     assert found.figure == "agreement" and found.residual["prefix"] < 1e-9
-    assert found.verdict == "accurate and in distribution"
+    assert found.verdict.startswith(NOT_FOUND)
     assert set(found.doses) == {f"{name} ({part})" for name in ("mahalanobis", "knn") for part in ("body", "prefix")}
     assert other.doses["mahalanobis (body)"].value == 0 and other.doses["mahalanobis (prefix)"].low > 0.1
 
@@ -321,8 +322,8 @@ def test_verdicts_on_trained_networks(tiny10: Any) -> None:
             strict=True,
         )
     )
-    assert found["bn1", "bn1"].verdict == found["bn8", "bn8"].verdict == "accurate and in distribution"
-    assert found["bn8", "bn3"].verdict == "inaccurate, though in distribution: no sign of similarity"
+    assert all(found[name, name].verdict.startswith(NOT_FOUND) for name in ("bn1", "bn8"))
+    assert found["bn8", "bn3"].verdict.startswith("inaccurate, though no detector finds it out of distribution")
     assert found["trained"].verdict == "accurate but out of distribution: do not read this as similarity"
     assert found["trained"].residual["body"] > 0.9
 
@@ -342,3 +343,22 @@ def _train_on_the_task(stitched: hf_stitch.StitchedModel, train: Samples) -> Non
         optimiser.zero_grad()
         functional.cross_entropy(logits, labels[chosen]).backward()
         optimiser.step()
+
+
+@pytest.mark.parametrize(("accuracy", "first"), [(0.8, "accurate, and"), (0.2, "inaccurate, though")])
+def test_no_verdict_promises_more_than_the_detectors_can_tell(accuracy: float, first: str) -> None:
+    rows = {"stitched": accuracy, "mean_only": 0.1, "target": 0.9, "chance": 0.1}
+    scores = {who: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for who, value in rows.items()}
+
+    def verdict(one_sided: float) -> str:
+        dose = np.array([[[0.02, 0.0, 0.04]]])
+        figures = {"stitched": {"dose": dose, "one_sided": np.full((1, 1, 3), one_sided)}}
+        found = {"body": {"knn": Detection("knn", ("bn1",), True, figures, {}, {"far": np.full((1, 3), 0.9)})}}
+        return Audit(
+            Evaluation("image-classification", 1000, "sha256:0", scores), 0.8, 0.1, "none", {"body": 0.2}, found, "x", 0
+        ).verdict
+
+    for text in (verdict(0.5), verdict(0.1)):
+        assert text.startswith(f"{first} no detector finds it out of distribution")
+        assert "in distribution" not in text
+    assert "it is shrunk, which hides what is strange" in verdict(0.1) and "shrunk" not in verdict(0.5)

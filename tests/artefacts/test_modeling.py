@@ -178,3 +178,27 @@ def test_a_classifier_whose_name_goes_on_after_its_task(images: Any, tmp_path: P
         assert torch.equal(found.loss, torch.nn.functional.cross_entropy(wanted, torch.tensor([0, 1])))
         model.save_pretrained(tmp_path)
         assert torch.equal(StitchedModel.from_pretrained(tmp_path)(batch).logits, wanted)
+
+
+def test_a_printed_model_begins_with_a_summary(net: Any, images: Any, tmp_path: Path) -> None:
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+    score = model.evaluation["relative_accuracy"]
+    model.save_pretrained(tmp_path)
+    for each in (model, StitchedModel.from_pretrained(tmp_path)):
+        head, _, tree = str(each).partition("\n\n")
+        lines = head.split("\n")
+        assert lines[0] == "stitched model for image-classification"
+        assert lines[1].startswith("source  ") and lines[1].endswith(f", up to {LAYERS['cnn']}")
+        assert lines[2].startswith("target  ") and lines[2].endswith(f", after {LAYERS['vit']}")
+        assert lines[3] == "stitch  linear, 24 → 32; matcher ridge"
+        assert lines[4].startswith("scores  Its accuracy on ") and "no map" in lines[4] and "**" not in lines[4]
+        assert tree == repr(each) and tree.startswith(type(each).__name__)
+    assert score.value >= 0
+
+
+def test_the_summary_of_a_model_without_scores_has_none_and_commands_no_terminal(net: Any, images: Any) -> None:
+    model = stitched(net("vit"), net("vit", 1), images, (LAYERS["vit"],) * 2, task=None)
+    model.evaluation, model.config.scores = None, None
+    model.config.source = {**model.config.source, "cut": {**model.config.source["cut"], "layer": "x\x1b[2J<b>"}}
+    head = str(model).partition("\n\n")[0].split("\n")
+    assert head[0] == "stitched model" and head[1].endswith("up to x u001b 2J b") and len(head) == 4

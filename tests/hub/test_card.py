@@ -127,6 +127,50 @@ def test_markdown_and_html_in_a_record_are_removed(stitcher: Stitcher) -> None:
     assert "base_model" not in ModelCard(text).data.to_dict() or harm not in ModelCard(text).data.base_model
 
 
+HARM = f"x\x1b[2J\x9b\u202e\ud800` | <img src=x onerror=owned()> [a](b) {END}\n# Title"
+
+
+def places(value: Any, within: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], bool]]:
+    """Return the places of all texts in nested JSON values, and of all keys (True)."""
+    if isinstance(value, dict):
+        keys = [((*within, key), True) for key in value]
+        return keys + [found for key, item in value.items() for found in places(item, (*within, key))]
+    if isinstance(value, list):
+        return [found for place, item in enumerate(value) for found in places(item, (*within, place))]
+    return [(within, False)] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_no_text_of_a_record_is_markup_in_the_card(whole: bool, stitcher: Stitcher) -> None:
+    described = replace(stitcher.describe(), whole=whole)
+    audit = {"verdict": "Nothing found.", "seed": 0}
+    recipe = {**described.recipe, "audit": audit, "test_data": "x", "paired_data": "y"}
+    ends = {side: replace(getattr(described, side), summary="Net, 2 layers") for side in ("source", "target")}
+    described = replace(described, **ends, recipe=recipe)
+    tried = 0
+    for name in ("source_layer", "target_layer", "stitch", "task", "recipe", "scores", "source", "target"):
+        value = getattr(described, name)
+        record = json.loads(json.dumps(value.to_dict() if isinstance(value, ModelReference) else value))
+        for place, is_key in places({"": record}):
+            changed = {"": json.loads(json.dumps(record))}
+            inner: Any = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            item = inner.pop(place[-1]) if is_key else inner[place[-1]]
+            inner[f"{place[-1]}{HARM}" if is_key else place[-1]] = item if is_key else item + HARM
+            try:
+                of = ModelReference.from_dict if isinstance(value, ModelReference) else lambda record: record
+                text = card(replace(described, **{name: of(changed[""])}))
+            except (KeyError, TypeError, ValueError):  # a name on which the card relies; records are checked before
+                continue
+            tried += 1
+            body = text.split("---\n", 2)[2]
+            assert "<img" not in text and text.count(END) == 1 and "\n# Title" not in text, place
+            assert "[a]" not in body and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", text), place
+            text.encode()
+    assert tried > 60
+
+
 def test_a_second_push_keeps_added_text(hub: Hub, images: Any) -> None:
     a, b = network("vit"), network("vit", 1)
     model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,27 @@ def test_info_shows_networks_map_and_scores(hub: Hub) -> None:
     for word in ("source", "target", "cut after vit.layers.0", "lstsq", "linear, 8 → 8", "stitched", "chance"):
         assert word in shown
     assert "ridge" in run("info", NEWEST / "stitcher").stdout
+
+
+def test_info_shows_no_raw_dictionaries_and_no_commands(hub: Hub, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(NEWEST / "stitcher", tmp_path / "stitcher"))
+    record = json.loads((folder / "stitcher.json").read_text())
+    harm = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+    record["recipe"] |= {
+        "loss": {"name": "task", "schedule": {"warmup": 0.1, "steps": [10, 20]}, "kinds": [{"a": 1}, {"b": 2}]},
+        f"by{harm}": harm, "audit": {"verdict": "accurate", "seed": 0},
+    }  # fmt: skip
+    record["source"]["reference"]["summary"] = "Net, 2 layers"
+    (folder / "stitcher.json").write_text(json.dumps(record))
+    shown = run("info", folder).stdout
+    assert "{" not in shown and "[1" not in shown and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[1].startswith("┏") and lines[2] == "┃ entry ┃ value ┃"
+    for row in (
+        "│ source │ Net, 2 layers │", "│ loss │ name = task │", "│ schedule │ warmup = 0.1, steps = 10, 20 │",
+        "│ kinds │ a = 1; b = 2 │", "│ audit │ verdict = accurate, seed = 0 │",
+    ):  # fmt: skip
+        assert row in lines, row
 
 
 def test_text_added_to_the_local_card_is_pushed(hub: Hub, tmp_path: Path) -> None:

@@ -279,7 +279,8 @@ def saved_results(folder: Path) -> list[Result]:
 def test_every_value_of_a_result_is_kept(path: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     result = KINDS[record.pop("result")].load(path)
-    assert kept(result.to_dict(), record)
+    sentences = ("verdict",)  # worded again from the values
+    assert kept(result.to_dict(), {name: value for name, value in record.items() if name not in sentences})
     assert str(result) and len(result.to_pandas())
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.table import Table
 
 import hf_stitch
 from hf_stitch.analysis import (
@@ -29,9 +36,13 @@ from hf_stitch.analysis import (
 )
 from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.reports.general import section as general_section
+from hf_stitch.reports.reading import KINDS
 from hf_stitch.reports.writing import DATA, page
+from hf_stitch.results import Result
 from hf_stitch.training import Dynamics, History, Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
@@ -141,14 +152,14 @@ def test_results_have_a_page_and_come_back(name: str, tmp_path: Path) -> None:
 
 def test_findings_are_sentences() -> None:
     text = page([atlas_of(), grid_of(), evaluation(), audit_of(), dynamics_of(), HISTORY])
-    assert "The most similar layers by linear_cka are layer2 of a and layer2 of b (1.000)" in text
+    assert "The most similar layers are layer2 of a and layer2 of b (1.000)" in text
     assert "no permutation test was run" in text
     assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are out of distribution" in text
     assert "Accuracy 0.800 [0.700, 0.900] for the stitched model, 0.100 for chance." in text
     assert "No source: it has no head." in text
     assert "472 parameters (21% source up to a0, 15% stitch, linear, 8 → 8, 64% target after b0)" in text
     assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
-    assert "Accurate and in distribution." in text
+    assert "Accurate, and no detector finds it out of distribution." in text
     assert "block0 settles first: its linear_cka with the end of training stays at 0.9 or better from epoch 1" in text
     assert "stitchability/a 0.000 at step 0, 0.200 at step 2." in text
 
@@ -212,10 +223,10 @@ def figures_of(text: str) -> Any:
     return json.loads(found[1])
 
 
-def data_of(text: str) -> dict[str, object]:
+def data_of(text: str) -> dict[str, Any]:
     found = re.search(f'<script type="application/json" id="{DATA}">(.*?)</script>', text)
     assert found is not None
-    loaded: dict[str, object] = json.loads(found[1])
+    loaded: dict[str, Any] = json.loads(found[1])
     return loaded
 
 
@@ -267,3 +278,151 @@ def test_results_of_other_samples_are_told() -> None:
 
     assert "different samples" not in page([recorded("x"), recorded("x")])
     assert "different samples" in page([recorded("x"), recorded("y")])
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write the page of an atlas with other data."""
+    record: dict[str, Any] = data_of(page([atlas_of()]))
+    change(record)
+    place = folder / "page.html"
+    place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
+    return place
+
+
+def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("hf_stitch.cli.main", lambda: ran.append("main"))
+    for module in ("hf_stitch.cli.__main__", "hf_stitch.reports.general", "os", "hf_stitch"):
+        monkeypatch.delitem(sys.modules, "hf_stitch.cli.__main__", raising=False)
+        place = rewritten(
+            tmp_path, lambda record, module=module: record["results"][0].update(module=module, result="Evil")
+        )
+        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
+            hf_stitch.load_report(place)
+        assert "hf_stitch.cli.__main__" not in sys.modules and not ran
+    importlib.import_module("hf_stitch.cli.__main__")
+    assert not ran
+
+
+def test_every_result_of_the_package_is_known_to_pages() -> None:
+    for found in pkgutil.walk_packages(hf_stitch.__path__, "hf_stitch."):
+        importlib.import_module(found.name)
+    own = [kind for kind in below(Result) if kind.__module__.startswith("hf_stitch.")]
+    assert {kind.__name__: kind.__module__ for kind in own} == dict(KINDS)
+
+
+def below(kind: type) -> set[type]:
+    return {each for child in kind.__subclasses__() for each in {child, *below(child)}}
+
+
+def paths(value: Any, within: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the places of all values in nested JSON values, of lists those in the first element."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    return [within, *(found for key, item in inner for found in paths(item, (*within, key)))]
+
+
+WRONG: dict[str, Any] = {
+    "nothing": None, "text": "x", "number": 7, "negative": -1, "huge": 10**400, "list": [[]], "object": {"x": {}},
+    "pairs": [["a", "b", "c"]], "flag": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_wrong_value_in_a_page_is_a_value_error_that_names_the_page(name: str, tmp_path: Path) -> None:
+    record = data_of(page([RESULTS[name]]))
+    place = tmp_path / "page.html"
+    for where in [("format_version",), *(("results", *rest) for rest in paths(record["results"]))]:
+        for value in WRONG.values():
+            changed = json.loads(json.dumps(record))
+            inner = changed
+            for key in where[:-1]:
+                inner = inner[key]
+            inner[where[-1]] = value
+            place.write_text(f'<script id="{DATA}">{json.dumps(changed)}</script>')
+            try:
+                hf_stitch.load_report(place)
+            except ValueError as error:
+                assert str(error).startswith(str(place)), error
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"format_version": 1, "results": ' + "[" * 5000 + "]" * 5000 + "}", "{}", "null", "[]", '"x"',
+     '{"format_version": 1}', '{"format_version": "1", "results": []}', '{"format_version": 1, "results": {}}',
+     '{"format_version": 1, "results": [1]}', '{"format_version": 1, "results": [{}]}', ""],
+)  # fmt: skip
+def test_data_that_are_no_results_are_refused_by_name(text: str, tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    place.write_text(f'<script id="{DATA}">{text}</script>')
+    with pytest.raises(ValueError, match=re.escape(str(place))):
+        hf_stitch.load_report(place)
+
+
+def test_a_file_that_is_no_html_is_refused_by_name(tmp_path: Path) -> None:
+    for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b""):
+        place = tmp_path / "page.html"
+        place.write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(str(place))):
+            hf_stitch.load_report(place)
+
+
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    place = rewritten(tmp_path, lambda record: record["results"][0].update(layers_a=["a", 1, "c"]))
+    with pytest.raises(ValueError, match=r"page\.html .*SimilarityAtlas\.layers_a\[1\].*expected str, got int"):
+        hf_stitch.load_report(place)
+
+
+def network_atlas(metric: str = "linear_cka(debiased=True)") -> NetworkAtlas:
+    values = np.array([[1.0, 0.4, 0.8, 0.3], [0.4, 1.0, 0.2, 0.9], [0.8, 0.2, 1.0, 0.5], [0.3, 0.9, 0.5, 1.0]])
+    names = ("a/0", "a/1", "b/0", "b/1")
+    flat = SimilarityAtlas({metric: values}, names, names, 100, "mean", {metric: "moments"})
+    return NetworkAtlas(flat, {"a": ("0", "1"), "b": ("0", "1")})
+
+
+def test_the_page_of_several_networks_has_its_own_headline_and_no_layer_matches_itself() -> None:
+    text = page([network_atlas()])
+    assert "<h1>Similarity of networks</h1>" in text and "NetworkAtlas" not in text.partition("<footer>")[0]
+    assert (
+        "The most similar networks by linear_cka(debiased=True) are a and b (0.850); 4 of 4 layers match the "
+        "corresponding layer of another network, and 2 of 4 are expected by chance." in text
+    )
+    networks, layers = figures_of(text)[0]["figures"]
+    assert networks["views"][0]["traces"][0]["z"] == [[1.0, 0.85], [0.85, 1.0]]
+    _, best = layers["views"][0]["traces"]
+    assert list(zip(best["y"], best["x"], strict=True)) == [
+        ("a/0", "b/0"),
+        ("a/1", "b/1"),
+        ("b/0", "a/0"),
+        ("b/1", "a/1"),
+    ]
+    assert best["name"] == "best match in another network"
+
+
+def test_the_figure_of_several_networks_frames_layers_of_other_networks() -> None:
+    figure = network_atlas().plot()
+    places = sorted((round(patch.get_y() + 0.5), round(patch.get_x() + 0.5)) for patch in figure.axes[0].patches)
+    assert places == [(0, 2), (1, 3), (2, 0), (3, 1)]
+
+
+def test_a_headline_from_a_table_is_its_whole_title() -> None:
+    title = "linear_cka(debiased=True) of the most similar layers, over all pairs of networks"
+
+    @dataclass(frozen=True)
+    class Narrow(Result):
+        def __rich__(self) -> Table:
+            return Table("a", title=title)
+
+        def to_pandas(self) -> pandas.DataFrame:
+            return pandas.DataFrame()
+
+    assert general_section(Narrow()).verdict == title
+
+
+def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
+    text = page([atlas_of()])
+    assert (
+        "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: "
+        "layer1 for layer2, 0.875 after 1.000"
+        in text
+    )
+    assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text

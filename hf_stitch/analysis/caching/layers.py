@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -84,7 +85,9 @@ class LayerCache:
         self._cache, self._adapter = cache, adapter
         self._recipe = {"data": samples.fingerprint, "pooling": pooling, "batches": batches}
         weights = str(reference.weights_hash)
-        name = str(reference) if reference.id else f"{type(adapter.model).__name__} {weights[7:15]}"
+        name = str(reference)
+        if reference.public.id is None:  # an entry may be shared, a path may not
+            name = f"{PurePath(reference.id or type(adapter.model).__name__).name} {weights[7:15]}"
         self._about = {"network": name, "weights": weights, "device": adapter.device.type}
         self._about["versions"] = self._network["versions"]
         self._about_data = {**self._recipe, "modality": samples.modality, "samples": len(samples)}

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.registry import options_in
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
@@ -211,6 +212,77 @@ class SimilarityAtlas(Result):
         a = choose(best, key=lambda layer: atlas.values[name][layer, best[layer]])
         return atlas.layers_a[a], atlas.layers_b[best[a]]
 
+    def identify(self, metric: str | None = None) -> Identification:
+        """Measure how often the most similar layer of the other side is the one of the same name.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Returns:
+            The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
+            that one side lacks have the verdict ``undefined``. Equal values are ties.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+            ValueError: If fewer than two layers of a have the name of a layer of b.
+
+        Example:
+            >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
+            >>> atlas.identify().verdicts("a").tolist()
+            [['hit', 'hit']]
+        """
+        atlas, label = self._of(metric)
+        if not atlas._namesakes:
+            raise ValueError(
+                "identify needs at least two layers of the same name in a and b, got "
+                f"{len(set(atlas.layers_a) & set(atlas.layers_b))}; identify_layers takes the values of layers in order"
+            )
+        names = tuple(dict.fromkeys((*atlas.layers_a, *atlas.layers_b)))
+        values = np.full((len(names), len(names)), np.nan)
+        values[np.ix_(*([names.index(layer) for layer in side] for side in (atlas.layers_a, atlas.layers_b)))] = (
+            atlas.values[label]
+        )
+        return identify_layers(values, higher_is_better=label not in atlas.distances, layers=names)
+
+    def headline(self, metric: str | None = None) -> str:
+        """Return the finding in a sentence: how many layers match their namesake, or else the most similar pair.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+
+        Example:
+            >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
+            >>> atlas.headline()
+            '2 of 2 layers of a match their namesake in b by cka; closest runner-up: l0 for l1, 0.000 after 1.000'
+        """
+        atlas, label = self._of(metric)
+        values = atlas.values[label]
+        if np.isnan(values).all():
+            return f"{label} is undefined for all pairs of layers"
+        if not atlas._namesakes:
+            a, b = atlas.best_pair(label)
+            value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
+            return f"The most similar layers by {label} are {a} of a and {b} of b ({value:.3f})"
+        verdicts = dict(zip((found := atlas.identify(label)).layers, found.verdicts("a")[0].tolist(), strict=True))
+        hits = [layer for layer in atlas.layers_a if verdicts[layer] == "hit"]
+        judged = sum(verdict != "undefined" for verdict in verdicts.values())
+        ties = sum(verdict == "tie" for verdict in verdicts.values())
+        text = f"{len(hits)} of {judged} layers of a match their namesake in b by {label}"
+        text += f" ({ties} tie{'s' * (ties > 1)})" if ties else ""
+        orders = zip(atlas.layers_a, values, atlas._ranked(label), strict=True)
+        close = [
+            (
+                abs(row[order[0]] - row[order[1]]),
+                f"{atlas.layers_b[order[1]]} for {layer}, {row[order[1]]:.3f} after {row[order[0]]:.3f}",
+            )
+            for layer, row, order in orders
+            if layer in hits and len(order) > 1
+        ]
+        return text + (f"; closest runner-up: {min(close)[1]}" if close else "")
+
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
         """Return why a metric is undefined for a pair of layers.
 
@@ -276,17 +348,21 @@ class SimilarityAtlas(Result):
             KeyError: If the atlas does not contain the metric.
             ValueError: If ``scale`` is unknown.
         """
-        from hf_stitch.plots import heatmap
-
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
         atlas, name = self._of(metric)
         if atlas is not self:
             return atlas.plot(name, scale=scale)
+        return self._heatmap(name, self.best_matches(name), "best match of each layer of a", scale, max_p)
+
+    def _heatmap(
+        self, name: str, best: Mapping[str, str], marks: str, scale: str = "fixed", max_p: float = 0.05
+    ) -> Figure:
+        """Plot the values of a metric with a frame around the matches ``best``, which the legend calls ``marks``."""
+        from hf_stitch.plots import heatmap
+
         values, test = self.values[name], self.tests.get(name)
-        marked = np.zeros(values.shape, bool)
-        best = self._best(name, "a")
-        marked[list(best), list(best.values())] = True
+        marked = np.array([[best.get(a) == b for b in self.layers_b] for a in self.layers_a])
         low, high = (end if np.isfinite(end) else None for end in self.ranges.get(name, (np.nan, np.nan)))
         title_a, title_b = self._titles
         return heatmap(
@@ -300,7 +376,7 @@ class SimilarityAtlas(Result):
             low=low if scale == "fixed" else None,
             high=high if scale == "fixed" else None,
             marked=marked,
-            marks="best match of each layer of a",
+            marks=marks,
             starred=None if test is None else test.p_values <= max_p,
             stars=f"p ≤ {max_p:g}, adjusted for the search",
         )
@@ -319,7 +395,9 @@ class SimilarityAtlas(Result):
         title = f"Best matches among {len(self.layers_b)} layers of b"
         if len(self.layers_b) == 1:
             title = "Match with the one layer of b"
-        table = Table("layer of a", title=title, title_justify="left")
+        if self._namesakes:
+            title = "\n".join(map(self.headline, self.values))
+        table = Table("layer of a", title=Text(title), title_justify="left")
         caption = self.basis
         if self.distances:
             caption += "; ↓ lower = more alike"
@@ -328,11 +406,15 @@ class SimilarityAtlas(Result):
             caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
         caption += "".join(f"; {metric} of the whole networks: {value:.3f}" for metric, value in self.whole.items())
         table.caption = Text("; ".join([caption, *self._gaps()]))
+        columns = {}
         for metric in self.values:
             direction = " ↓" if metric in self.distances else ""
-            table.add_column(Text(f"{metric}{direction} ({self.routes[metric]})"))
-        columns = [self._cells(metric) for metric in self.values]
-        for layer, *cells in zip(self.layers_a, *columns, strict=True):
+            columns[f"{metric}{direction} ({self.routes[metric]})"] = self._cells(metric)
+        if len(self.values) == 1:
+            columns |= self._beside(next(iter(self.values)))
+        for name in columns:
+            table.add_column(Text(name))
+        for layer, *cells in zip(self.layers_a, *columns.values(), strict=True):
             table.add_row(Text(layer), *map(Text, cells))
         return table if self.weights is None else Group(table, self.weights)
 
@@ -346,13 +428,44 @@ class SimilarityAtlas(Result):
                 yield f"{metric} is undefined for {len(places)} of {values.size} pairs, first {a} -> {b}: {why}"
 
     def _cells(self, metric: str) -> list[str]:
-        """Return the best match of each layer of a with its value, and its p-value if there is one."""
+        """Return the best match of each layer of a with its value, and its p-value if there is one.
+
+        Beside other metrics, the value of the namesake follows where another layer matches.
+        """
         cells, values = ["undefined"] * len(self.layers_a), self.values[metric]
         p_values = self.match_p_values(metric) if metric in self.tests else {}
         for i, j in self._best(metric, "a").items():
-            tested = f"  p = {p_values[self.layers_a[i]]:.3g}" if p_values else ""
-            cells[i] = f"{self.layers_b[j]}  {values[i, j]:.3f}{tested}"
+            own, best = self.layers_a[i], self.layers_b[j]
+            tested = f"  p = {p_values[own]:.3g}" if p_values else ""
+            other = len(self.values) > 1 and own != best and own in self.layers_b
+            namesake = f" ({own} {values[i, self.layers_b.index(own)]:.3f})" if other else ""
+            cells[i] = f"{best}  {values[i, j]:.3f}{namesake}{tested}"
         return cells
+
+    def _beside(self, metric: str) -> dict[str, list[str]]:
+        """Return what is beside the best match of each layer of a: the runner-up, and the value of the namesake."""
+        values, beside = self.values[metric], {}
+        if len(self.layers_b) > 1:
+            second = [order[1] if len(order) > 1 else None for order in self._ranked(metric)]
+            beside["runner-up"] = [
+                "" if j is None else f"{self.layers_b[j]}  {values[i, j]:.3f}" for i, j in enumerate(second)
+            ]
+        if self._namesakes:
+            beside["namesake"] = [
+                f"{values[i, self.layers_b.index(layer)]:.3f}" if layer in self.layers_b else ""
+                for i, layer in enumerate(self.layers_a)
+            ]
+        return beside
+
+    def _ranked(self, label: str) -> list[list[int]]:
+        """Return the places of the layers of b for each layer of a, the most similar first, without undefined ones."""
+        better = -self.values[label] if label in self.distances else self.values[label]
+        return [[int(j) for j in np.argsort(-row, kind="stable") if not np.isnan(row[j])] for row in better]
+
+    @property
+    def _namesakes(self) -> bool:
+        """Whether at least two layers have a namesake on the other side."""
+        return len(set(self.layers_a) & set(self.layers_b)) > 1
 
     @property
     def _titles(self) -> tuple[str, str]:
@@ -422,6 +535,6 @@ def pair_name(metric: str, layer_a: str, layer_b: str) -> str:
 
 
 def _name(side: Mapping[str, Any]) -> str:
-    """Return the name of a network from its record: its id, or its class; empty for saved activations."""
-    name = (side.get("reference") or {}).get("id") or side.get("class") or ""
+    """Return the name of a network from its record: its own, its id, or its class; empty for saved activations."""
+    name = side.get("name") or (side.get("reference") or {}).get("id") or side.get("class") or ""
     return PurePath(name).name if PurePath(name).is_absolute() else str(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from hf_stitch.metrics import ActivationMetric, Metric
 from hf_stitch.metrics.base import activation_metric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
+from hf_stitch.reference import shareable
 from hf_stitch.representation import Pooling
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.statistics import LayerRows
@@ -222,8 +222,7 @@ class Comparison:
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
         }  # fmt: skip
-        recipe: dict[str, Any] = json.loads(json.dumps(described))
-        return recipe
+        return shareable(described)
 
 
 def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:

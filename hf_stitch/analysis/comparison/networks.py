@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,8 @@ class NetworkAtlas(Result):
         >>> round(found.similarities()[0, 1].item(), 2)
         0.85
     """
+
+    page: ClassVar[str] = "hf_stitch.reports.networks:section"
 
     atlas: SimilarityAtlas
     layers: Mapping[str, tuple[str, ...]]
@@ -197,6 +199,54 @@ class NetworkAtlas(Result):
             higher_is_better=not self._is_distance(metric), as_good=as_good, layers=next(iter(self.layers.values())),
         )  # fmt: skip
 
+    def best_matches(self, metric: str | None = None) -> dict[str, str]:
+        """Find the most similar layer of another network for each layer.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Returns:
+            ``network/layer`` -> the same of the most similar layer of all other networks.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+        """
+        label = self.atlas.label(metric)
+        values = self.atlas.values[label].copy()
+        for place in map(self._place, self.networks):
+            values[place, place] = np.nan
+        return replace(self.atlas, values={label: values}).best_matches(label)
+
+    def headline(self, metric: str | None = None) -> str:
+        """Return the finding in a sentence: the most and least similar networks, and how many layers correspond.
+
+        Args:
+            metric: One of the metrics of the atlas; ``None`` uses the first.
+
+        Raises:
+            KeyError: If the atlas does not contain the metric.
+        """
+        label, found = self.atlas.label(metric), self.similarities(metric)
+        pairs = [
+            (found[a, b], f"{self.networks[a]} and {self.networks[b]} ({found[a, b]:.3f})")
+            for a, b in combinations(range(len(self.networks)), 2)
+            if not np.isnan(found[a, b])
+        ]
+        if not pairs:
+            return f"{label} is undefined for all pairs of networks"
+        pairs.sort(key=lambda pair: pair[0] if self._is_distance(metric) else -pair[0])
+        text = f"The most similar networks by {label} are {pairs[0][1]}"
+        text += f", the least similar {pairs[-1][1]}" if len(pairs) > 1 else ""
+        if len({len(layers) for layers in self.layers.values()}) > 1 or len(self.layers[self.networks[0]]) < 2:
+            return text
+        identified = self.identify(metric)
+        hits = sum(int(flags.sum()) for flags in identified.hits.values())
+        judged = sum(int((counts > 0).sum()) for counts in identified.candidates.values())
+        return text + (
+            f"; {hits} of {judged} layers match the corresponding layer of another network, and "
+            f"{identified.chance * judged:.3g} of {judged} are expected by chance"
+        )
+
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
 
@@ -214,7 +264,7 @@ class NetworkAtlas(Result):
         return frame[columns + [name for name in frame if name == "undefined"]]
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Plot all layers of all networks as a heat map, in blocks of networks.
+        """Plot all layers of all networks as a heat map, with a frame around best matches in other networks.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
@@ -225,7 +275,7 @@ class NetworkAtlas(Result):
         Raises:
             KeyError: If the atlas does not contain the metric.
         """
-        return self.atlas.plot(metric)
+        return self.atlas._heatmap(self.atlas.label(metric), self.best_matches(metric), "best match in another network")
 
     def plot_dendrogram(self, metric: str | None = None) -> Figure:
         """Plot a dendrogram of the networks by :meth:`distances` (average linkage).

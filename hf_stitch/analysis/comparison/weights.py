@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_nam
 from hf_stitch.analysis.layers import layer_names
 from hf_stitch.metrics.base import ActivationMetric, Metric, NotComparable, WeightMetric
 from hf_stitch.provenance import versions
+from hf_stitch.reference import shareable
 from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.statistics import Weights
 
@@ -93,7 +93,7 @@ def compare_weights(
     atlas = compare_readings(read_a, read_b, metrics)
     recipe = _recipe(metrics) | {"layers_a": atlas.layers_a, "layers_b": atlas.layers_b}
     recipe |= {name: dict(side.description) for name, side in zip("ab", sides, strict=True)}
-    return replace(atlas, recipe=json.loads(json.dumps(recipe)))
+    return replace(atlas, recipe=shareable(recipe))
 
 
 def read_of(
@@ -220,7 +220,7 @@ def compare_all_weights(
                 undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = why
     described = {"networks": {name: dict(side.description) for name, side in sides.items()}}
     recipe = _recipe(metrics) | {"a": described, "b": described}
-    return replace(atlas, recipe=json.loads(json.dumps(recipe)), whole={}, undefined=undefined), named, whole
+    return replace(atlas, recipe=shareable(recipe), whole={}, undefined=undefined), named, whole
 
 
 def same_layers(

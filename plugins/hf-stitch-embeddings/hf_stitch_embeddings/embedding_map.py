@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hf_stitch import ModelReference, Stitcher
+from hf_stitch.artefacts.card import plain
 from hf_stitch.artefacts.files import STITCHER
 from hf_stitch.artefacts.manifest import stale
 from hf_stitch.hub import CARD
@@ -314,11 +315,12 @@ class EmbeddingMap:
             "query": "new query vectors, to the space of the old index",
             "adjoint": "new query vectors, to the space of the old index, by the transpose of an index map",
         }[self.direction]
+        record, scores = plain(self.record), plain(self.scores)
         what = "No map found more than the old model: keep it." if self.keeps_old else f"The map applies to {applied}."
-        lines = [BEGIN, "## Embedding map", "", f"{what} Metric: {self.metric}. Map: {self.name}.", ""]
-        if verdict := (self.record.get("verdict") or {}).get("sentence"):
+        lines = [BEGIN, "## Embedding map", "", f"{what} Metric: {plain(self.metric)}. Map: {plain(self.name)}.", ""]
+        if verdict := (record.get("verdict") or {}).get("sentence"):
             lines += [f"**{verdict}**", ""]
-        if report := self.scores.get("report"):
+        if report := scores.get("report"):
             lines += ["| on held-out pairs | value | interval |", "| --- | --- | --- |"]
             lines += [
                 f"| {name}, recall@{report['k']} | {score['value']:.3f} | {score['low']:.3f} to {score['high']:.3f} |"

@@ -80,6 +80,16 @@ def test_saved_maps_are_bit_identical(matcher: str, tmp_path: Path) -> None:
     assert made.record["verdict"]["sentence"] in card
 
 
+def test_no_text_of_the_record_is_markup_in_the_card(linear: EmbeddingMap) -> None:
+    harm = "x\x1b[2J\ud800<img src=x onerror=owned()> [a](b) | `c`\n# Title"
+    score = {"value": 0.5, "low": 0.4, "high": 0.6}
+    linear.record["verdict"] = {"sentence": harm}
+    linear.scores["report"] = {"k": harm, "n": harm, "pool": harm, "recall": {harm: score}}
+    text = linear.card()
+    assert "<img" not in text and "[a]" not in text and "\n# Title" not in text and "\x1b" not in text
+    assert text.encode() and "x u001b 2J ud800 img src=x onerror=owned() a (b) c # Title" in text
+
+
 def test_text_added_to_the_card_is_kept(linear: EmbeddingMap, tmp_path: Path) -> None:
     linear.save_pretrained(tmp_path)
     card = tmp_path / "README.md"

@@ -1,0 +1,43 @@
+"""Text of artefacts and results, which others may have written, on a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and line feed, characters that reverse text, and halves of characters."""
+
+
+def visible(text: str) -> str:
+    r"""Write characters that command a terminal, or change the order of text, as escapes of JSON.
+
+    Args:
+        text: The text. JSON stays JSON with the same values.
+
+    Example:
+        >>> visible("layer\x1b[2J")
+        'layer\\u001b[2J'
+    """
+    return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class Visible:
+    """What rich shows, with :func:`visible` text in its own styles.
+
+    Args:
+        shown: A text or anything that rich can render.
+    """
+
+    def __init__(self, shown: RenderableType) -> None:
+        self.shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the text of each part as visible."""
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.shown, options):
+            yield Segment(text if control else visible(text), style, control)

@@ -1,0 +1,160 @@
+"""Text from artefacts and results that others wrote reaches terminals and pages as text only."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hf_stitch import SimilarityAtlas, load_report
+from hf_stitch.cli.output import Output, as_json
+from hf_stitch.printing import Visible, visible
+from hf_stitch.reports.reading import KINDS
+from hf_stitch.results import Result
+
+HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=owned()>[red]:bug:"
+"""What terminals, pages and rich take as commands or markup."""
+
+RESULTS = sorted(Path("tests/hub/fixtures/0.2.0/results").glob("*.json"))
+
+BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def hostile(path: Path) -> Iterator[tuple[str, Result]]:
+    """Yield a result with harm in one of its texts, at a time, for all texts that it can have."""
+    record = json.loads(path.read_text())
+    name = record.pop("result")
+    module = KINDS.get(name)
+    kind = getattr(importlib.import_module(module or "hf_stitch_embeddings"), name)
+    for text in sorted({each for each in texts(record) if each and not re.fullmatch(r"-?inf|nan", each)}):
+        try:
+            yield text, kind.from_dict(replaced(record, text, HARM + text))
+        except ValueError:  # a name that the class declares, such as a pooling
+            continue
+
+
+def texts(value: Any, top: bool = True) -> Iterator[str]:
+    """Yield all texts in JSON values, without names of fields of the result itself."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from [] if top else [key]
+            yield from texts(item, False)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, False)
+    elif isinstance(value, str):
+        yield value
+
+
+def replaced(value: Any, old: str, new: str, top: bool = True) -> Any:
+    """Replace a text wherever it is in JSON values."""
+    if isinstance(value, dict):
+        return {
+            (new if key == old and not top else key): replaced(item, old, new, False) for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [replaced(item, old, new, False) for item in value]
+    return new if value == old else value
+
+
+WITHOUT_TEXTS = ("calibration",)
+REFUSED = (KeyError, ValueError, StopIteration)
+"""What a class raises if a text is a name on which it relies, such as that of a figure."""
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_no_text_of_a_result_commands_a_terminal(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tried = 0
+    for text, result in hostile(path):
+        try:
+            shown = str(result) + as_json(result.to_dict())
+            if not tried:
+                Output(as_json=False).show(result)
+                assert "<img" not in result._repr_html_()
+        except REFUSED:
+            continue
+        tried += 1
+        assert not BAD.search(shown + capsys.readouterr().out), text
+    assert tried or path.stem in WITHOUT_TEXTS
+
+
+class Elements(HTMLParser):
+    """Finds harmful attributes of elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.harmful: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.harmful += [tag] * (("src", "x") in attrs or "onerror" in dict(attrs))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_no_text_of_a_result_is_markup_on_its_page(path: Path, tmp_path: Path) -> None:
+    tried = 0
+    for text, result in [*hostile(path)][:10]:
+        try:
+            result.to_html(tmp_path / "page.html")
+        except REFUSED:
+            continue
+        tried += 1
+        written = (tmp_path / "page.html").read_text(encoding="utf-8")
+        before, _, after = written.partition("<main>")
+        figures = re.search('id="figures">(.*?)</script>', after)
+        assert figures is not None
+        for drawn in json.loads(figures[1])[0]["figures"]:  # Plotly interprets some markup, captions are text
+            assert "<img" not in json.dumps([drawn["layout"], *(view["traces"] for view in drawn["views"])]), text
+        assert not BAD.search(before.partition("<style>")[0] + after.partition("<script>")[0]), text
+        assert not Elements(written.partition("<script>")[0]).harmful, text
+    assert tried or path.stem in WITHOUT_TEXTS
+
+
+def test_a_hostile_result_comes_back_from_its_page(tmp_path: Path) -> None:
+    for path in RESULTS[:5]:
+        for _, result in [*hostile(path)][:1]:
+            result.to_html(tmp_path / "page.html")
+            (again,) = load_report(tmp_path / "page.html")
+            assert again.to_dict() == result.to_dict()
+
+
+def test_a_terminal_sees_control_characters_and_keeps_its_colours() -> None:
+    table = Table("a", title=f"t{HARM}")
+    table.add_row(Text(f"x\x1b[2J\ny\t{HARM}", style="bold red"))
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200)
+    console.print(Visible(table), markup=False)
+    found = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[1;31m" in found and r"\u001b[2J" in found
+    assert not BAD.search(re.sub(r"\x1b\[[\d;]*m", "", found))
+
+
+def test_visible_text_is_the_same_in_json() -> None:
+    text = f"layer\n\t{HARM}\ud800 é 名 👩‍🔬"
+    assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
+    assert visible("a\n\tb é 名 👩‍🔬") == "a\n\tb é 名 👩‍🔬"
+
+
+def test_half_a_character_is_shown_and_refused_in_a_record() -> None:
+    values = {"\ud800": np.eye(2)}
+    atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"\ud800": "moments"})
+    assert r"\ud800" in str(atlas) and str(atlas).encode()
+    with pytest.raises(ValueError, match=r"SimilarityAtlas\.values.*surrogates not allowed"):
+        SimilarityAtlas.from_dict(atlas.to_dict())
+
+
+def test_an_atlas_with_hostile_layers_prints_one_line_per_layer() -> None:
+    names = tuple(f"{HARM}{i}" for i in range(2))
+    atlas = SimilarityAtlas({"cka": np.eye(2)}, names, ("b0", "b1"), 9, "mean", {"cka": "moments"})
+    assert str(atlas).count(r"\u001b]0;owned\u001b[2J") == 2  # rich removes the bell
+    assert str(atlas).count("[red]:bug:") == 2
