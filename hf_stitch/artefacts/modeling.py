@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -22,6 +23,7 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import KEPT
+from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
@@ -35,6 +37,7 @@ from hf_stitch.artefacts.files import (
     ANCHORS,
     CONFIG,
     MODEL_FILES,
+    PROCESSORS,
     SHARDS,
     SOURCE_TOKENIZER,
     STITCHER,
@@ -522,9 +525,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
             self.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
         save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"))
+        settings = settings_of_processor(self.processor)
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
             **record,
+            manifest.PROCESSOR: None if settings is None else dataclasses.asdict(settings),
         }
 
     def _sample_code(self) -> str | None:
@@ -657,9 +662,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         reads = isinstance(model.source, PrefixFront)  # the tokens of the target
         blueprint = getattr(config, "target" if reads else "source")["blueprint"]
 
-        def verify() -> None:
+        def verify(written_again: Container[str] = ()) -> None:
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(model))
+                manifest.verify(path, record, lambda: weights_hash(model), written_again=written_again)
 
         with named_files(folder, names) as beside:
             try:
@@ -673,7 +678,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             except Exception as error:  # libraries raise any exception on damaged files
                 verify()
                 raise damaged(f"a processor or generation config in {folder}", error) from error
-        verify()
+        recorded, now = config.processor_settings, settings_of_processor(model.processor)
+        same = recorded is not None and now is not None and not Settings(**recorded).changes(now)
+        verify({name for name in names if same and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
