@@ -25,7 +25,8 @@ from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.adapters.rewriting import settings_of
+from hf_stitch.adapters.rewriting import blueprint_of, network_of, settings_of
+from hf_stitch.adapters.skeleton import changed_by_hand
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -147,10 +148,13 @@ class Adapter(ABC):
     @_locked
     def pinned(self) -> ModelReference:
         """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
+        settings = settings_of(self)
+        by_hand, _ = changed_by_hand(self.model, lambda: network_of(blueprint_of(self)))
+        modules = {f"modules.{name}": value for name, value in by_hand.chosen.items()}
         return dataclasses.replace(
             self.reference,
             weights_hash=weights_hash(self.model),
-            config=settings_of(self),
+            config=dataclasses.replace(settings, chosen=settings.chosen | modules),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
             summary=summary_of(self.model),
         )

@@ -52,7 +52,7 @@ def settings_of_config(config: Any) -> Settings:
         >>> settings_of_config(config).changes(settings_of_config(transformers.ViTConfig()))
         ["hidden_act 'relu', now 'gelu'"]
     """
-    values = {n: v for n, v in config.to_dict().items() if n not in UNREAD_OF_CONFIGS and not n.startswith("_")}
+    values = {name: value for name, value in config.to_dict().items() if is_read(name)}
     inner = {name: there for name in values if hasattr(there := vars(config).get(name), "to_diff_dict")}
     own = {name: value for name, value in values.items() if name not in inner}
     found = _apart(own, {name for name, value in own.items() if _follows(config, name, value)})
@@ -61,6 +61,15 @@ def settings_of_config(config: Any) -> Settings:
         found.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
         found.defaults.update({f"{name}.{key}": value for key, value in below.defaults.items()})
     return found
+
+
+def is_read(key: str) -> bool:
+    """Return whether a forward in eval mode may compute with the value of a key of a config.
+
+    Args:
+        key: The key.
+    """
+    return key not in UNREAD_OF_CONFIGS and not key.startswith("_")
 
 
 def _follows(config: Any, name: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters.rewriting import network_of
-from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST
+from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR
 from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known
 from hf_stitch.artefacts.schema import read_model
 
@@ -55,6 +55,8 @@ class StitchConfig(PreTrainedConfig):
             :func:`hf_stitch.provenance.requirements`.
         manifest: File name -> digest of the files saved with the config; set when a config is read from a folder.
         checksum: Checksum of the saved config.
+        processor_settings: What decides the outputs of the processor that was saved with the config; ``None`` without
+            one, and in configs of version 0.2.0 and earlier.
 
     Example:
         >>> StitchConfig().model_type
@@ -79,6 +81,7 @@ class StitchConfig(PreTrainedConfig):
     requires: list[dict[str, Any]] | None = None
     manifest: dict[str, str] | None = None
     checksum: str | None = None
+    processor_settings: dict[str, Any] | None = None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -106,7 +109,7 @@ class StitchConfig(PreTrainedConfig):
         }
         try:
             values = read_model(values, where)
-            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, *BESIDES}, where)
+            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, *BESIDES}, where)
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise
@@ -114,9 +117,9 @@ class StitchConfig(PreTrainedConfig):
             raise damaged(where, error) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, without manifest and checksum, which are computed again at each save."""
+        """Return JSON values, without what is computed again at each save: settings of the processor and checksums."""
         values = super().to_dict()
-        return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM)}
+        return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR)}
 
 
 # AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.

@@ -34,12 +34,10 @@ ANCHORS = ("anchors.json", "anchors.safetensors")
 MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 """Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
 
-BESIDE = (
+PROCESSORS = (
     "preprocessor_config.json",
     "processor_config.json",
-    "generation_config.json",
     "tokenizer*.json",
-    SOURCE_TOKENIZER,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
@@ -48,6 +46,9 @@ BESIDE = (
     "*.model",
     "*.spm",
 )
+"""Name patterns of files that processors consist of."""
+
+BESIDE = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)
 """Name patterns of files that processors and generation configs consist of."""
 
 STITCHES = "stitch*.safetensors"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -21,10 +22,13 @@ from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
+from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.heads import GENERATES, unscored_head
+from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
+from hf_stitch.adapters.skeleton import changed_by_hand, differences, weightless
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.card import summary
@@ -35,6 +39,7 @@ from hf_stitch.artefacts.files import (
     ANCHORS,
     CONFIG,
     MODEL_FILES,
+    PROCESSORS,
     SHARDS,
     SOURCE_TOKENIZER,
     STITCHER,
@@ -52,11 +57,10 @@ from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_we
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
 from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_elements, check_specs
-from hf_stitch.artefacts.skeleton import differences, weightless
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.reference import ModelReference, Settings, weights_hash
 from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
@@ -402,7 +406,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """The stitching layer with references to both networks, the small artefact to share if these are public.
 
         Raises:
-            ValueError: If a half was trained or cast since it was cut, so that its network no longer contains it.
+            ValueError: If a half was trained, cast or changed by hand since it was cut, so that its network no longer
+                contains it.
         """
         for side in ("source", "target"):
             if self.has_changed(side):
@@ -410,6 +415,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     f"the {side} half was trained or cast since it was cut, but a stitcher refers to the original "
                     "network: save the whole model, or train the network first (for a relative model: the head alone) "
                     "and build the model with it"
+                )
+            if changes := self._changed_by_hand(side):
+                raise ValueError(
+                    f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
+                    "refers to the original network: change the network before it is stitched"
                 )
         found = self.describe()
         small = Stitcher(
@@ -427,6 +437,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         )
         small.evaluation = self.evaluation
         return small
+
+    def _changed_by_hand(self, side: str) -> list[str]:
+        """Return what was changed in a half, apart from weights, since it was cut from its network."""
+        config: Any = self.config
+        half, record = getattr(self, side), getattr(config, side)
+        now, then = changed_by_hand(half, lambda: _front(config) if side == "source" else _build(Back, record))
+        known, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
+        names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in now.chosen}
+        new = {name for name in names if known.get(f"modules.{names[name]}") != now.chosen[name]}
+        own, old = (
+            Settings({names[name]: each.chosen[name] for name in new & each.chosen.keys()}) for each in (now, then)
+        )
+        return old.changes(own)
 
     def _parts(self) -> dict[str, Stitcher]:
         """Return the stitchers of the stitched models without a public name of which the halves were cut."""
@@ -477,8 +500,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
 
         Raises:
-            ValueError: If a half consists of user code, which cannot be rebuilt from a config, or modules of a network
-                were exchanged by other means than a :class:`hf_stitch.adapters.rewriting.Rewrite`.
+            ValueError: If a half consists of user code, which cannot be rebuilt from a config, or a network was changed
+                (modules exchanged, attributes set) by other means than its config before it was built, or a
+                :class:`hf_stitch.adapters.rewriting.Rewrite`.
             OSError: If a file cannot be written. The previous files are unchanged then.
         """
         if not is_main_process:
@@ -514,9 +538,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
             self.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
         save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"))
+        settings = settings_of_processor(self.processor)
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
             **record,
+            manifest.PROCESSOR: None if settings is None else dataclasses.asdict(settings),
         }
 
     def _sample_code(self) -> str | None:
@@ -649,9 +675,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         reads = isinstance(model.source, PrefixFront)  # the tokens of the target
         blueprint = getattr(config, "target" if reads else "source")["blueprint"]
 
-        def verify() -> None:
+        def verify(written_again: Container[str] = ()) -> None:
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(model))
+                manifest.verify(path, record, lambda: weights_hash(model), written_again=written_again)
 
         with named_files(folder, names) as beside:
             try:
@@ -667,7 +693,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             except Exception as error:  # libraries raise any exception on damaged files
                 verify()
                 raise damaged(f"a processor or generation config in {folder}", error) from error
-        verify()
+        recorded, now = config.processor_settings, settings_of_processor(model.processor)
+        same = recorded is not None and now is not None and not Settings(**recorded).changes(now)
+        verify({name for name in names if same and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
@@ -810,8 +838,9 @@ def _check_loads(model: StitchedModel, record: Mapping[str, Any], weights: Mappi
         ) from error
     if differing := differences(model, weights, skeleton):
         raise ValueError(
-            "this model cannot be saved, because modules of its networks were exchanged, and what loads it knows only "
-            f"the architectures: {'; '.join(differing)}. Exchange them with hf_stitch.adapters.rewriting.rewrite and "
-            "a Rewrite in hf_stitch.registries.rewrites, which is recorded, before the network is loaded and stitched. "
-            + KEEP_STITCHER
+            "this model cannot be saved, because its networks were changed by hand, and what loads it builds them from "
+            f"their configs: {'; '.join(differing)}. Change the config before a network is built, or its modules with "
+            "hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is recorded, "
+            "before the network is loaded and stitched. " + KEEP_STITCHER + ", which takes networks with the same "
+            "changes only"
         )

@@ -68,7 +68,12 @@ def load_parent(
     else:
         adapter = load(given, task=reference.task, example_inputs=options.get("example_inputs"))
     found = adapter.pinned
-    changes = reference.changes(found)
+    if "config" in (
+        changes := reference.changes(found)
+    ):  # or a forward changes it, and none has run since it was loaded
+        adapter.forward(adapter.example)
+        found = adapter.pinned
+        changes = reference.changes(found)
     moved = adapter.reference.revision not in (None, reference.revision)
     now = f"; it is now at revision {adapter.reference.revision}" if moved else ""
     if "weights" in changes and other is not None and found.weights_hash == other.weights_hash:

@@ -356,7 +356,7 @@ def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
 # -- records -----------------------------------------------------------------------------------------------------------
 _MODEL = fields(
     (
-        *("task", "source", "target", "stitch", "recipe", "scores", "requires"),
+        *("task", "source", "target", "stitch", "recipe", "scores", "requires", "processor_settings"),
         *("hidden_size", "max_position_embeddings", "vocab_size"),
         *("num_hidden_layers", "layer_types", "sliding_window"),
         *("architectures", "id2label", "label2id", "num_labels", "problem_type", "use_cache"),
@@ -371,6 +371,7 @@ _MODEL = fields(
     recipe=maybe(table(ANYTHING)),
     scores=maybe(table(ANYTHING)),
     requires=maybe(several(REQUIREMENT)),
+    processor_settings=maybe(fields(chosen=table(ANYTHING), defaults=table(ANYTHING))),
     hidden_size=maybe(whole(1)),
     max_position_embeddings=maybe(whole(1)),
     vocab_size=maybe(whole(1)),

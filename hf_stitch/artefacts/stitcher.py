@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.prefixes import PrefixAdapter
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
@@ -20,7 +21,6 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
-from hf_stitch.artefacts.skeleton import weightless
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash

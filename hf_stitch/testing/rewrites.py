@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
-from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.registry import registries
 from hf_stitch.testing._require import require
 from hf_stitch.testing.conformance import conformance

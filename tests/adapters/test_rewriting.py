@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_stitch import load
 from hf_stitch.adapters.rewriting import Rewrite, blueprint_of, network_of, rewrite, rewrites_of
-from hf_stitch.artefacts.skeleton import weightless
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.testing import Part, check_rewrite, parametrize_with_checks
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import transformers
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -23,7 +24,7 @@ from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
 from factorising import Factorise, Factorised  # isort: skip
-from tiny_networks import LAYERS, adapted, build  # isort: skip
+from tiny_networks import LAYERS, TEXT, adapted, build, plain_tokenizer  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +181,23 @@ def low_rank(model: nn.Module) -> None:
     model.get_submodule("blocks.0.mlp.fc1").register_parameter("lora_A", nn.Parameter(torch.ones(2, 36)))
 
 
+def another_epsilon(model: nn.Module) -> None:
+    model.get_submodule("blocks.0.norm1").eps = 0.5  # type: ignore[assignment]
+
+
+def another_scale(model: nn.Module) -> None:
+    model.get_submodule("blocks.0.attn").scale = 1e-3  # type: ignore[assignment]
+
+
+def another_forward(model: nn.Module) -> None:
+    model.get_submodule("blocks.0.mlp").forward = torch.tanh  # type: ignore[method-assign]
+
+
+def one_module_more(model: nn.Module) -> None:
+    model.get_submodule("blocks.0.mlp.drop1").add_module("more", nn.ReLU())  # no sequence: nothing runs it
+    model.get_submodule("blocks.0.drop_path1").forward = nn.ReLU().forward  # type: ignore[method-assign]
+
+
 def unregistered(model: nn.Module) -> None:
     class Unknown(Factorise):
         name = "unknown"
@@ -193,8 +211,12 @@ def rewritten_and_changed(model: nn.Module) -> None:
 
 
 REFUSED: dict[Callable[[nn.Module], None], str] = {
-    by_hand: r"'source\.model\.blocks\.0\.mlp\.fc1' is a factorising.Factorised, not the torch.*Linear",
-    another_activation: r"'source\.model\.blocks\.0\.mlp\.act' is a torch.*ReLU, not the torch.*GELU",
+    by_hand: r"source\.model\.blocks\.0\.mlp\.fc1 'torch.*Linear', now 'factorising.Factorised'",
+    another_activation: r"source\.model\.blocks\.0\.mlp\.act 'torch.*GELU', now 'torch.*ReLU'",
+    another_epsilon: r"source\.model\.blocks\.0\.norm1\.eps 1e-06, now 0\.5\. ",
+    another_scale: r"source\.model\.blocks\.0\.attn\.scale 0\.28.*, now 0\.001\. ",
+    another_forward: r"source\.model\.blocks\.0\.mlp\.forward not set, now '.*tanh'\. ",
+    one_module_more: r"their configs: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
     parametrized: "parametrizations",
     another_width: r"fc1\.weight' has the shape \(20, 36\), in the architecture \(144, 36\)",
     low_rank: r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
@@ -219,6 +241,83 @@ def test_what_cannot_be_rebuilt_is_refused_when_saving(
     attached = Stitcher.from_pretrained(tmp_path / "stitcher").attach(source=a, target=b)
     with torch.no_grad():
         assert torch.equal(attached(**inputs(a)).logits, found(**inputs(a)).logits)
+    with pytest.raises(ValueError, match=r"the source .* has other weights|computes with them in another way"):
+        attached.stitcher.attach(source=adapted("deit", build("deit", 0)), target=b)
+
+
+def more_in_a_sequence(model: Any) -> None:
+    model.conv1.append(nn.ReLU())
+
+
+def another_epsilon_of_batches(model: Any) -> None:
+    model.bn1.eps = 0.5
+
+
+def another_epsilon_in_the_config(model: Any) -> None:
+    model.config.layer_norm_eps = 0.5
+
+
+def other_heads_in_the_config(model: Any) -> None:
+    model.config.num_attention_heads = 2
+
+
+CHANGED: dict[Callable[[Any], None], tuple[str, str, str]] = {
+    more_in_a_sequence: ("cnn", r"conv1 '?\[.*'6'\]", r"conv1 '?\[.*'7'\]"),
+    another_epsilon_of_batches: ("cnn", r"bn1\.eps 1e-05, now 0\.5", r"bn1\.eps 1e-05, now 0\.5"),
+    another_epsilon_in_the_config: (
+        "vit",
+        r"layernorm_before\.eps 0\.5, now 1e-12",
+        r"config\.layer_norm_eps .*now 0\.5",
+    ),
+    other_heads_in_the_config: ("vit", "num_attention_heads 2, now 4", r"config\.num_attention_heads 4, now 2"),
+}
+"""Change -> family, and what the error contains if the change was made before and after the networks were stitched."""
+
+
+@pytest.mark.parametrize("change", CHANGED, ids=lambda change: change.__name__)
+def test_a_change_of_a_live_network_is_in_no_file_that_loads_without_it(
+    change: Callable[[Any], None], images: Any, tmp_path: Path
+) -> None:
+    family, before, after = CHANGED[change]
+    model = build(family, 0)
+    change(model)
+    b, layers = adapted(family, build(family, 1)), (LAYERS[family],) * 2
+    live = stitched(adapted(family, model), b, images, layers)
+    with pytest.raises(ValueError, match=before):
+        live.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"config: .*modules\."):
+        live.stitcher.attach(adapted(family, build(family, 0)), b)
+    late = stitched(adapted(family, build(family, 0)), b, images, layers)
+    change(late.source.model)
+    for save in (late.save_pretrained, lambda folder: late.stitcher.save_pretrained(folder)):
+        with pytest.raises(ValueError, match=after):
+            save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_no_forward_in_eval_mode_reads_may_be_changed(images: Any, tmp_path: Path) -> None:
+    model = build("vit", 0)
+    found = stitched(adapted("vit", model), adapted("vit", build("vit", 1)), images, (LAYERS["vit"],) * 2)
+    for module in found.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    found.source.model.config.use_cache = found.source.model.gradient_checkpointing = True
+    found.set_attn_implementation("eager")
+    found.double().save_pretrained(tmp_path)
+
+
+def test_networks_that_a_forward_changes_are_attached(texts: Any) -> None:
+    """BigBird takes its full attention for short texts, and keeps it."""
+
+    def made(seed: int) -> Any:
+        torch.manual_seed(seed)
+        config = transformers.BigBirdConfig(**TEXT, max_position_embeddings=40)
+        return hf_stitch.load(transformers.BigBirdModel(config).eval(), processor=plain_tokenizer())
+
+    nets = made(0), made(1)
+    found = stitched(*nets, texts, ("encoder.layer.1",) * 2, task=None)
+    assert nets[0].model.attention_type == "original_full" != made(0).model.attention_type
+    found.stitcher.attach(made(0), made(1))
 
 
 def test_what_the_cut_removes_may_be_exchanged(images: Any, inputs: Any, tmp_path: Path) -> None:
@@ -233,7 +332,7 @@ def test_what_the_cut_removes_may_be_exchanged(images: Any, inputs: Any, tmp_pat
 def test_a_model_that_was_changed_after_it_was_stitched_is_refused(saved: Path, tmp_path: Path) -> None:
     model = StitchedModel.from_pretrained(saved)
     Factorise(3, ["head"]).apply(model.target.model)
-    with pytest.raises(ValueError, match="modules of its networks were exchanged"):
+    with pytest.raises(ValueError, match="its networks were changed by hand"):
         model.save_pretrained(saved)
     StitchedModel.from_pretrained(saved)  # the earlier files are there
 

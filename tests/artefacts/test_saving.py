@@ -17,10 +17,11 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
 from hf_stitch.registry import registries
+from hf_stitch.storage.files import digest
 
 from killing import survives  # isort: skip
 from records import reweigh, rewrite, truncate  # isort: skip
-from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network  # isort: skip
+from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
@@ -224,6 +225,41 @@ def test_trainer_trains_it_and_its_checkpoint_loads(
     with torch.no_grad():
         assert again(pixel_values=pixels, labels=labels).loss.item() == pytest.approx(metrics["eval_loss"], rel=1e-5)
     assert same_state(again, model)
+
+
+def written_beside(tokenizer: Any, net: Any, texts: Any, folder: Path) -> Path:
+    """Return the checkpoint that Trainer writes of a stitched model of texts, with a tokenizer of its own."""
+    model = stitched(net("bert"), net("bert", 1), texts, (LAYERS["bert"],) * 2, ridge=1.0)
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=1, save_steps=1, report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    data = [{**tokenizer(sample["text"]), "labels": sample["label"]} for sample in texts[:16]]
+    collate = transformers.DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)
+    transformers.Trainer(model, arguments, collate, data, processing_class=tokenizer).train()
+    return folder / "checkpoint-1"
+
+
+def test_a_checkpoint_with_the_tokenizer_of_a_trainer_loads(net: Any, texts: Any, tmp_path: Path) -> None:
+    """It is written after the model, with the padding of the last batch."""
+    plain_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    tokenizer.model_max_length = 30
+    folder = written_beside(tokenizer, net, texts, tmp_path / "run")
+    digests = json.loads((folder / "config.json").read_text())["manifest"]
+    assert {name for name, each in digests.items() if digest(folder / name) != each} >= {"tokenizer.json"}
+    loaded, samples = StitchedModel.from_pretrained(folder), [sample["text"] for sample in texts[:5]]
+    for name, value in loaded.preprocess(samples).items():
+        assert torch.equal(value, net("bert").preprocess(samples)[name]), name
+
+
+@pytest.mark.parametrize("change", ["vocabulary", "padding_side"])
+def test_a_checkpoint_with_another_tokenizer_is_refused(change: str, net: Any, texts: Any, tmp_path: Path) -> None:
+    (other_tokenizer() if change == "vocabulary" else plain_tokenizer()).save_pretrained(tmp_path / "tokenizer")
+    side = "left" if change == "padding_side" else "right"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer", padding_side=side)
+    folder = written_beside(tokenizer, net, texts, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"tokenizer(_config)?\.json was changed since config\.json was saved"):
+        StitchedModel.from_pretrained(folder)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ def test_labels_can_have_any_name(copied: Any) -> None:
 
 def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers without memory while building, and those computed from them, are read from the file."""
-    monkeypatch.setattr("hf_stitch.artefacts.skeleton.ROOM", 2**14)
+    monkeypatch.setattr("hf_stitch.adapters.skeleton.ROOM", 2**14)
     kind = transformers.GPTNeoForCausalLM
     size = {"vocab_size": 80, "hidden_size": 8, "num_layers": 3, "num_heads": 1, "intermediate_size": 8}
     ends = {"bos_token_id": 1, "eos_token_id": 2}
@@ -391,6 +391,66 @@ def test_files_other_than_the_weights_are_checked(name: str, language_model: Pat
             StitchedModel.from_pretrained(folder, allow_modified=True)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"has no {name}, which was saved with it"):
+        StitchedModel.from_pretrained(folder)
+
+
+def written_again(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads((folder / "tokenizer.json").read_text())
+    change(values)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+
+
+PADDING = {
+    "strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+    "pad_token": "[PAD]",
+}  # fmt: skip
+TRUNCATION = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+OTHER_TOKENS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "normalizer": lambda t: t.update(normalizer={"type": "Lowercase"}),
+    "pre_tokenizer": lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"}),
+    "unknown token": lambda t: t["model"].update(unk_token="[PAD]"),
+    "a token less": lambda t: t["model"]["vocab"].pop("w7"),
+    "side of padding": lambda t: t.update(padding={**PADDING, "direction": "Left"}),
+    "side of truncation": lambda t: t.update(truncation={**TRUNCATION, "direction": "Left"}),
+    "post_processor": lambda t: t.update(
+        post_processor={"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}
+    ),
+}
+
+
+def test_a_tokenizer_with_other_padding_and_truncation_is_the_same(language_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
+    written_again(folder, lambda t: t.update(padding=PADDING, truncation=TRUNCATION))
+    loaded, saved = (StitchedModel.from_pretrained(each) for each in (folder, language_model))
+    for name, value in saved.preprocess(["w1 w2 w3", "w4"]).items():
+        assert torch.equal(loaded.preprocess(["w1 w2 w3", "w4"])[name], value)
+
+
+@pytest.mark.parametrize("change", OTHER_TOKENS)
+def test_a_tokenizer_that_makes_other_tokens_is_another(change: str, language_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
+    written_again(folder, OTHER_TOKENS[change])
+    with pytest.raises(ValueError, match=r"tokenizer\.json was changed since config\.json was saved"):
+        StitchedModel.from_pretrained(folder)
+
+
+def test_a_record_without_the_settings_of_its_processor_takes_no_other_files(
+    language_model: Path, tmp_path: Path
+) -> None:
+    """As version 0.2.0 wrote it."""
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
+    rewrite(folder / RECORD["model"], lambda record: record.pop("processor_settings"))
+    StitchedModel.from_pretrained(folder)
+    written_again(folder, lambda t: t.update(padding=PADDING))
+    with pytest.raises(ValueError, match=r"tokenizer\.json was changed since config\.json was saved"):
+        StitchedModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", [[], {}, {"chosen": 1, "defaults": {}}, "words"])
+def test_settings_of_a_processor_that_are_none_are_refused(value: Any, language_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(language_model, tmp_path / "model"))
+    rewrite(folder / RECORD["model"], lambda record: record.update(processor_settings=value))
+    with pytest.raises(ValueError, match="processor_settings"):
         StitchedModel.from_pretrained(folder)
 
 

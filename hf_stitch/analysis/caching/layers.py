@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.pinning import USER_CODE
-from hf_stitch.analysis.caching.pins import Pins
+from hf_stitch.adapters.pins import Pins
 from hf_stitch.data import Samples
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference

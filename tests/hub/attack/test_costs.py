@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from hf_stitch.adapters import load_recorded
 from hf_stitch.adapters.sealed import SealedError, sealed
 from hf_stitch.artefacts.record import FEW, check_counts
-from hf_stitch.artefacts.skeleton import SECONDS, TooCostlyError, weightless
+from hf_stitch.adapters.skeleton import SECONDS, TooCostlyError, weightless
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 
@@ -86,7 +86,7 @@ def test_python_loops_over_sizes_are_stopped() -> None:
 
 
 def test_code_that_catches_errors_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_stitch.artefacts.skeleton.SECONDS", 0.2)
+    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.2)
     caught = 0
     with pytest.raises(TooCostlyError), weightless():
         while True:
@@ -103,7 +103,7 @@ def test_code_that_catches_errors_is_stopped_too(monkeypatch: pytest.MonkeyPatch
 
 def test_the_time_limit_concerns_only_the_thread_that_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the time of other threads nor that of a sleep counts."""
-    monkeypatch.setattr("hf_stitch.artefacts.skeleton.SECONDS", 0.2)
+    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.2)
     done = threading.Event()
 
     def work() -> None:
@@ -118,7 +118,7 @@ def test_the_time_limit_concerns_only_the_thread_that_builds(monkeypatch: pytest
 
 
 def test_weights_allow_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_stitch.artefacts.skeleton.SECONDS", 0.1)
+    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.1)
     with weightless(2**26):
         end = time.thread_time() + 0.5
         while time.thread_time() < end:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(Ellipsis), range)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -31,9 +32,11 @@ INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 
 UNREAD = frozenset(
     (
-        *("name_or_path", "generation_config", "warnings_issued", "pretrained_cfg", "default_cfg", "hf_device_map"),
-        *("_hf_hook", "_old_forward", "_is_hf_initialized", "_use_kernels", "_weight_conversions"),
+        *("name_or_path", "generation_config", "warnings_issued", "pretrained_cfg", "default_cfg", "_traits"),
+        *("hf_device_map", "_hf_hook", "_old_forward", "_original_forward", "_is_hf_initialized", "_use_kernels"),
+        *("_weight_conversions", "pooling_mult"),
         *("grad_checkpointing", "gradient_checkpointing", "_gradient_checkpointing_func"),
+        *("drop_prob", "dropout", "attention_dropout", "activation_dropout", "layerdrop", "momentum", "inplace"),
     )
 )
 """Attributes of modules that no forward in eval mode reads: how they were loaded, and how they are trained."""
@@ -145,7 +148,7 @@ class Pins:
         if type(value) in (dict, types.MappingProxyType):
             return ["dict", *(self._hash(part) for item in value.items() for part in item)]
         if hasattr(type(value), "to_diff_dict"):  # a config of transformers
-            values = {name: part for name, part in vars(value).items() if name not in UNREAD_OF_CONFIGS}
+            values = {name: part for name, part in vars(value).items() if name not in UNREAD_OF_CONFIGS | UNREAD}
             attention = self._hash(_attention(getattr(value, "_attn_implementation", None)))
             return ["config", self._hash(type(value)), attention, *self._of_attributes(values)]
         return self._of_object(value)
@@ -160,13 +163,7 @@ class Pins:
         if isinstance(module, torch._dynamo.OptimizedModule):  # runs uncompiled
             yield self._hash(module._orig_mod)
             return
-        own = {name: value for name, value in vars(module).items() if name not in INTERNAL}
-        if "_old_forward" in own:  # offloaded
-            own = {name: value for name, value in own.items() if name not in REPLACED}
-            patched = vars(module)["_old_forward"]
-            if getattr(patched, "__func__", None) is not type(module).forward:
-                own["forward"] = patched
-        yield from self._of_attributes(own)
+        yield from self._of_attributes(attributes_of(module))
         yield self._hash(module._modules)
         unsaved = {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
         yield self._hash(unsaved if id(module) in self._bare else {**module._buffers, **module._parameters})
@@ -177,8 +174,7 @@ class Pins:
 
     def _of_attributes(self, values: Mapping[str, Any]) -> Iterator[str | bytes]:
         for name in sorted(values):
-            if name not in UNREAD:
-                yield from (name, self._hash(values[name]))
+            yield from (name, self._hash(values[name]))
 
     def _of_code(self, value: Any) -> Iterator[str | bytes]:
         """Yield a function or class by its name, if that is all of it, or else by its code."""
@@ -241,6 +237,22 @@ class Pins:
         if top not in sys.stdlib_module_names and top not in ("torch", "hf_stitch"):
             self.packages.add(top)
         return top
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that a forward in eval mode may read, apart from weights and submodules.
+
+    Args:
+        module: The module; its ``forward`` is among them only if another one was set on it.
+    """
+    own = {name: value for name, value in vars(module).items() if name not in INTERNAL}
+    for kept in ("_original_forward", "_old_forward"):  # where accelerate casts, and where it moves weights
+        if kept in own:
+            patched, own = own[kept], {name: value for name, value in own.items() if name not in REPLACED}
+            if getattr(patched, "__func__", None) is not type(module).forward:
+                own["forward"] = patched
+    unread = (*UNREAD, "p") if isinstance(module, _DropoutNd) else UNREAD
+    return {name: value for name, value in own.items() if name not in unread}
 
 
 def _sha(*parts: str | bytes) -> bytes:

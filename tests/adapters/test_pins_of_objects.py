@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
-from hf_stitch.analysis.caching.pins import Pins
+from hf_stitch.adapters.pins import Pins
 
 from tiny_networks import LAYERS, network  # isort: skip
 
@@ -289,7 +289,7 @@ def test_packages_are_named_with_their_versions() -> None:
 PRINTED = """
 import sys
 from tiny_networks import LAYERS, network
-from hf_stitch.analysis.caching.pins import Pins
+from hf_stitch.adapters.pins import Pins
 for family in LAYERS:
     adapter = network(family)
     if sys.argv[1] == "used":

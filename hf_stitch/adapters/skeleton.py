@@ -17,7 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_stitch.adapters.pinning import is_read
+from hf_stitch.adapters.pins import Pins, attributes_of
 from hf_stitch.adapters.sealed import sealed
+from hf_stitch.reference import Settings
 
 ROOM = 2**26
 """Maximum number of bytes of live tensors while building; further tensors are put on the meta device."""
@@ -31,6 +34,9 @@ SECONDS, PER_SECOND = 5, 2**24
 The networks of timm and transformers that take longest need a quarter of it.
 """
 
+
+NOT_SET = ...
+"""Value of an attribute that a module does not have."""
 
 MOST_NAMED = 4
 """Number of differences between a network and its record that an error names."""
@@ -83,11 +89,8 @@ def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Mo
     Returns:
         One text for each of the first differences; empty if there is none.
     """
-    recorded, found = dict(skeleton.named_modules()), []
-    for name, module in model.named_modules():
-        other = recorded.get(name)
-        if name and other is not None and not _computes_like(module, other):
-            found.append(f"{name!r} is a {_kind(module)}, not the {_kind(other)} of the architecture")
+    own, recorded = changed(model, skeleton)
+    found = recorded.changes(own)
     expected = skeleton.state_dict()
     for name, tensor in weights.items():
         if name not in expected:
@@ -98,6 +101,93 @@ def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Mo
             found.append(f"{name!r} has the dtype {tensor.dtype}, in the architecture {expected[name].dtype}")
     found += [f"the tensor {name!r} of the architecture is missing" for name in expected if name not in weights]
     return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
+
+
+def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[Settings, Settings]:
+    """Compare a network with the one that its record gives, as :func:`changed` does, if that can be built.
+
+    Args:
+        model: The network.
+        build: Builds the network of the record.
+
+    Returns:
+        What differs, in the network and in that of the record; nothing for user code, of which the weights alone are
+        known.
+    """
+    try:
+        with weightless(sum(tensor.nbytes for tensor in model.state_dict().values())):
+            skeleton = build()
+    except Exception:  # user code, or what its library cannot build: saving it whole raises the error
+        return Settings(), Settings()
+    return changed(model, skeleton)
+
+
+def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
+    """Compare modules and their attributes, apart from weights, with those of the network that a record gives.
+
+    Attributes that the record does not give count only if they hide what the class has, as a ``forward`` does.
+
+    Args:
+        model: The network.
+        skeleton: The network of the record, without weights.
+
+    Returns:
+        What differs, by the names of modules and attributes, as it is in the network and in the skeleton.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    recorded, hashes, compared = dict(skeleton.named_modules()), (Pins(model).hash, Pins(skeleton).hash), set()
+    for name, module in model.named_modules():
+        if (other := recorded.get(name)) is None:
+            continue
+        if not _computes_like(module, other):
+            found[name or "network"] = _kind(module), _kind(other)
+            continue
+        if _lacks(module, other):
+            found[name or "network"] = _children(module), _children(other)
+        own, theirs = attributes_of(module), attributes_of(other)
+        hiding = {key for key in own if hasattr(type(module), key)}
+        if type(module).__module__.startswith("hf_stitch."):  # its record gives its values
+            hiding, theirs = {key for key in hiding if callable(getattr(type(module), key))}, {}
+        for key in sorted(theirs.keys() | hiding):
+            place, values = f"{name}.{key}".lstrip("."), (own.get(key, NOT_SET), theirs.get(key, NOT_SET))
+            if all(hasattr(type(value), "to_diff_dict") for value in values):  # configs, which modules share
+                if (ids := tuple(map(id, values))) not in compared:
+                    compared.add(ids)
+                    first, second = (_read(type(values[1]).from_dict(value.to_dict())) for value in values)
+                    both = {each: (first[each], second[each]) for each in sorted(first.keys() & second.keys())}
+                    found |= {f"{place}.{each}": pair for each, pair in both.items() if pair[0] != pair[1]}
+            elif values[1] != {}:  # or a cache, which forwards fill
+                one, two = (each(_listed(value)) for each, value in zip(hashes, values, strict=True))
+                found |= {place: values} if one != two else {}
+    own, theirs = ({name: pair[side] for name, pair in found.items() if pair[side] is not NOT_SET} for side in (0, 1))
+    return Settings.of(own), Settings.of(theirs)
+
+
+def _read(config: Any) -> dict[str, Any]:
+    """Return what a forward reads of a config as a record keeps it, and of those inside it, by flat names."""
+    values = Settings.of(config.to_dict()).chosen
+    values.pop("down_ops", None)  # to which the constructor of LeViT appends
+    return {name: value for name, value in values.items() if all(map(is_read, name.split(".")))}
+
+
+def _listed(value: Any) -> Any:
+    """Return a value with lists for tuples, as a record contains it."""
+    if type(value) is dict:
+        return {key: _listed(part) for key, part in value.items()}
+    return list(map(_listed, value)) if type(value) in (list, tuple) else value
+
+
+def _children(module: nn.Module) -> list[str]:
+    return [name for name, child in module._modules.items() if child is not None]
+
+
+def _lacks(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether a module lacks one of the other, or runs more of them, as a sequence does."""
+    if type(module).__module__.startswith("torch.distributed."):  # holds the module that it distributes
+        return False
+    sequence = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    own, theirs = _children(module), _children(other)
+    return own != theirs if sequence else not set(theirs) <= set(own)
 
 
 def _computes_like(module: nn.Module, other: nn.Module) -> bool:
