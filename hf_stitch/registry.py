@@ -40,6 +40,7 @@ __all__ = [
     "Registries",
     "Registry",
     "UnknownNameError",
+    "check_choice",
     "did_you_mean",
     "label_of",
     "options_in",
@@ -114,6 +115,25 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     by_lower = {option.lower(): option for option in options}
     closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[closest[0]] if closest else ""
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Check an option that has a fixed number of choices.
+
+    Args:
+        name: The name of the option.
+        value: What was given.
+        choices: What may be given.
+
+    Raises:
+        ValueError: If the value is not among the choices.
+
+    Example:
+        >>> check_choice("side", "left", ["left", "right"])
+    """
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 
 def options_in(spec: str) -> tuple[str, dict[str, Any]]:

@@ -36,7 +36,8 @@ from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.representation import Pooling
+from hf_stitch.registry import check_choice
+from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -44,6 +45,7 @@ from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import check_causal, labelled
 from hf_stitch.workflows._networks import (
+    ALIGN,
     Align,
     aligned,
     check_lengths,
@@ -171,6 +173,8 @@ def stitch_grid(
         >>> grid["lstsq"].shape, grid.n
         ((2, 2), 40)
     """
+    check_choice("pooling", pooling, POOLINGS)
+    check_choice("align", align, ALIGN)
     processes = Processes.of(accelerator)
     with processes.together("stitch_grid"):
         check_runs(a=a, b=b)

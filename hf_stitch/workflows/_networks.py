@@ -47,11 +47,9 @@ def read_by(source: Adapter, target: Adapter, align: Align, own: bool) -> Adapte
         own: Whether maps also take the embedding of each token in the target.
 
     Raises:
-        ValueError: If ``align`` has another value, ``own`` is set without ``"prefix"``, or one of the networks cannot
+        ValueError: If ``own`` is set without ``"prefix"``, or one of the networks cannot
             be aligned so.
     """
-    if align not in ALIGN:
-        raise ValueError(f"align must be {' or '.join(map(repr, ALIGN))}, got {align!r}")
     if align == "prefix":
         return PrefixAdapter(source, target, own=own)
     if own:

@@ -13,6 +13,7 @@ import torch
 
 from hf_stitch import ModelReference, Stitcher
 from hf_stitch.hub import CARD
+from hf_stitch.registry import check_choice
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 from hf_stitch.storage.files import write_whole
@@ -69,8 +70,7 @@ class EmbeddingMap:
         if layer.source.layout != "bd" or layer.target.layout != "bd":
             raise ValueError(f"an embedding map maps vectors, got a stitch from {layer.source} to {layer.target}")
         for key, known in (("direction", Direction), ("metric", Metric)):
-            if record.get(key) not in get_args(known):
-                raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {record.get(key)!r}")
+            check_choice(key, record.get(key), get_args(known))
         self.stitcher = stitcher
         self.direction: Direction = record["direction"]
         self.metric: Metric = record["metric"]
@@ -106,6 +106,8 @@ class EmbeddingMap:
         Returns:
             The map.
         """
+        check_choice("direction", direction, get_args(Direction))
+        check_choice("metric", metric, get_args(Metric))
         record = {
             "direction": direction,
             "metric": metric,

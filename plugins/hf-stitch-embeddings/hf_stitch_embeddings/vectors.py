@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hf_stitch.registry import check_choice
 from hf_stitch.storage.files import write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
@@ -116,8 +117,7 @@ def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "
         ValueError: If a row has NaN or infinite values, or is zero where lengths are divided by; the message has the
             numbers of the first rows.
     """
-    if metric not in get_args(Metric):
-        raise ValueError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}")
+    check_choice("metric", metric, get_args(Metric))
     start = 0
     for batch in batches(vectors):
         bad = ~np.isfinite(batch).all(1)
@@ -191,6 +191,7 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
             ...
         ValueError: the rows do not correspond: 50 old vectors and 40 new ones
     """
+    check_choice("metric", metric, get_args(Metric))
     if len(source) != len(target):
         raise ValueError(f"the rows do not correspond: {len(source)} old vectors and {len(target)} new ones")
     for name, side in (("the old vectors", source), ("the new vectors", target)):
