@@ -195,8 +195,8 @@ class EmbeddingMap:
             ``(n, out_features)`` float32; of length 1 if :attr:`normalized`.
 
         Raises:
-            ValueError: If the width is wrong, a row is not finite, is zero where it must not be, or the map was fitted
-                to normalised vectors and these are not.
+            ValueError: If the width is wrong, a row is not finite or zero where it must not be, before or after the
+                map, or the map was fitted to normalised vectors and these are not.
         """
         rows = read_vectors(vectors)
         if rows.shape[1] != self.in_features:
@@ -215,6 +215,7 @@ class EmbeddingMap:
             batch = torch.from_numpy(np.array(rows[start : start + BATCH], dtype=np.float32))
             found = self.stitch(batch).numpy()
             mapped[start : start + BATCH] = normalized(found) if self.normalized else found
+        check_vectors(mapped, "the mapped vectors", metric=self.metric)
         return mapped
 
     def affine(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:

@@ -79,7 +79,7 @@ class System:
 
 def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:
     if metric == "cosine":
-        queries, documents = (side / side.norm(dim=1, keepdim=True).clamp(min=1e-12) for side in (queries, documents))
+        queries, documents = (torch.from_numpy(normalized(side.numpy())) for side in (queries, documents))
     found = queries @ documents.T
     if metric == "l2":
         found = 2 * found - documents.square().sum(1)  # the length of the query changes no ranking

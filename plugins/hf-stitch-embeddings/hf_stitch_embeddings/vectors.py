@@ -148,6 +148,11 @@ def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """
     vectors = np.asarray(vectors, dtype=np.float32)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    wild = ~((lengths > 1e-18) & (lengths < 1e18))[:, 0]  # float32 rounds their squares to 0 or infinity
+    if wild.any():
+        vectors, largest = vectors.copy(), np.abs(vectors[wild]).max(1, keepdims=True)
+        vectors[wild] /= np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        lengths[wild] = np.linalg.norm(vectors[wild], axis=1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
