@@ -17,6 +17,7 @@ from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import (
+    NULLS,
     Answers,
     Array,
     Whole,
@@ -24,6 +25,7 @@ from hf_stitch.analysis.scoring import (
     as_score,
     check_place,
     figures_of,
+    not_beaten,
     reference,
     source_alone,
 )
@@ -32,7 +34,7 @@ from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
-from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
 
 if TYPE_CHECKING:
@@ -199,11 +201,16 @@ def evaluate(
                 "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
                 stacklevel=2,
             )
-        scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-        return Evaluation(
-            stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out,
-            StitchedParts.of(stitched, alone, whole), confusion, shown,
+        parts = StitchedParts.of(stitched, alone, whole)
+        exact = parts.at_one_layer or isinstance(stitched.stitch.body, IdentityStitch)
+        result = Evaluation(
+            stitched.task or TASK, len(samples), samples.fingerprint,
+            {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()},
+            fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
+        if result.no_better:
+            warnings.warn(result.cautions[0], stacklevel=2)
+        return result
 
 
 def _planned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +27,7 @@ from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.resampling import check_count
-from hf_stitch.analysis.scoring import check_labels, head_difference
+from hf_stitch.analysis.scoring import check_labels, head_difference, not_beaten
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.data import Samples
@@ -410,12 +411,26 @@ def _scored(
                     cells[:, sides.layers_a.index(la), sides.layers_b.index(lb)] = values[:, place]
             scores[label][figure] = with_interval(cells)
             p_values[label][figure] = differences_from_best(cells, figure)
-    return StitchGrid(
+    no_better = [
+        cell_name(*cell)
+        for place, cell in enumerate(measures.stitches)
+        if not_beaten(
+            {
+                "stitched": {figure: values[:, place] for figure, values in drawn["stitched"].items()},
+                "mean_only": {figure: values[:, columns[place]] for figure, values in drawn["mean_only"].items()},
+                **{name: drawn[name] for name in ("chance",) if name in drawn},
+            }
+        )
+    ]
+    grid = StitchGrid(
         scores,
         {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
         p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined=undefined,
-        recipe=recipe, stitches=measures.stitches, networks=(sides.source, sides.target),
+        recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches, networks=(sides.source, sides.target),
     )  # fmt: skip
+    if no_better:
+        warnings.warn(grid.cautions[0], stacklevel=3)
+    return grid
 
 
 def _watched(
