@@ -187,11 +187,8 @@ class Samples:
             ValueError: The label of a sample is missing (None, -1) or out of range (the message names the sample), or
                 several columns of the data could contain the labels.
         """
-        if several := self._source.undecided:
-            raise ValueError(
-                f"several columns could be the labels: {', '.join(map(repr, several))}; choose one with "
-                f"Samples.of(data, label={several[0]!r}), or --label {several[0]} on the command line"
-            )
+        if why := self.undecided:
+            raise ValueError(why)
         if self._source.labels is None:
             return None
         labels, numbers = [], self._source.numbers or range(self.num_classes or 0)
@@ -204,6 +201,22 @@ class Samples:
                 )
             labels.append(numbers[label])
         return labels
+
+    @property
+    def undecided(self) -> str:
+        """Which columns of the data could all contain the labels, and how to choose one; empty if it is known."""
+        several = self._source.undecided
+        if not several:
+            return ""
+        return (
+            f"several columns could be the labels: {', '.join(map(repr, several))}; choose one with "
+            f"Samples.of(data, label={several[0]!r}), or --label {several[0]} on the command line"
+        )
+
+    def unlabelled(self) -> Samples:
+        """Return the same samples without labels."""
+        none: dict[str, Any] = {"labels": None, "label_names": None, "undecided": (), "numbers": None}
+        return Samples(dataclasses.replace(self._source, **none), self._positions)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:

@@ -312,22 +312,6 @@ class AnchorSet:
             return list(range(len(samples)))
         return [] if self.contents is None else self.contents.among(samples)
 
-    def check_apart(self, samples: Samples) -> None:
-        """Check that none of the samples is an anchor.
-
-        Args:
-            samples: Samples to score on.
-
-        Raises:
-            ValueError: Some are; the message counts them and names the first.
-        """
-        if places := self.among(samples):
-            raise ValueError(
-                f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.ids[places[0]]!r}: a "
-                "model scores too well on its own anchors. Leave them out with samples.select(…); their places are "
-                "AnchorSet.of(anchors).among(samples)"
-            )
-
     # -- files ------------------------------------------------------------------------------------------------------
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write ``anchors.json`` and ``anchors.safetensors`` to a folder.

@@ -30,7 +30,7 @@ from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
-from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
@@ -178,6 +178,8 @@ def audit(
         check_same_order(samples, others)
         if models[0].task in CLASSIFIES:
             samples = numbered_as(samples, models[0].config)
+        for model in models:
+            samples, others = without_anchors(model, samples, others)
         shares = [_check_samples(model, samples, others) for model in models]
         known, scored = _known(others, train_data, whole, seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
@@ -251,7 +253,6 @@ def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> f
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
     if model.task in CLASSIFIES:
         warn_of_other_classes(samples, model.config)
-    check_apart(model, samples, others)
     warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:

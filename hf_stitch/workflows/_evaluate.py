@@ -30,12 +30,12 @@ from hf_stitch.analysis.scoring import (
     source_alone,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -131,7 +131,7 @@ def evaluate(
         stitched model. With ``plan=True``, the plan.
 
     Raises:
-        ValueError: If ``examples`` is out of range or the model has no head, samples are anchors of the model, an
+        ValueError: If ``examples`` is out of range or the model has no head, all samples are anchors of the model, an
             output of a model without a head has no vector per sample, the target network is neither in memory nor
             named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
 
@@ -162,7 +162,9 @@ def evaluate(
         if stitched.task in CLASSIFIES:
             samples = numbered_as(samples, stitched.config)
             warn_of_other_classes(samples, stitched.config)
-        check_apart(stitched, samples, others)
+        if others is not None:
+            check_same_order(samples.ids, others.ids)
+        samples, others = without_anchors(stitched, samples, others)
         warn_of_other_activations(stitched, samples)
         for name, layer in (baselines or {}).items():
             check_place(stitched, name, layer)

@@ -113,3 +113,21 @@ def test_another_source_than_that_of_the_model_is_said(b: Adapter) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*other weights than the source")
         evaluate(model, data, source=made(0), **QUIET)
+
+
+def test_two_columns_that_could_be_the_labels_stop_neither_a_stitch_nor_a_grid(texts: Any, net: Any) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    kinds = Features(text=Value("string"), coarse=ClassLabel(num_classes=3), fine=ClassLabel(num_classes=50))
+    data = Dataset.from_list([{"text": t["text"], "coarse": t["label"], "fine": 7} for t in texts], features=kinds)
+    a, b = net("bert", 0), net("bert", 1)
+    places: dict[str, Any] = {"source_layer": "bert.encoder.layer.0", "target_layer": "bert.encoder.layer.0"}
+    said = r"several columns could be the labels: 'coarse', 'fine'.*Samples.of\(data, label='coarse'\).*without labels"
+    with pytest.warns(UserWarning, match=said):
+        model = stitch(a, b, data, matcher="ridge", **places, **QUIET)
+    assert list(model.evaluation.scores["stitched"]) == ["agreement"]
+    with pytest.warns(UserWarning, match=said):
+        grid = stitch_grid(a, b, data, layers_a=[places["source_layer"]], layers_b=[places["target_layer"]], **QUIET)
+    assert "accuracy" not in grid.figures
+    chosen = stitch(a, b, Samples.of(data, label="coarse"), matcher="ridge", **places, **QUIET)
+    assert "accuracy" in chosen.evaluation.scores["stitched"]
