@@ -22,6 +22,7 @@ from hf_stitch.data.columns import Modality, check_named, find_labels, find_samp
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
 from hf_stitch.processes import ALONE, Processes
+from hf_stitch.registry import check_number
 
 
 class RawSamples(list[Any]):
@@ -346,7 +347,10 @@ class Samples:
         Raises:
             ValueError: A part would be empty.
         """
-        count = round(test_size * len(self)) if isinstance(test_size, float) else operator.index(test_size)
+        check_number(0, seed=seed)
+        if not isinstance(test_size, float):
+            check_number(1, test_size=test_size)
+        count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
         strata: dict[int, list[int]] = {}
@@ -375,8 +379,7 @@ class Samples:
         Raises:
             ValueError: ``batch_size`` is less than 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_number(1, batch_size=batch_size)
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:

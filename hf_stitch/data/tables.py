@@ -213,9 +213,12 @@ def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
 def as_label(value: Any, id_: Id) -> int | None:
     """Check a label and return it as an integer; ``None`` for a sample without one."""
     try:
-        return None if value is None else int(operator.index(value))
+        label = None if value is None else int(operator.index(value))
     except TypeError as error:
         raise TypeError(f"labels must be integers, got {value!r} for sample {id_!r}") from error
+    if label is not None and label >= 2**31:
+        raise ValueError(f"labels must be numbers of classes, below 2**31, got {label} for sample {id_!r}")
+    return label
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:

@@ -29,6 +29,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
@@ -170,8 +171,12 @@ def audit(
     """
     processes = Processes.of(accelerator)
     with processes.together("audit"):
-        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress, processes)
+        if isinstance(stitched, StitchedModel):
+            stitched = [stitched]
+        if not isinstance(stitched, Iterable) or not all(isinstance(each, StitchedModel) for each in stitched):
+            raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
+        models = list(stitched)
         whole = _check(models, target)
         samples = Samples.of(data)
         others = samples if paired_data is None else Samples.of(paired_data)
@@ -179,11 +184,14 @@ def audit(
         if models[0].task in CLASSIFIES:
             samples = numbered_as(samples, models[0].config)
         for model in models:
-            samples, others = without_anchors(model, samples, others)
+            samples, twins = without_anchors(model, samples, others)
+            others = others if twins is None else twins
         shares = [_check_samples(model, samples, others) for model in models]
         known, scored = _known(others, train_data, whole, seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         watching = labelled("detectors", detectors)
+        if not watching:
+            raise ValueError("detectors must contain at least one detector, got none")
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
         alone = [
@@ -228,8 +236,9 @@ class _Options:
             raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {self.min_relative_accuracy}")
         if not 0 <= self.max_dose < float("inf"):
             raise ValueError(f"max_dose must be at least 0 and finite, got {self.max_dose}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_number(1, batch_size=self.batch_size)
+        check_number(0, seed=self.seed)
+        check_number(2, resamples=self.resamples)
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:

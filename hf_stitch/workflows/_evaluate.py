@@ -33,6 +33,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
@@ -148,14 +149,14 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not isinstance(stitched, StitchedModel):
+        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed, examples=examples)
+    check_number(2, resamples=resamples)
     processes = Processes.of(accelerator)
-    if examples < 0 or (examples and stitched.task is None):
-        raise ValueError(
-            f"examples must be at least 0, got {examples}" if examples < 0 else
-            f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out"
-        )  # fmt: skip
+    if examples and stitched.task is None:
+        raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
     with processes.together("evaluate"):
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)

@@ -37,7 +37,7 @@ from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice
+from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
@@ -176,6 +176,8 @@ def stitch_grid(
     """
     check_choice("pooling", pooling, POOLINGS)
     check_choice("align", align, ALIGN)
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
     processes = Processes.of(accelerator)
     with processes.together("stitch_grid"):
         check_runs(a=a, b=b)

@@ -13,6 +13,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.layers import layer_names
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.data import Samples
+from hf_stitch.registry import check_name
 
 T = TypeVar("T")
 Align = Literal["tokens", "prefix"]
@@ -94,6 +95,10 @@ def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
     if not isinstance(networks, Iterable) or isinstance(networks, str | nn.Module):
         shown = repr(networks) if isinstance(networks, str) else type(networks).__name__
         raise TypeError(f"networks must be a list of networks, or a dict of names and networks, got {shown} alone")
+    if not networks:
+        raise ValueError("networks must contain at least one network, got none")
+    if isinstance(networks, Mapping):
+        check_name(**{f"name {place} of networks": name for place, name in enumerate(networks)})
     return dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
 
 

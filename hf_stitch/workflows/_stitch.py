@@ -34,7 +34,7 @@ from hf_stitch.matchers.fitting import (
 )
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, registries
+from hf_stitch.registry import check_choice, check_name, check_number, registries
 from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
@@ -164,6 +164,9 @@ def stitch(
     """
     check_choice("pooling", pooling, POOLINGS)
     check_choice("align", align, ALIGN)
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
+    check_name(source_layer=source_layer, target_layer=target_layer)
     processes = Processes.of(accelerator)
     with processes.together("stitch"):
         check_runs(source=source, target=target)

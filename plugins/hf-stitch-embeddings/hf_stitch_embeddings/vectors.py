@@ -52,7 +52,10 @@ def read_vectors(given: Any, name: str = "vectors") -> Vectors:
         (3, 2)
     """
     if isinstance(given, str | Path):
-        given = np.load(given, mmap_mode="r")
+        try:
+            given = np.load(given, mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{name}: {given} is no .npy file of numbers") from error
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
