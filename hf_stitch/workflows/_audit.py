@@ -172,11 +172,11 @@ def audit(
     processes = Processes.of(accelerator)
     with processes.together("audit"):
         options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress, processes)
-        if isinstance(stitched, StitchedModel):
-            stitched = [stitched]
-        if not isinstance(stitched, Iterable) or not all(isinstance(each, StitchedModel) for each in stitched):
+        models: list[StitchedModel] = [stitched] if isinstance(stitched, StitchedModel) else []
+        if not models and isinstance(stitched, Iterable):
+            models = list(stitched)
+        elif not models:
             raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
-        models = list(stitched)
         whole = _check(models, target)
         samples = Samples.of(data)
         others = samples if paired_data is None else Samples.of(paired_data)
