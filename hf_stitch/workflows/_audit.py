@@ -190,10 +190,10 @@ def audit(
         known, scored = _known(others, train_data, whole, seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         watching = labelled("detectors", detectors)
-        if not watching:
-            raise ValueError("detectors must contain at least one detector, got none")
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
+        if not watching:
+            raise ValueError("detectors must contain at least one detector, got none")
         alone = [
             (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
             else source_alone(model, source, whole)
