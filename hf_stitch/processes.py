@@ -70,6 +70,9 @@ class Processes:
 
         Returns:
             The processes.
+
+        Raises:
+            TypeError: If it is no accelerator.
         """
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             import torch
@@ -78,6 +81,8 @@ class Processes:
             # torchrun does not tell accelerate to use CPUs; without it, each process would do the whole job
             fresh = not PartialState._shared_state
             accelerator = Accelerator(cpu=fresh and not torch.accelerator.is_available())
+        if accelerator is not None and not hasattr(accelerator, "num_processes"):
+            raise TypeError(f"accelerator must be an accelerate.Accelerator, got {accelerator!r}")
         return cls(accelerator)
 
     @property

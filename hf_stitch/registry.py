@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FunctionType
@@ -40,6 +41,9 @@ __all__ = [
     "Registries",
     "Registry",
     "UnknownNameError",
+    "check_choice",
+    "check_name",
+    "check_number",
     "did_you_mean",
     "label_of",
     "options_in",
@@ -114,6 +118,63 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     by_lower = {option.lower(): option for option in options}
     closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[closest[0]] if closest else ""
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Check an option that has a fixed number of choices.
+
+    Args:
+        name: The name of the option.
+        value: What was given.
+        choices: What may be given.
+
+    Raises:
+        ValueError: If the value is not among the choices.
+
+    Example:
+        >>> check_choice("side", "left", ["left", "right"])
+    """
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+
+
+def check_name(**names: object) -> None:
+    """Check arguments that are names, for example of layers.
+
+    Args:
+        **names: What was given, by the name of the argument.
+
+    Raises:
+        TypeError: If one is no text.
+
+    Example:
+        >>> check_name(layer="layer1.0")
+    """
+    for argument, name in names.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} must be a name, got {name!r}")
+
+
+def check_number(least: int, **numbers: object) -> None:
+    """Check arguments that are whole numbers.
+
+    Args:
+        least: The smallest valid number.
+        **numbers: What was given, by the name of the argument.
+
+    Raises:
+        TypeError: If one is no whole number.
+        ValueError: If one is too small.
+
+    Example:
+        >>> check_number(1, batch_size=64)
+    """
+    for argument, number in numbers.items():
+        if not isinstance(number, Integral) or isinstance(number, bool):
+            raise TypeError(f"{argument} must be a whole number, got {number!r}")
+        if number < least:
+            raise ValueError(f"{argument} must be at least {least}, got {number}")
 
 
 def options_in(spec: str) -> tuple[str, dict[str, Any]]:

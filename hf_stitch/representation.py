@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_stitch.registry import check_choice
+
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
 Pooling = Literal["none", "flatten", "mean", "cls", "last"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
@@ -44,8 +46,7 @@ class RepresentationSpec:
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        check_choice("layout", self.layout, LAYOUTS)
         if self.prefix_tokens and self.layout != "bnd":
             raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
         if self.grid is not None:
@@ -98,8 +99,7 @@ class Representation:
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        check_choice("layout", self.layout, LAYOUTS)
         if self.values.dim() != len(self.layout):
             raise ValueError(
                 f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}"
@@ -167,8 +167,7 @@ class Representation:
                 ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without real
                 tokens, or any except ``cls`` if the padding is unknown.
         """
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        check_choice("pooling", pooling, POOLINGS)
         self.check_padding_known(pooling)
         if self.layout == "bd":
             return self.values

@@ -14,8 +14,9 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
 
     Data sets and networks may list the same classes in different orders: a folder of images lists them alphabetically,
     a network as it was trained. Case, spaces, hyphens and underscores of a name do not matter. A warning is given if
-    the numbers change. Classes are matched if the data or the network have all names of the other; classes that the
-    network lacks then get numbers behind its own. Otherwise, labels stay as they are.
+    the numbers change, or if several columns could be the labels: the samples then count as unlabelled. Classes are
+    matched if the data or the network have all names of the other; classes that the network lacks then get numbers
+    behind its own. Otherwise, labels stay as they are.
 
     Args:
         samples: Raw samples. They need no labels.
@@ -33,6 +34,9 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
         >>> numbered_as(samples, config).labels
         [1]
     """
+    if samples.undecided:
+        warnings.warn(f"{samples.undecided}. Until then, the samples count as without labels", stacklevel=3)
+        return samples.unlabelled()
     names, theirs = samples.label_names, _names_of(config)
     if not names or not theirs:
         return samples

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from hf_stitch.plots.strips import Role
 
 
+SAME_NETWORK = (
+    "source and target are the same network: a stitch into an early layer scores well because the target computes "
+    "again what follows, which does not show that the layers correspond"
+)
+"""What a stitch between different layers of one network is no evidence of."""
+
+
 @dataclass(frozen=True)
 class StitchedParts:
     """What a stitched model consists of.
@@ -89,6 +96,16 @@ class StitchedParts:
             whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
             {key: value for key, value in found.recipe.items() if key != FITTED},
         )  # fmt: skip
+
+    @property
+    def inside_one_network(self) -> bool:
+        """Whether source and target are the same network."""
+        return self.source_hash is not None and self.source_hash == self.target_hash
+
+    @property
+    def at_one_layer(self) -> bool:
+        """Whether source and target are the same network, cut at the same layer: its identity is exact."""
+        return self.inside_one_network and self.source_layer == self.target_layer
 
     @property
     def segments(self) -> list[tuple[str, str, int, Role]]:
@@ -161,6 +178,8 @@ class Evaluation(Result):
         confusion: Class that the target predicts -> class that the stitched model predicts -> number of samples; empty
             if the model is no classifier.
         examples: The samples on which both differ most; empty unless ``evaluate(…, examples=…)`` asked for them.
+        no_better: Baselines among ``identity``, ``mean_only`` and ``chance`` that the model does not beat: the 95%
+            interval of the paired difference of the first figure is not above 0. Without an identity that is exact.
 
     Example:
         >>> scores = {
@@ -184,10 +203,26 @@ class Evaluation(Result):
     parts: StitchedParts | None = None
     confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    no_better: tuple[str, ...] = ()
 
     def __getitem__(self, figure: str) -> Score:
         """Return a figure of the stitched model, e.g. ``evaluation["relative_accuracy"]``."""
         return self.scores["stitched"][figure]
+
+    @property
+    def cautions(self) -> list[str]:
+        """What the scores are no evidence of, in sentences."""
+        found = []
+        if self.no_better:
+            figure = next(name for name, score in self.scores["stitched"].items() if score.value == score.value)
+            names = ", ".join(self.no_better).replace("_", " ")
+            found.append(
+                f"{figure.replace('_', ' ')} is no better than {names} (the 95% interval of the paired difference is "
+                "not above 0), so it is no evidence that the map carries anything over"
+            )
+        if self.parts is not None and self.parts.inside_one_network and not self.parts.at_one_layer:
+            found.append(SAME_NETWORK)
+        return found
 
     def for_card(self) -> dict[str, Any]:
         """Return the scores as JSON values, without parts, classes and samples: what a model card shows."""
@@ -221,8 +256,7 @@ class Evaluation(Result):
             *(f.replace("_", " ") for f in figures),
             title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
-        if self.left_out:
-            table.caption = "; ".join(f"no {who}: {why}" for who, why in self.left_out.items())
+        table.caption = "; ".join([f"no {who}: {why}" for who, why in self.left_out.items()] + self.cautions) or None
         for who, row in self.scores.items():
             table.add_row(
                 who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""

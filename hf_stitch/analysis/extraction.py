@@ -15,7 +15,8 @@ from hf_stitch.analysis.caching.layers import LayerCache, Recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.samples import Batch
 from hf_stitch.processes import Processes
-from hf_stitch.representation import Pooling, Representation, concatenate
+from hf_stitch.registry import check_choice, check_number
+from hf_stitch.representation import POOLINGS, Pooling, Representation, concatenate
 from hf_stitch.resources import check_fits
 from hf_stitch.storage.cache import Cache
 
@@ -73,8 +74,8 @@ def extract_activations(
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_choice("pooling", pooling, POOLINGS)
+    check_number(1, batch_size=batch_size)
     if not isinstance(cache, bool | str | Path) or cache == "":
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     processes = Processes.of(accelerator)

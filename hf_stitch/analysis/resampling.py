@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.metrics.base import ActivationMetric, Metric, activation_metric
+from hf_stitch.registry import check_number
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -22,8 +23,7 @@ def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any
 
 def check_count(name: str, count: int) -> None:
     """Raise a ``ValueError`` if fewer than 2 resamples or permutations are requested."""
-    if count < 2:
-        raise ValueError(f"{name} must be at least 2, got {count}")
+    check_number(2, **{name: count})
 
 
 def rows_by_sample(samples: Any, n: int) -> list[Places]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,10 @@ from hf_stitch.tasks import check_head, logits_of, task_of
 Array = NDArray[np.float64]
 Answers = Mapping[str, Array]
 """Measure (``right``, ``agreement``, ``cross_entropy``, …) -> (n,) float64, one number per sample."""
+NULLS = ("identity", "mean_only", "chance")
+"""Baselines that carry nothing over from the source."""
+LOSSES = ("perplexity", "relative_perplexity", "cross_entropy", "bits_per_character", "bits_per_byte")
+"""Figures of which lower is better."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,13 @@ def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[A
     if source is None and stitched.parents is None:
         return None, "it is not in memory; pass source="
     found = stitched.parent("source") if source is None else load(source)
+    known = stitched.config.source["reference"].get("weights_hash")
+    if source is not None and known not in (None, found.pinned.weights_hash):
+        warnings.warn(
+            "the source has other weights than the source of this model, so its score says nothing about this model: "
+            "pass the network from which the model was made",
+            stacklevel=3,
+        )
     why = head_difference(found, target, str(stitched.task))
     return (None, why) if why else (found, "")
 
@@ -547,6 +558,27 @@ def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
     yield np.ones((1, n))
     for start in range(0, count, 50):
         yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
+
+
+def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
+    """Return the baselines that a stitched model does not beat, by the first figure that is defined.
+
+    A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
+
+    Args:
+        drawn: Predictor -> figure -> (1 + resamples,), on resamples that all predictors share.
+        rivals: The baselines.
+
+    Returns:
+        Their names.
+    """
+    own = drawn["stitched"]
+    figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
+    if figure is None:
+        return ()
+    sign = -1 if figure in LOSSES else 1
+    apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
+    return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
 
 
 def as_score(drawn: Array) -> Score:

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from hf_stitch.registry import check_choice
 from hf_stitch.tasks import class_loss
 
 Kind = Literal["inductive", "paper"]
@@ -58,8 +59,7 @@ class HeadConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        check_choice("kind", self.kind, get_args(Kind))
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
 

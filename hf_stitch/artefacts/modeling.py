@@ -61,7 +61,7 @@ from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, Settings, weights_hash
-from hf_stitch.registry import did_you_mean, registries
+from hf_stitch.registry import check_choice, did_you_mean, registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
@@ -397,6 +397,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             Whether its weights have changed. False if an older record contains no hash of the weights at the time.
         """
+        check_choice("side", side, ("source", "target"))
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
 

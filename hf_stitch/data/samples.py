@@ -22,6 +22,7 @@ from hf_stitch.data.columns import Modality, check_named, find_labels, find_samp
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
 from hf_stitch.processes import ALONE, Processes
+from hf_stitch.registry import check_number
 
 
 class RawSamples(list[Any]):
@@ -165,7 +166,7 @@ class Samples:
                 raise
             unread = no_classes(found[0], f"other values ({error})")  # matters only where labels are read
         names = table.classes(label) if isinstance(label, str) else None
-        return cls(Source(table, modality, columns, ids, labels, names, unread), range(len(table)))
+        return cls(Source(table, modality, columns, ids, labels, names, unread, len(found) > 1), range(len(table)))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -213,6 +214,16 @@ class Samples:
     def is_labelled(self) -> bool:
         """Whether the data have labels of any kind, also such that :attr:`labels` cannot read."""
         return self._source.labels is not None or bool(self._source.unread)
+
+    @property
+    def undecided(self) -> str:
+        """Which columns of the data could all contain the labels, and how to choose one; empty if it is known."""
+        return self._source.unread if self._source.undecided else ""
+
+    def unlabelled(self) -> Samples:
+        """Return the same samples without labels."""
+        none: dict[str, Any] = {"labels": None, "label_names": None, "numbers": None, "unread": "", "undecided": False}
+        return Samples(dataclasses.replace(self._source, **none), self._positions)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -342,7 +353,10 @@ class Samples:
         Raises:
             ValueError: A part would be empty.
         """
-        count = round(test_size * len(self)) if isinstance(test_size, float) else operator.index(test_size)
+        check_number(0, seed=seed)
+        if not isinstance(test_size, float):
+            check_number(1, test_size=test_size)
+        count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
         strata: dict[int, list[int]] = {}
@@ -371,8 +385,7 @@ class Samples:
         Raises:
             ValueError: ``batch_size`` is less than 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_number(1, batch_size=batch_size)
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:

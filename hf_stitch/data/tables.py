@@ -122,6 +122,8 @@ class Source:
     label_names: tuple[str, ...] | None
     unread: str = ""
     """Why the labels that the data have cannot be read; empty if they can, or there are none."""
+    undecided: bool = False
+    """Whether the reason is that several columns could be the labels."""
     numbers: tuple[int, ...] | None = None
     """The number of the class of each label, if labels are numbered in another order than that of the data."""
 
@@ -214,9 +216,12 @@ def as_label(value: Any, id_: Id) -> int | None:
     """Check a label and return it as an integer, also ``1.0``; ``None`` for a sample without one."""
     try:
         whole = isinstance(value, (float, np.floating)) and value.is_integer()
-        return None if value is None else int(value if whole else operator.index(value))
+        label = None if value is None else int(value if whole else operator.index(value))
     except TypeError as error:
         raise TypeError(f"labels must be integers, got {value!r} for sample {id_!r}") from error
+    if label is not None and label >= 2**31:
+        raise ValueError(f"labels must be numbers of classes, below 2**31, got {label} for sample {id_!r}")
+    return label
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:

@@ -13,6 +13,7 @@ from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import EPS, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import LI_2015, Paper
+from hf_stitch.registry import check_choice
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -57,8 +58,7 @@ class Permutation(ClosedFormMatcher):
     semi: bool = False
 
     def __post_init__(self) -> None:
-        if self.compare not in get_args(Compare):
-            raise ValueError(f"compare must be one of {', '.join(get_args(Compare))}, got {self.compare!r}")
+        check_choice("compare", self.compare, get_args(Compare))
         if not isinstance(self.semi, bool):
             raise ValueError(f"semi must be True or False, got {self.semi!r}")
 

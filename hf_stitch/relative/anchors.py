@@ -19,6 +19,7 @@ from hf_stitch.data import Batch, Id, Samples, check_same_order, paired_batches
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.processes import Processes
 from hf_stitch.reference import ModelReference
+from hf_stitch.registry import check_choice
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
@@ -149,6 +150,7 @@ class AnchorSet:
             ValueError: The samples differ from the anchors or are in another order, the pooling gives several rows per
                 sample, or representations repeat, are all equal, or differ from those already in the set.
         """
+        check_choice("pooling", pooling, POOLINGS)
         self.check_same(samples)
         adapter = load(model)
         reference = adapter.pinned
@@ -179,6 +181,7 @@ class AnchorSet:
             ValueError: The number of representations differs from that of the anchors, they repeat or are all equal, or
                 the set already contains this encoder and layer.
         """
+        check_choice("pooling", pooling, POOLINGS)
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
         added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
@@ -217,6 +220,7 @@ class AnchorSet:
         Returns:
             True if :meth:`values` would return them.
         """
+        check_choice("pooling", pooling, POOLINGS)
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
     def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
@@ -233,6 +237,7 @@ class AnchorSet:
         Raises:
             ValueError: The set does not contain them; the message lists what it contains.
         """
+        check_choice("pooling", pooling, POOLINGS)
         reference = model.pinned if isinstance(model, Adapter) else model
         if found := self._find(reference, layer, pooling):
             return found.values
@@ -306,22 +311,6 @@ class AnchorSet:
         if samples.fingerprint == self.fingerprint:
             return list(range(len(samples)))
         return [] if self.contents is None else self.contents.among(samples)
-
-    def check_apart(self, samples: Samples) -> None:
-        """Check that none of the samples is an anchor.
-
-        Args:
-            samples: Samples to score on.
-
-        Raises:
-            ValueError: Some are; the message counts them and names the first.
-        """
-        if places := self.among(samples):
-            raise ValueError(
-                f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.ids[places[0]]!r}: a "
-                "model scores too well on its own anchors. Leave them out with samples.select(…); their places are "
-                "AnchorSet.of(anchors).among(samples)"
-            )
 
     # -- files ------------------------------------------------------------------------------------------------------
     def save_pretrained(self, save_directory: str | Path) -> None:

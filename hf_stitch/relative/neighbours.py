@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hf_stitch.registry import check_choice
 from hf_stitch.relative.similarities import Cosine, Euclidean, Similarity, computable
 
 Near = Literal["cosine", "euclidean"]
@@ -50,10 +51,9 @@ def nearest(
                 [1, 2],
                 [2, 0]])
     """
+    check_choice("distance", distance, get_args(Near))
     if k < 1 or queries.ndim != 2:
         raise ValueError(f"nearest needs queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
-    if distance not in ("cosine", "euclidean"):
-        raise ValueError(f"distance must be 'cosine' or 'euclidean', got {distance!r}")
     _check_finite("query", queries, 0)
     similarity = Cosine() if distance == "cosine" else Euclidean()
     found = _Found(len(queries), k, computable(queries), largest=distance == "cosine")

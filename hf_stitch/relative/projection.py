@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hf_stitch.data import Id, check_same_order
 from hf_stitch.papers import MOSCHELLA_2023, Paper
-from hf_stitch.registry import registries
+from hf_stitch.registry import check_choice, registries
 from hf_stitch.relative.similarities import Bound, Similarity, computable
 from hf_stitch.stitches import Stitch
 from hf_stitch.stitches.base import as_dtype
@@ -92,8 +92,10 @@ class RelativeProjection(Stitch):
         aggregate: Aggregate = "concatenate",
         dtype: torch.dtype | str = torch.float32,
     ) -> None:
+        check_choice("normalise", normalise, (None, *get_args(Normalise)))
+        check_choice("aggregate", aggregate, get_args(Aggregate))
         several = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
-        _check_options(in_features, anchors, several, feature_step, similarity_step, normalise, subspaces, aggregate)
+        _check_options(in_features, anchors, several, feature_step, similarity_step, subspaces)
         spaces = len(several) * subspaces
         super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
         self.similarities = tuple(registries.similarities.build(each) for each in several)
@@ -343,9 +345,7 @@ def _check_options(
     similarities: Sequence[Any],
     feature_step: float | None,
     similarity_step: float | None,
-    normalise: str | None,
     subspaces: int,
-    aggregate: str,
 ) -> None:
     if anchors < 1:
         raise ValueError(f"a relative projection needs at least 1 anchor, got {anchors}")
@@ -354,12 +354,8 @@ def _check_options(
     for name, step in (("feature_step", feature_step), ("similarity_step", similarity_step)):
         if step is not None and not 0 < step < float("inf"):
             raise ValueError(f"{name} must be None or a number > 0, got {step!r}")
-    if normalise not in (None, *get_args(Normalise)):
-        raise ValueError(f"normalise must be None or one of {', '.join(get_args(Normalise))}, got {normalise!r}")
     if subspaces < 1 or in_features % subspaces:
         raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
-    if aggregate not in get_args(Aggregate):
-        raise ValueError(f"aggregate must be one of {', '.join(get_args(Aggregate))}, got {aggregate!r}")
 
 
 def _round(values: Tensor, step: float | None) -> Tensor:

@@ -56,6 +56,8 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"checkpoint_dir must be a folder, and {folder} is a file")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.lasting = folder, lasting
         self.rows = folder / f"rows-{rank}"

@@ -18,6 +18,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling, Representation
 
 
@@ -39,13 +40,11 @@ class Probe:
     """
 
     def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
+        check_choice("pooling", pooling, POOLINGS)
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
             raise ValueError(f"a probe needs at least 2 samples, got {len(self.samples)}")
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_number(1, batch_size=batch_size)
         self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:

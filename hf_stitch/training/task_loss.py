@@ -24,7 +24,7 @@ from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
-from hf_stitch.registry import registries
+from hf_stitch.registry import check_choice, registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks import check_head
@@ -164,8 +164,7 @@ class TaskLoss(TrainedMatcher):
                 continue
             if not (isinstance(value, float | int) and math.isfinite(value) and (value > 0 if above else value >= 0)):
                 raise ValueError(f"{name} must be a number {'>' if above else '>='} 0, got {value!r}")
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
+        check_choice("schedule", self.schedule, get_args(Schedule))
         _ = self.objective  # checks labels and penalties
         if self.orthogonal and getattr(initial, "rank", None) is not None:
             raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hf_stitch.registry import check_choice
 from hf_stitch.storage.folders import load_whole, replacing
 
 Architecture = Literal["standard", "jumprelu", "topk"]
@@ -66,11 +67,10 @@ class SparseAutoencoder(nn.Module):
         dtype: torch.dtype = torch.float32,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
+        check_choice("architecture", architecture, ARCHITECTURES)
         super().__init__()
         if d_in < 1 or d_sae < 1:
             raise ValueError(f"an autoencoder has at least one input and one feature, got {d_in} and {d_sae}")
-        if architecture not in ARCHITECTURES:
-            raise ValueError(f"the architecture must be one of {', '.join(ARCHITECTURES)}, got {architecture!r}")
         if (k is not None) != (architecture == "topk") or (k is not None and not 1 <= k <= d_sae):
             raise ValueError(f"topk, and it alone, needs k from 1 to {d_sae}, got k={k} for {architecture}")
         self.architecture: Architecture = architecture

@@ -25,24 +25,42 @@ four networks of another kind, other images of the same data were below .2; imag
 and images of another data set, were above .5."""
 
 
-def check_apart(stitched: StitchedModel, *sides: Samples | None) -> None:
-    """Check that no samples are anchors of the model, nor those of the other side (translations).
+def without_anchors(
+    stitched: StitchedModel, samples: Samples, others: Samples | None
+) -> tuple[Samples, Samples | None]:
+    """Leave out samples that are anchors of the model, on which it would score too well, with a warning.
 
     Args:
         stitched: The model.
-        *sides: Samples to score on.
+        samples: Samples to score on.
+        others: The same samples for the other side (translations).
+
+    Returns:
+        Both without the anchors.
 
     Raises:
-        ValueError: If some are.
+        ValueError: If all are anchors.
     """
     if stitched.anchors is None:
-        return
+        return samples, others
     recorded = (stitched.config.recipe or {}).get(FITTED)
-    paired = None if recorded is None else AnchorSet((), "", contents=ContentSketch.from_dict(recorded))
-    for samples in sides:
-        for anchors in (stitched.anchors, paired):
-            if samples is not None and anchors is not None:
-                anchors.check_apart(samples)
+    paired = [] if recorded is None else [AnchorSet((), "", contents=ContentSketch.from_dict(recorded))]
+    sides = [samples] if others is None else [samples, others]
+    places = {place for side in sides for anchors in (stitched.anchors, *paired) for place in anchors.among(side)}
+    if not places:
+        return samples, others
+    if len(places) == len(samples):
+        raise ValueError(
+            f"all {len(samples)} samples are anchors, so that none is left to score on: take the anchors from other "
+            "samples, or fewer"
+        )
+    warnings.warn(
+        f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.ids[min(places)]!r}: they are "
+        "left out of the scores, which would be too good",
+        stacklevel=3,
+    )
+    left = [place for place in range(len(samples)) if place not in places]
+    return samples.select(left), None if others is None else others.select(left)
 
 
 def warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:

@@ -29,9 +29,10 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.tasks import CLASSIFIES, check_head
-from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
@@ -171,8 +172,12 @@ def audit(
     """
     processes = Processes.of(accelerator)
     with processes.together("audit"):
-        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress, processes)
+        models: list[StitchedModel] = [stitched] if isinstance(stitched, StitchedModel) else []
+        if not models and isinstance(stitched, Iterable):
+            models = list(stitched)
+        elif not models:
+            raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
         whole = _check(models, target)
         samples = Samples.of(data)
         others = samples if paired_data is None else Samples.of(paired_data)
@@ -181,12 +186,17 @@ def audit(
             samples = numbered_as(samples, models[0].config)
         else:
             warn_of_unused_labels(samples, models[0].task)
+        for model in models:
+            samples, twins = without_anchors(model, samples, others)
+            others = others if twins is None else twins
         shares = [_check_samples(model, samples, others) for model in models]
         known, scored = _known(others, train_data, whole, seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         watching = labelled("detectors", detectors)
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
+        if not watching:
+            raise ValueError("detectors must contain at least one detector, got none")
         alone = [
             (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
             else source_alone(model, source, whole)
@@ -229,8 +239,9 @@ class _Options:
             raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {self.min_relative_accuracy}")
         if not 0 <= self.max_dose < float("inf"):
             raise ValueError(f"max_dose must be at least 0 and finite, got {self.max_dose}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_number(1, batch_size=self.batch_size)
+        check_number(0, seed=self.seed)
+        check_number(2, resamples=self.resamples)
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
@@ -255,7 +266,6 @@ def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> f
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
     if model.task in CLASSIFIES:
         warn_of_other_classes(samples, model.config)
-    check_apart(model, samples, others)
     warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:

@@ -23,6 +23,7 @@ from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
+from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling
 
 if TYPE_CHECKING:
@@ -128,16 +129,13 @@ def compare(
         >>> atlas["linear_cka"].shape, atlas.n, dict(atlas.routes)
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    if align not in ALIGN:
-        raise ValueError(f"align must be one of {', '.join(ALIGN)}, got {align!r}")
+    check_choice("pooling", pooling, POOLINGS)
+    check_choice("align", align, ALIGN)
     if align == "offsets" and pooling != "none":
         raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if permutations < 0:
-        raise ValueError(f"permutations must be 0 (no test) or more, got {permutations}")
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
+    check_number(0, permutations=permutations)
     if permutations and pooling == "none":
         raise ValueError(
             "a permutation test of the layers exchanges samples, so that it needs one row per sample: use "

@@ -20,6 +20,7 @@ from hf_stitch.analysis.comparison.weights import compare_all_weights, sorted_me
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.workflows._compare import Comparable, side_of, weight_side
 from hf_stitch.workflows._networks import named_layers, named_networks
@@ -105,13 +106,12 @@ def compare_all(
         >>> found.networks, found.between("0", "2")["linear_cka"].shape
         (('0', '1', '2'), (2, 2))
     """
+    check_choice("pooling", pooling, POOLINGS)
     named = named_networks(networks)
     if len(named) < 2:
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed, resamples=resamples)
     chosen = named_layers(named, layers)
     processes = Processes.of(accelerator)
     with processes.together("compare_all"):

@@ -17,6 +17,7 @@ from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import (
+    NULLS,
     Answers,
     Array,
     Whole,
@@ -24,17 +25,19 @@ from hf_stitch.analysis.scoring import (
     as_score,
     check_place,
     figures_of,
+    not_beaten,
     reference,
     source_alone,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import Processes
+from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
-from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks import CLASSIFIES
-from hf_stitch.workflows._anchors import check_apart, warn_of_other_activations
+from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -130,7 +133,7 @@ def evaluate(
         stitched model. With ``plan=True``, the plan.
 
     Raises:
-        ValueError: If ``examples`` is out of range or the model has no head, samples are anchors of the model, an
+        ValueError: If ``examples`` is out of range or the model has no head, all samples are anchors of the model, an
             output of a model without a head has no vector per sample, the target network is neither in memory nor
             named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
 
@@ -147,14 +150,14 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not isinstance(stitched, StitchedModel):
+        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed, examples=examples)
+    check_number(2, resamples=resamples)
     processes = Processes.of(accelerator)
-    if examples < 0 or (examples and stitched.task is None):
-        raise ValueError(
-            f"examples must be at least 0, got {examples}" if examples < 0 else
-            f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out"
-        )  # fmt: skip
+    if examples and stitched.task is None:
+        raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
     with processes.together("evaluate"):
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)
@@ -164,7 +167,9 @@ def evaluate(
             warn_of_other_classes(samples, stitched.config)
         else:
             warn_of_unused_labels(samples, stitched.task)
-        check_apart(stitched, samples, others)
+        if others is not None:
+            check_same_order(samples.ids, others.ids)
+        samples, others = without_anchors(stitched, samples, others)
         warn_of_other_activations(stitched, samples)
         for name, layer in (baselines or {}).items():
             check_place(stitched, name, layer)
@@ -202,11 +207,16 @@ def evaluate(
                 "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
                 stacklevel=2,
             )
-        scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-        return Evaluation(
-            stitched.task or TASK, len(samples), samples.fingerprint, scores, fitted, left_out,
-            StitchedParts.of(stitched, alone, whole), confusion, shown,
+        parts = StitchedParts.of(stitched, alone, whole)
+        exact = parts.at_one_layer or isinstance(stitched.stitch.body, IdentityStitch)
+        result = Evaluation(
+            stitched.task or TASK, len(samples), samples.fingerprint,
+            {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()},
+            fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
+        if result.no_better:
+            warnings.warn(result.cautions[0], stacklevel=2)
+        return result
 
 
 def _planned(

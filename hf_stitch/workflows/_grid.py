@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +27,7 @@ from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.resampling import check_count
-from hf_stitch.analysis.scoring import check_labels, head_difference
+from hf_stitch.analysis.scoring import check_labels, head_difference, not_beaten
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -35,7 +36,8 @@ from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.representation import Pooling
+from hf_stitch.registry import check_choice, check_number
+from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -44,6 +46,7 @@ from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import check_causal, labelled
 from hf_stitch.workflows._networks import (
+    ALIGN,
     Align,
     aligned,
     check_lengths,
@@ -171,6 +174,10 @@ def stitch_grid(
         >>> grid["lstsq"].shape, grid.n
         ((2, 2), 40)
     """
+    check_choice("pooling", pooling, POOLINGS)
+    check_choice("align", align, ALIGN)
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
     processes = Processes.of(accelerator)
     with processes.together("stitch_grid"):
         check_runs(a=a, b=b)
@@ -410,12 +417,26 @@ def _scored(
                     cells[:, sides.layers_a.index(la), sides.layers_b.index(lb)] = values[:, place]
             scores[label][figure] = with_interval(cells)
             p_values[label][figure] = differences_from_best(cells, figure)
-    return StitchGrid(
+    no_better = [
+        cell_name(*cell)
+        for place, cell in enumerate(measures.stitches)
+        if not_beaten(
+            {
+                "stitched": {figure: values[:, place] for figure, values in drawn["stitched"].items()},
+                "mean_only": {figure: values[:, columns[place]] for figure, values in drawn["mean_only"].items()},
+                **{name: drawn[name] for name in ("chance",) if name in drawn},
+            }
+        )
+    ]
+    grid = StitchGrid(
         scores,
         {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
         p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined=undefined,
-        recipe=recipe, stitches=measures.stitches, networks=(sides.source, sides.target),
+        recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches, networks=(sides.source, sides.target),
     )  # fmt: skip
+    if no_better:
+        warnings.warn(grid.cautions[0], stacklevel=3)
+    return grid
 
 
 def _watched(

@@ -12,6 +12,7 @@ from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.layers import layer_names
 from hf_stitch.data import Samples
+from hf_stitch.registry import check_name
 from hf_stitch.tasks import task_of
 
 T = TypeVar("T")
@@ -47,11 +48,9 @@ def read_by(source: Adapter, target: Adapter, align: Align, own: bool) -> Adapte
         own: Whether maps also take the embedding of each token in the target.
 
     Raises:
-        ValueError: If ``align`` has another value, ``own`` is set without ``"prefix"``, or one of the networks cannot
+        ValueError: If ``own`` is set without ``"prefix"``, or one of the networks cannot
             be aligned so.
     """
-    if align not in ALIGN:
-        raise ValueError(f"align must be {' or '.join(map(repr, ALIGN))}, got {align!r}")
     if align == "prefix":
         return PrefixAdapter(source, target, own=own)
     if own:
@@ -96,6 +95,10 @@ def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
     if not isinstance(networks, Iterable) or isinstance(networks, str | nn.Module):
         shown = repr(networks) if isinstance(networks, str) else type(networks).__name__
         raise TypeError(f"networks must be a list of networks, or a dict of names and networks, got {shown} alone")
+    if not networks:
+        raise ValueError("networks must contain at least one network, got none")
+    if isinstance(networks, Mapping):
+        check_name(**{f"name {place} of networks": name for place, name in enumerate(networks)})
     return dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -15,8 +15,9 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
+from hf_stitch.registry import check_choice, check_name, check_number
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
-from hf_stitch.representation import Pooling, RepresentationSpec
+from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._swap import as_space
 
@@ -95,6 +96,10 @@ def relative_model(
         >>> model(input=torch.randn(5, 4)).logits.shape
         torch.Size([5, 3])
     """
+    check_choice("pooling", pooling, POOLINGS)
+    check_choice("kind", kind, get_args(Kind))
+    check_number(1, batch_size=batch_size, **({} if num_labels is None else {"num_labels": num_labels}))
+    check_name(layer=layer)
     processes = Processes.of(None)
     with processes.together("relative_model"):
         source = load_on(encoder, processes.device)

@@ -32,8 +32,8 @@ from hf_stitch.matchers.fitting import (
 )
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import registries
-from hf_stitch.representation import Pooling
+from hf_stitch.registry import check_choice, check_name, check_number, registries
+from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
@@ -41,7 +41,7 @@ from hf_stitch.tasks import CLASSIFIES, logits_of, task_of
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._methods import check_causal
-from hf_stitch.workflows._networks import Align, aligned, check_lengths, check_runs, read_by
+from hf_stitch.workflows._networks import ALIGN, Align, aligned, check_lengths, check_runs, read_by
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -161,6 +161,11 @@ def stitch(
         >>> hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1").stitch.body.fitted["n"]
         160
     """
+    check_choice("pooling", pooling, POOLINGS)
+    check_choice("align", align, ALIGN)
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
+    check_name(source_layer=source_layer, target_layer=target_layer)
     processes = Processes.of(accelerator)
     with processes.together("stitch"):
         check_runs(source=source, target=target)

@@ -23,9 +23,9 @@ from hf_stitch.matchers.fitting import fit_layer
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import registries
+from hf_stitch.registry import check_choice, check_name, check_number, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import Pooling, RepresentationSpec
+from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
@@ -126,6 +126,11 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
+    check_choice("pooling", pooling, (None, *POOLINGS))
+    check_number(1, batch_size=batch_size)
+    check_number(0, seed=seed)
+    layers = {"encoder_layer": encoder_layer, "target_layer": target_layer}
+    check_name(**{name: layer for name, layer in layers.items() if layer is not None})
     processes = Processes.of(None)
     with processes.together("swap"):
         check_runs(model=model, encoder=encoder)

@@ -108,8 +108,10 @@ def test_values_match_the_metric_functions(cnn: Adapter, vit: Adapter, images: T
     atlas = compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=16, progress=False)
     x, y = captured(cnn, images, pooling), captured(vit, images, pooling)
     assert atlas.layers_a == cnn.layers and atlas.layers_b == vit.layers and atlas.n == N
-    for metric, values in zip(map(registries.metrics.build, metrics), atlas.values.values(), strict=True):
-        np.testing.assert_allclose(values, expected(metric, x, y), rtol=1e-9, atol=1e-9, err_msg=metric.name)
+    for metric, (label, values) in zip(map(registries.metrics.build, metrics), atlas.values.items(), strict=True):
+        wanted, told = expected(metric, x, y), np.isnan(values)  # undefined where independent rows score as much
+        assert told.sum() == len([pair for pair in atlas.undefined if pair.startswith(f"{label}: ")])
+        np.testing.assert_allclose(values[~told], wanted[~told], rtol=1e-9, atol=1e-9, err_msg=metric.name)
 
 
 def test_positions_are_resized_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
@@ -574,3 +576,35 @@ def test_several_metrics_show_the_value_of_the_namesake_where_another_layer_matc
     assert "│ x │ y 0.400 (x 0.200) │ x 0.100 │" in shown
     assert "0 of 2 layers of a match their namesake in b by linear_cka" in shown
     assert "2 of 2 layers of a match their namesake in b by procrustes" in shown
+
+
+def _wide(seed: int, width: int) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    return hf_stitch.load(nn.Sequential(nn.Linear(4, width), nn.Tanh()), example_inputs=torch.randn(2, 4))
+
+
+def test_fewer_than_three_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 3 samples, got 2"):
+        compare(_wide(0, 8), _wide(1, 8), torch.randn(2, 4), pooling="flatten", progress=False)
+
+
+def test_a_value_that_independent_rows_reach_too_is_undefined_with_the_reason() -> None:
+    a, b = _wide(0, 200), _wide(1, 200)
+    reason = r"independent rows score 0\.9\d on 10 samples .*pass more samples.*debiased"
+    with pytest.raises(ValueError, match=reason):
+        compare(a, b, torch.randn(10, 4), pooling="flatten", progress=False)
+    enough = compare(a, b, torch.randn(60, 4), pooling="flatten", progress=False)
+    debiased = compare(
+        a, b, torch.randn(10, 4), metrics=["linear_cka:debiased=True"], pooling="flatten", progress=False
+    )
+    assert not enough.undefined and not debiased.undefined
+
+
+def test_only_pairs_of_layers_that_are_too_wide_are_undefined() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 200), nn.Tanh())
+    a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+    atlas = compare(
+        a, a, torch.randn(10, 4), layers_a=["1", "3"], layers_b=["1", "3"], pooling="flatten", progress=False
+    )
+    assert np.isnan(atlas["linear_cka"]).tolist() == [[False, False], [False, True]]

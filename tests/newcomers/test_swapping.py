@@ -141,11 +141,15 @@ PLACE: dict[str, Any] = {"target_layer": "3", "encoder_layer": "3", "task": TASK
 def test_a_swap_is_scored_neither_on_its_anchors_nor_on_some_of_them() -> None:
     data = labelled(200)
     anchors = data.take(50)
-    for samples in (anchors, data, data.select(range(49, 200))):
-        with pytest.raises(ValueError, match=r"samples are anchors, the first is \d+: a model scores too well"):
-            hf_stitch.swap(encoder(), encoder(1), anchors, data=samples, **PLACE)
+    with pytest.raises(ValueError, match="all 50 samples are anchors, so that none is left to score on"):
+        hf_stitch.swap(encoder(), encoder(1), anchors, data=anchors, **PLACE)
     held_out = data.select(range(50, 200))
-    assert hf_stitch.swap(encoder(), encoder(1), anchors, data=held_out, **PLACE).evaluation.n == 150
+    alone = hf_stitch.swap(encoder(), encoder(1), anchors, data=held_out, **PLACE).evaluation
+    for samples, some in ((data, "50 of 200"), (data.select(range(49, 200)), "1 of 151")):
+        with pytest.warns(UserWarning, match=rf"{some} samples are anchors, the first is \d+: they are left out"):
+            swapped = hf_stitch.swap(encoder(), encoder(1), anchors, data=samples, **PLACE)
+        assert swapped.evaluation.n == 150
+        assert swapped.evaluation.scores == alone.scores
 
 
 def test_a_saved_model_knows_its_anchors_by_their_contents(tmp_path: Path) -> None:
@@ -160,8 +164,8 @@ def test_a_saved_model_knows_its_anchors_by_their_contents(tmp_path: Path) -> No
         [*next(renamed.batches(9)).samples, *next(anchors.take(1).batches(1)).samples], label=[0] * 10
     )
     for scored in (model, swapped):
-        with pytest.raises(ValueError, match="1 of 10 samples are anchors, the first is 9"):
-            hf_stitch.evaluate(scored, mixed, target=model, progress=False)
+        with pytest.warns(UserWarning, match="1 of 10 samples are anchors, the first is 9"):
+            assert hf_stitch.evaluate(scored, mixed, target=model, progress=False).n == 9
         assert hf_stitch.evaluate(scored, renamed, target=model, progress=False).n == 9
     assert swapped.anchors.among(mixed) == [9]
 

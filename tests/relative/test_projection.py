@@ -174,7 +174,7 @@ GOOD = draw(5, 4)
         (lambda: RelativeProjection(4, 0), "at least 1 anchor, got 0"),
         (lambda: RelativeProjection(4, 5, []), "at least one similarity"),
         (lambda: RelativeProjection(4, 5, subspaces=3), "must divide the 4 features, got 3"),
-        (lambda: RelativeProjection(4, 5, normalise="batch"), "None or one of l2, layer, got 'batch'"),
+        (lambda: RelativeProjection(4, 5, normalise="batch"), "one of None, l2, layer, got 'batch'"),
         (lambda: RelativeProjection(4, 5, aggregate="sum"), "concatenate, mlp_sum, got 'sum'"),
         (lambda: RelativeProjection(4, 5, similarity_step=0), "similarity_step must be None or a number > 0, got 0"),
         (lambda: RelativeProjection(4, 5, "cosin"), "did you mean 'cosine'"),
@@ -216,7 +216,7 @@ def test_nearest_rows_are_those_of_all_rows_at_once(distance: Any) -> None:
     [
         ({"k": 54}, "got k=54 and 53 rows"),
         ({"k": 0}, "k >= 1"),
-        ({"distance": "l1"}, "distance must be 'cosine' or 'euclidean', got 'l1'"),
+        ({"distance": "l1"}, "distance must be one of cosine, euclidean, got 'l1'"),
     ],
 )
 def test_a_wrong_search_is_refused(options: dict[str, Any], message: str) -> None:

@@ -422,7 +422,6 @@ def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
     text = page([atlas_of()])
     assert (
         "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: "
-        "layer1 for layer2, 0.875 after 1.000"
-        in text
+        "layer1 for layer2, 0.875 after 1.000" in text
     )
     assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import resources
-from hf_stitch.analysis import extract_activations
 from hf_stitch.adapters.pins import Pins
+from hf_stitch.analysis import extract_activations
 from hf_stitch.cli import app
 from hf_stitch.storage.cache import Cache
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.identification import Identification, identify_layers
-from hf_stitch.registry import options_in
+from hf_stitch.registry import check_choice, options_in
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
@@ -514,8 +514,7 @@ class SimilarityAtlas(Result):
 
     def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layers of a side and those of the other."""
-        if axis not in ("a", "b"):
-            raise ValueError(f"axis must be 'a' or 'b', got {axis!r}")
+        check_choice("axis", axis, get_args(Axis))
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
     def _best(self, label: str, axis: str) -> dict[int, int]:

@@ -6,7 +6,8 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.comparison.atlas import LayerSize, SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
-from hf_stitch.analysis.comparison.layer_reader import LayerReader
+from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
 from hf_stitch.analysis.comparison.routes import (
     ComparisonPlan,
     flops_of_permutation,
@@ -43,6 +44,12 @@ Then = Callable[[Sequence[Tensor], Mapping[str, Array]], None]
 
 _SHOWN = 3
 """Number of layers listed in an error message."""
+
+
+LEAST = 3
+"""Samples of a comparison: two differ in one direction only, which every pair of layers has in common."""
+BY_CHANCE, CHEAP = 0.9, 1024
+"""A similarity that independent rows must not exceed, and the widest of these rows."""
 
 
 class Comparison:
@@ -190,6 +197,7 @@ class Comparison:
         for label, found in values.items():
             for collector in collectors:
                 found[:, collector.group.places], why = collector.values(label)
+                why = self._by_chance(label, collector.group, found) | why
                 undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in why.items()}
             if np.isnan(found).all():
                 reason = undefined[pair_name(label, layers_a[0], layers_b[0])]
@@ -198,6 +206,23 @@ class Comparison:
                     f"{layers_b[0]!r} of b: {reason}"
                 )
         return values, undefined
+
+    def _by_chance(self, label: str, group: Group, found: Array) -> dict[tuple[int, int], str]:
+        """Mark pairs of layers whose similarity is no evidence, as independent rows of their widths reach it too."""
+        metric, reader = self._metrics[label], self._reader
+        if reader.pooling == "none" or not metric.higher_is_better or metric.range[1] != 1 or metric.labelled:
+            return {}
+        why = {}
+        for i, j in product(range(len(reader.layers_a)), group.places):
+            own, other = group.x[group.of_a[i]], group.y[group.of_b[group.places.index(j)]]
+            widths = (reader.width(own), reader.width(other))
+            if reader.n < 2 * max(widths) and (value := _chance(metric, reader.n, *widths)) > BY_CHANCE:
+                found[i, j] = np.nan
+                why[i, j] = (
+                    f"independent rows score {value:.2f} on {reader.n} samples of {widths[0]} and {widths[1]} "
+                    "features, so that the value is no evidence; pass more samples, or use linear_cka:debiased=True"
+                )
+        return why
 
     def _sizes(self) -> dict[str, dict[str, LayerSize]]:
         """Return width and share of the parameters of each layer."""
@@ -223,6 +248,17 @@ class Comparison:
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
         }  # fmt: skip
         return shareable(described)
+
+
+@cache
+def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
+    """Return the value of a metric on independent normal rows, of widths that stay cheap; NaN if it is undefined."""
+    random = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, min(width, CHEAP), generator=random, dtype=torch.float64) for width in widths)
+    try:
+        return float(metric.function(x, y, **metric.options))
+    except ValueError:
+        return float("nan")
 
 
 def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
@@ -253,6 +289,8 @@ def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
+    if reader.n < LEAST:
+        raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
         if metric.minibatched and reader.pooling != "none" and stop - start < least:

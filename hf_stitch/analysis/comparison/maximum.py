@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.permutation import pairing
 from hf_stitch.metrics import ActivationMetric
+from hf_stitch.registry import check_choice
 
 Array = NDArray[np.float64]
 
@@ -81,7 +82,11 @@ class MaximumTest:
 
         Returns:
             (layers of the side,) float64.
+
+        Raises:
+            ValueError: If there is no such side.
         """
+        check_choice("axis", axis, ("a", "b"))
         scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
         return _p_values(scores[np.arange(len(scores)), places][None], maxima)
 

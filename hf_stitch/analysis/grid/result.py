@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
 from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.evaluation import SAME_NETWORK
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.analysis.scoring import Score
@@ -81,6 +82,8 @@ class StitchGrid(Result):
             tell far samples apart, its other figures are no evidence.
         undefined: Stitch (``"matcher: layer of a -> layer of b"``) -> why it is undefined.
         recipe: Record for reproducing the grid.
+        no_better: Stitches that do not beat ``mean_only`` or ``chance``: the 95% interval of the paired difference of
+            the first figure is not above 0.
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
         networks: Source and target; not saved.
 
@@ -109,6 +112,7 @@ class StitchGrid(Result):
     detections: Mapping[str, Detection] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    no_better: tuple[str, ...] = ()
     stitches: Mapping[tuple[str, str, str], StitchingLayer] | None = field(
         default=None, repr=False, metadata={"saved": False}
     )
@@ -444,6 +448,7 @@ class StitchGrid(Result):
             f"{name} {best(row[figure].reshape(-1, 3)[:, 0]):.3f}" for name, row in self.baselines.items()
         )
         caption = [f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else ""), *self._gaps()]
+        caption += self.cautions
         blind = [f"{label} at {layer}" for label, found in self.detections.items() for layer in found.blind]
         if self.detections and not all("far" in found.controls for found in self.detections.values()):
             caption.append("without far_data, it is unknown whether the detectors tell any samples apart")
@@ -458,6 +463,21 @@ class StitchGrid(Result):
         for i, layer in enumerate(self.layers_a):
             table.add_row(Text(layer), *(Text(self._best(matcher, figure, i)) for matcher in self.matchers))
         return table
+
+    @property
+    def cautions(self) -> list[str]:
+        """What the scores are no evidence of, in sentences."""
+        found = []
+        if self.no_better:
+            found.append(
+                f"{len(self.no_better)} of {len(self.matchers) * len(self.layers_a) * len(self.layers_b)} stitches are "
+                f"no better than the mean activations of the target or chance, by {self.figures[0].replace('_', ' ')} "
+                f"(the 95% interval of the paired difference is not above 0), first {self.no_better[0]}"
+            )
+        a, b = ((self.recipe.get(side) or {}).get("weights_hash") for side in "ab")
+        if a is not None and a == b and len({*self.layers_a, *self.layers_b}) > 1:
+            found.append(SAME_NETWORK)
+        return found
 
     def _gaps(self) -> Iterator[str]:
         """Describe how many stitches of each matcher are undefined, with the first of the reasons."""

@@ -17,6 +17,7 @@ from hf_stitch.artefacts.card import plain
 from hf_stitch.artefacts.files import STITCHER
 from hf_stitch.artefacts.manifest import stale
 from hf_stitch.hub import CARD
+from hf_stitch.registry import check_choice
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 from hf_stitch.storage.folders import replacing
@@ -73,8 +74,7 @@ class EmbeddingMap:
         if layer.source.layout != "bd" or layer.target.layout != "bd":
             raise ValueError(f"an embedding map maps vectors, got a stitch from {layer.source} to {layer.target}")
         for key, known in (("direction", Direction), ("metric", Metric)):
-            if record.get(key) not in get_args(known):
-                raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {record.get(key)!r}")
+            check_choice(key, record.get(key), get_args(known))
         self.stitcher = stitcher
         self.direction: Direction = record["direction"]
         self.metric: Metric = record["metric"]
@@ -110,6 +110,8 @@ class EmbeddingMap:
         Returns:
             The map.
         """
+        check_choice("direction", direction, get_args(Direction))
+        check_choice("metric", metric, get_args(Metric))
         record = {
             "direction": direction,
             "metric": metric,
@@ -197,8 +199,8 @@ class EmbeddingMap:
             ``(n, out_features)`` float32; of length 1 if :attr:`normalized`.
 
         Raises:
-            ValueError: If the width is wrong, a row is not finite, is zero where it must not be, or the map was fitted
-                to normalised vectors and these are not.
+            ValueError: If the width is wrong, a row is not finite or zero where it must not be, before or after the
+                map, or the map was fitted to normalised vectors and these are not.
         """
         rows = read_vectors(vectors)
         if rows.shape[1] != self.in_features:
@@ -217,6 +219,7 @@ class EmbeddingMap:
             batch = torch.from_numpy(np.array(rows[start : start + BATCH], dtype=np.float32))
             found = self.stitch(batch).numpy()
             mapped[start : start + BATCH] = normalized(found) if self.normalized else found
+        check_vectors(mapped, "the mapped vectors", metric=self.metric)
         return mapped
 
     def affine(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hf_stitch.registry import check_choice
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Rows, VectorStore
 from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
@@ -69,6 +70,7 @@ class LazyUpgrade:
         metric: Metric = "cosine",
         every: int = 1000,
     ) -> None:
+        check_choice("metric", metric, get_args(Metric))
         self.store, self.encoder, self.texts, self.metric, self.every = store, encoder, texts, metric, every
         self.embedded = 0
         place = Path(kept).expanduser()
@@ -258,9 +260,9 @@ def rows_first(
         >>> set(asked.tolist()) == set(exact_search(documents[[4]], documents, 10)[0][0].tolist())
         True
     """
+    check_choice("first", first, get_args(First))
+    check_choice("metric", metric, get_args(Metric))
     there = read_vectors(documents, "documents")
-    if first not in get_args(First):
-        raise ValueError(f"first must be one of {', '.join(get_args(First))}, got {first!r}")
     if not 1 <= count <= len(there):
         raise ValueError(f"count must be from 1 to the number of documents, {len(there)}, got {count}")
     if (first == "asked") != (queries is not None):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hf_stitch.registry import check_choice
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_vectors, normalized, read_vectors
@@ -78,7 +79,7 @@ class System:
 
 def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:
     if metric == "cosine":
-        queries, documents = (side / side.norm(dim=1, keepdim=True).clamp(min=1e-12) for side in (queries, documents))
+        queries, documents = (torch.from_numpy(normalized(side.numpy())) for side in (queries, documents))
     found = queries @ documents.T
     if metric == "l2":
         found = 2 * found - documents.square().sum(1)  # the length of the query changes no ranking
@@ -106,6 +107,7 @@ def exact_search(
         >>> exact_search([[1.0, 0.1]], [[0.0, 1.0], [2.0, 0.0]], k=2)[0].tolist()
         [[1, 0]]
     """
+    check_choice("metric", metric, get_args(Metric))
     asked, there = read_vectors(queries, "queries"), read_vectors(documents, "documents")
     _same_width(asked, there, "queries", "documents")
     if not 1 <= k <= len(there):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hf_stitch.registry import check_choice
 from hf_stitch.storage.files import write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
@@ -51,7 +52,10 @@ def read_vectors(given: Any, name: str = "vectors") -> Vectors:
         (3, 2)
     """
     if isinstance(given, str | Path):
-        given = np.load(given, mmap_mode="r")
+        try:
+            given = np.load(given, mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{name}: {given} is no .npy file of numbers") from error
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
@@ -116,8 +120,7 @@ def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "
         ValueError: If a row has NaN or infinite values, or is zero where lengths are divided by; the message has the
             numbers of the first rows.
     """
-    if metric not in get_args(Metric):
-        raise ValueError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}")
+    check_choice("metric", metric, get_args(Metric))
     start = 0
     for batch in batches(vectors):
         bad = ~np.isfinite(batch).all(1)
@@ -148,6 +151,11 @@ def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """
     vectors = np.asarray(vectors, dtype=np.float32)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    wild = ~((lengths > 1e-18) & (lengths < 1e18))[:, 0]  # float32 rounds their squares to 0 or infinity
+    if wild.any():
+        vectors, largest = vectors.copy(), np.abs(vectors[wild]).max(1, keepdims=True)
+        vectors[wild] /= np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        lengths[wild] = np.linalg.norm(vectors[wild], axis=1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
@@ -191,6 +199,7 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
             ...
         ValueError: the rows do not correspond: 50 old vectors and 40 new ones
     """
+    check_choice("metric", metric, get_args(Metric))
     if len(source) != len(target):
         raise ValueError(f"the rows do not correspond: {len(source)} old vectors and {len(target)} new ones")
     for name, side in (("the old vectors", source), ("the new vectors", target)):

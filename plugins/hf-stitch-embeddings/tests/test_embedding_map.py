@@ -157,3 +157,18 @@ def test_maps_of_unit_vectors_refuse_others() -> None:
     made(old[:5])
     with pytest.raises(ValueError, match="normalise them first"):
         made(3 * old[:5])
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+def test_vectors_of_any_size_that_float32_holds_keep_their_direction(size: float) -> None:
+    identity = EmbeddingMap.of(LinearStitch.of(weight=torch.eye(4)))
+    vectors, large = rows(50, 4), rows(50, 4) * np.float32(size)
+    np.testing.assert_allclose(normalized(large), normalized(vectors), atol=1e-6)
+    np.testing.assert_allclose(identity(large), normalized(vectors), atol=1e-6)
+    assert (exact_search(large, large, 1)[0][:, 0] == np.arange(50)).all()
+
+
+@pytest.mark.parametrize(("weight", "size"), [(torch.full((4, 4), 1e10), 1e30), (torch.zeros(4, 4), 1)])
+def test_vectors_that_no_cosine_compares_are_refused_after_the_map_too(weight: torch.Tensor, size: float) -> None:
+    with pytest.raises(ValueError, match=r"mapped vectors: 3 of rows 0 to 2 have (only zeros|NaN or infinite values)"):
+        EmbeddingMap.of(LinearStitch.of(weight=weight))(np.full((3, 4), size, np.float32))

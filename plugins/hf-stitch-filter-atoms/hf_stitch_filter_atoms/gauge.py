@@ -49,10 +49,10 @@ def set_gauge(models: Sequence[nn.Module], gauge: Literal["orthonormal_coefficie
         >>> torch.allclose(columns.T @ columns, torch.eye(9), atol=1e-5)
         True
     """
-    if not models:
-        raise ValueError("there is no model to bring into a gauge")
     if not isinstance(gauge, nn.Module) and gauge != "orthonormal_coefficients":
         raise ValueError(f"gauge must be 'orthonormal_coefficients' or a network, got {gauge!r}")
+    if not models:
+        raise ValueError("there is no model to bring into a gauge")
     layers = [atomized(model) for model in models]
     reference = atomized(gauge) if isinstance(gauge, nn.Module) else None
     _check_shared([*layers, *([reference] if reference else [])])

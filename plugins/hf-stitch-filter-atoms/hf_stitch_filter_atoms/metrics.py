@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from hf_stitch.metrics import NotComparable, WeightMetric
 from hf_stitch.papers import Paper
+from hf_stitch.registry import check_choice
 from hf_stitch.statistics import Weights
 from hf_stitch_filter_atoms.patches import loaded
 from hf_stitch_filter_atoms.reading import (
@@ -236,6 +237,7 @@ def _read_atoms(model: nn.Module) -> dict[str, Weights]:
 
 def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
     """Atoms in a gauge, ``(m, kh·kw)``."""
+    check_choice("gauge", gauge, get_args(Gauge))
     atoms = weights.tensors["atoms"].double().flatten(1)
     if gauge == "trained":
         return atoms

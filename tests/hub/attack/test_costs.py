@@ -22,8 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_stitch.adapters import load_recorded
 from hf_stitch.adapters.sealed import SealedError, sealed
-from hf_stitch.artefacts.record import FEW, check_counts
 from hf_stitch.adapters.skeleton import SECONDS, TooCostlyError, weightless
+from hf_stitch.artefacts.record import FEW, check_counts
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 

@@ -22,7 +22,10 @@ class _Served(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         mapped: Tensor = self.stitch.transform(vectors)
-        return mapped / mapped.norm(dim=1, keepdim=True) if self.normalized else mapped
+        if not self.normalized:
+            return mapped
+        mapped = mapped / mapped.abs().amax(dim=1, keepdim=True)  # so that no square is 0 or infinite
+        return mapped / mapped.norm(dim=1, keepdim=True)
 
 
 def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:

@@ -1,0 +1,231 @@
+"""Options of everything public: a wrong value is named before any work."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_stitch
+
+from public import Public, choices, outside, publics  # isort: skip
+
+WRONG = "no such choice"
+UNCHECKED = {
+    "hf_stitch.Representation.check_padding_known: pooling",
+    "hf_stitch.Representation.row_samples: pooling",
+    "hf_stitch.Representation.to_layout: layout",
+    "hf_stitch.SimilarityAtlas.best_matches: axis",
+    "hf_stitch.SimilarityAtlas.match_p_values: axis",
+    "hf_stitch.StitchedModel.parent: allow_changed",
+    "hf_stitch.StitchedModel.parent: side",
+    "hf_stitch.Stitcher.attach: allow_changed",
+    "hf_stitch.analysis.Identification.favourite: axis",
+    "hf_stitch.analysis.Identification.verdicts: axis",
+    "hf_stitch.metrics.ActivationMetric.min_rows: side",
+    "hf_stitch.plots.strips: parts",
+    "hf_stitch.statistics.Statistic.add_state: reduce",
+    "hf_stitch.training.DynamicsRecorder: pooling",
+    "hf_stitch.training.ProbingCallback: every",
+    "hf_stitch.training.SimilarityCallback: pooling",
+    "hf_stitch_embeddings.EmbeddingMap.old_model: metric",
+    "hf_stitch_filter_atoms.FilterAtomAngle.function: gauge",
+    "hf_stitch_filter_atoms.FilterAtoms.function: gauge",
+    "registries.metrics[cca].min_rows: side",
+    "registries.metrics[linear_cka].min_rows: side",
+    "registries.metrics[linear_regression].min_rows: side",
+    "registries.metrics[minibatch_cka].min_rows: side",
+    "registries.metrics[pwcca].min_rows: side",
+    "registries.metrics[rsa].min_rows: side",
+    "registries.metrics[shape_distance].min_rows: side",
+    "registries.metrics[svcca].min_rows: side",
+}
+"""Enumerated options that are not checked, or too late. The list may only become shorter."""
+
+
+def _complaint(each: Public, parameter: str) -> str:
+    """What is wrong with the answer to a wrong choice; empty if nothing is."""
+    try:
+        found = each.run(**{parameter: outside(each.annotation(parameter), WRONG)})
+    except ValueError as error:
+        told = parameter in str(error) and repr(WRONG) in str(error)
+        return "" if told else f"ValueError: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"it returned {type(found).__name__}"
+
+
+def test_every_enumerated_option_is_checked_before_any_work() -> None:
+    found = {
+        f"{each.name}: {parameter}": _complaint(each, parameter)
+        for each in publics()
+        for parameter in each.parameters
+        if choices(each.annotation(parameter))
+    }
+    assert len(found) > 80
+    failed = {name: complaint for name, complaint in found.items() if complaint}
+    assert failed.keys() == UNCHECKED, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
+
+
+def _adapter(seed: int = 0) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    return hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+
+
+@pytest.fixture(scope="module")
+def verbs() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Name of a verb -> the verb, and a valid call of it."""
+    a, b = _adapter(0), _adapter(1)
+    data = hf_stitch.Samples.of(torch.randn(60, 4), label=[place % 3 for place in range(60)])
+    others = hf_stitch.Samples.of(torch.randn(40, 4), label=[place % 3 for place in range(40)])
+    quiet: dict[str, Any] = {"progress": False}
+    task: dict[str, Any] = {"task": "image-classification", **quiet}
+    places = {"source_layer": "1", "target_layer": "1"}
+    model = hf_stitch.stitch(a, b, data, **places, **task)
+    grid = {"a": a, "b": b, "data": data, "layers_a": ["1"], "layers_b": ["1"], **task}
+    relative = {"encoder": a, "anchors": data.take(20), "layer": "1", "num_labels": 3, **task}
+    swapped = {"model": a, "encoder": b, "anchors": data, "encoder_layer": "1", "target_layer": "1", "data": others}
+    three = {"networks": [a, b, _adapter(2)], "data": data, "layers": ["1"], "probe_epochs": 1, **quiet}
+    return {
+        "compare": (hf_stitch.compare, {"a": a, "b": b, "data": data, **quiet}),
+        "compare_all": (hf_stitch.compare_all, {"networks": [a, b], "data": data, **quiet}),
+        "stitch": (hf_stitch.stitch, {"source": a, "target": b, "data": data, **places, **task}),
+        "stitch_grid": (hf_stitch.stitch_grid, grid),
+        "evaluate": (hf_stitch.evaluate, {"stitched": model, "data": others, **quiet}),
+        "audit": (hf_stitch.audit, {"stitched": model, "data": others, **quiet}),
+        "relative_model": (hf_stitch.relative_model, relative),
+        "swap": (hf_stitch.swap, {**swapped, **task}),
+        "bench": (hf_stitch.bench, three),
+    }
+
+
+class Thing:
+    """What no parameter takes."""
+
+
+UNNAMED = {
+    "audit: auxiliary_data",
+    "audit: far_data",
+    "audit: max_dose",
+    "audit: min_relative_accuracy",
+    "audit: paired_data",
+    "audit: plan",
+    "audit: progress",
+    "audit: source",
+    "audit: target",
+    "audit: train_data",
+    "bench: distances",
+    "bench: functional_samples",
+    "bench: matchers",
+    "bench: metrics",
+    "bench: own_network",
+    "bench: probe_batch_size",
+    "bench: probe_epochs",
+    "bench: progress",
+    "bench: ranks",
+    "bench: references",
+    "bench: sensitivity_layers",
+    "bench: task",
+    "bench: test_data",
+    "compare: checkpoint_dir",
+    "compare: metrics",
+    "compare: paired_data",
+    "compare: plan",
+    "compare: progress",
+    "compare_all: checkpoint_dir",
+    "compare_all: metrics",
+    "compare_all: plan",
+    "compare_all: progress",
+    "evaluate: baselines",
+    "evaluate: paired_data",
+    "evaluate: plan",
+    "evaluate: progress",
+    "evaluate: source",
+    "evaluate: target",
+    "relative_model: anchors",
+    "relative_model: encoder",
+    "relative_model: progress",
+    "relative_model: similarities",
+    "relative_model: task",
+    "stitch: paired_data",
+    "stitch: plan",
+    "stitch: progress",
+    "stitch: source",
+    "stitch: target",
+    "stitch: task",
+    "stitch: test_data",
+    "stitch_grid: auxiliary_data",
+    "stitch_grid: checkpoint_dir",
+    "stitch_grid: far_data",
+    "stitch_grid: plan",
+    "stitch_grid: progress",
+    "stitch_grid: task",
+    "stitch_grid: test_data",
+    "swap: anchors",
+    "swap: baselines",
+    "swap: encoder",
+    "swap: paired_anchors",
+    "swap: paired_data",
+    "swap: progress",
+    "swap: task",
+}
+"""Parameters of verbs that take or tell a wrong type badly. The list may only become shorter."""
+
+
+def _complaint_of_type(call: Callable[[], Any], parameter: str) -> str:
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        ours = "hf_stitch" in raised.filename and "raise" in (raised.line or "")
+        return "" if ours and parameter in str(error) else f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "it was taken"
+
+
+def test_every_verb_names_the_parameter_that_has_a_wrong_type(verbs: Any) -> None:
+    found = {
+        f"{name}: {parameter}": _complaint_of_type(lambda: verb(**{**valid, parameter: Thing()}), parameter)  # noqa: B023
+        for name, (verb, valid) in verbs.items()
+        for parameter, described in inspect.signature(verb).parameters.items()
+        if described.kind is not described.VAR_KEYWORD
+    }
+    failed = {name: complaint for name, complaint in found.items() if complaint}
+    assert failed.keys() == UNNAMED, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "said"),
+    [
+        ("evaluate", {"resamples": 0}, "resamples must be at least 2, got 0"),
+        ("evaluate", {"stitched": 5}, "stitched must be a stitched model, got int"),
+        ("audit", {"detectors": []}, "detectors must contain at least one detector"),
+        ("audit", {"stitched": 5}, "stitched must be a stitched model or a list of some, got int"),
+        ("bench", {"networks": []}, "networks must contain at least one network"),
+        ("compare_all", {"networks": {1: "a"}}, "name 0 of networks must be a name, got 1"),
+        ("stitch", {"source_layer": None}, "source_layer must be a name, got None"),
+        ("stitch", {"seed": -1}, "seed must be at least 0, got -1"),
+        ("stitch_grid", {"seed": "x"}, "seed must be a whole number, got 'x'"),
+        ("compare", {"accelerator": 5}, "accelerator must be an accelerate.Accelerator, got 5"),
+        ("compare", {"checkpoint_dir": __file__}, "checkpoint_dir must be a folder"),
+        ("compare", {"layers_a": [5]}, r"layers_a\[0\] must be a name, got 5"),
+    ],
+)
+def test_what_was_given_by_mistake_is_named(verbs: Any, verb: str, wrong: dict[str, Any], said: str) -> None:
+    call, valid = verbs[verb]
+    with pytest.raises((ValueError, TypeError), match=said):
+        call(**{**valid, **wrong})
+
+
+def test_a_label_beyond_all_classes_is_named_with_its_sample() -> None:
+    with pytest.raises(
+        ValueError, match=r"labels must be numbers of classes, below 2\*\*31, got 1180591620717411303424"
+    ):
+        hf_stitch.Samples.of(["a"], label=[2**70])
