@@ -47,16 +47,17 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
         {'input': tensor([[0., 0.]])}
     """
     kind, signature = type(model).__name__, inspect.signature(model.forward)
+    names = _names(model)
     if isinstance(example, Tensor):
         example = {content or first_argument(model): example}
     elif isinstance(example, (tuple, list)):
-        if len(example) > len(signature.parameters):
+        if len(example) > len(names):
             raise ExampleError(
-                f"example_inputs contain {len(example)} values, but the forward of {kind} takes "
-                f"{len(signature.parameters)}: {', '.join(signature.parameters)}",
+                f"example_inputs contain {len(example)} values, but the forward of {kind} takes {len(names)}: "
+                f"{', '.join(names)}",
                 model,
             )
-        example = dict(zip(signature.parameters, example, strict=False))
+        example = dict(zip(names, example, strict=False))
     elif not isinstance(example, Mapping):
         raise ExampleError(
             "example_inputs must be a tensor, a tuple of the arguments of the forward in their order or a dict of "
@@ -118,4 +119,53 @@ def first_argument(model: nn.Module) -> str:
         >>> first_argument(nn.Linear(2, 2))
         'input'
     """
-    return next(iter(inspect.signature(model.forward).parameters))
+    return _names(model)[0]
+
+
+def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments that a network takes beside one that it certainly takes.
+
+    A forward with ``**kwargs`` may pass on what it does not name. The arguments are then those of the forward that
+    names the content: of a class that the network extends, or of the first module inside.
+
+    Args:
+        model: The network.
+        content: Name of an argument.
+
+    Returns:
+        The parameters by name.
+
+    Example:
+        >>> list(arguments_of(nn.Linear(2, 2), "input"))
+        ['input']
+    """
+    own = inspect.signature(model.forward).parameters
+    if content in own or not passes_on(model):
+        return own
+    extended = (vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))
+    for forward in (*extended, *(module.forward for module in model.modules())):
+        if content in (found := inspect.signature(forward).parameters):
+            return found
+    return own
+
+
+def passes_on(model: nn.Module) -> bool:
+    """Return whether the forward of a network takes arguments that it does not name.
+
+    Args:
+        model: The network.
+
+    Example:
+        >>> passes_on(nn.Linear(2, 2))
+        False
+    """
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Return the names of the arguments of a forward; if it has none, of the first module inside that has some."""
+    for module in model.modules():
+        parameters = inspect.signature(module.forward).parameters.values()
+        if names := [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+            return names
+    return list(inspect.signature(model.forward).parameters)

@@ -20,6 +20,7 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_stitch.adapters.cutting.halves import HalfError
+from hf_stitch.adapters.examples import arguments_of
 
 NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.
@@ -56,8 +57,8 @@ class UncachedError(ValueError):
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Return whether the forward method of a model has a parameter of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    """Return whether the forward method of a model takes an argument of this name."""
+    return argument in arguments_of(model, "input_ids")
 
 
 def cache_argument(model: Any) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
-from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.examples import ExampleError, arguments_of, named
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
     advice,
@@ -222,7 +221,7 @@ class TransformersAdapter(Adapter):
         """
         config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
-        arguments = inspect.signature(model.forward).parameters
+        arguments = arguments_of(model, name)
         if content is not None and content not in arguments:
             raise ExampleError(
                 f"content must be an argument of {type(model).__name__}, got {content!r}; it takes "
@@ -375,7 +374,7 @@ def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
-    config, arguments = model.config, inspect.signature(model.forward).parameters
+    config, arguments = model.config, arguments_of(model, name)
     options: dict[str, Any] = {}
     caching = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
     if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
