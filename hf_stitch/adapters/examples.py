@@ -125,28 +125,31 @@ def first_argument(model: nn.Module) -> str:
 def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Parameter]:
     """Return the arguments that a network takes beside one that it certainly takes.
 
-    A forward with ``**kwargs`` may pass on what it does not name. The arguments are then those of the forward that
-    names the content: of a class that the network extends, or of the first module inside.
+    A forward with ``**kwargs`` may pass on what it does not name, to that of a class that it extends. If none of these
+    names the content, the first module inside that does takes the arguments.
 
     Args:
         model: The network.
         content: Name of an argument.
 
     Returns:
-        The parameters by name.
+        The parameters by name, those of the outermost forward first.
 
     Example:
         >>> list(arguments_of(nn.Linear(2, 2), "input"))
         ['input']
     """
-    own = inspect.signature(model.forward).parameters
-    if content in own or not passes_on(model):
-        return own
+    found: dict[str, inspect.Parameter] = {}
     extended = (vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))
-    for forward in (*extended, *(module.forward for module in model.modules())):
-        if content in (found := inspect.signature(forward).parameters):
+    for forward in (model.forward, *extended):
+        parameters = inspect.signature(forward).parameters
+        found |= {name: p for name, p in parameters.items() if name not in found}
+        if not _passes_on(parameters):
             return found
-    return own
+    if content not in found:
+        inside = (inspect.signature(module.forward).parameters for module in model.modules())
+        found |= next((parameters for parameters in inside if content in parameters), {})
+    return found
 
 
 def passes_on(model: nn.Module) -> bool:
@@ -159,7 +162,11 @@ def passes_on(model: nn.Module) -> bool:
         >>> passes_on(nn.Linear(2, 2))
         False
     """
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
+    return _passes_on(inspect.signature(model.forward).parameters)
+
+
+def _passes_on(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _names(model: nn.Module) -> list[str]:

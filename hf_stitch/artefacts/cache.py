@@ -63,7 +63,7 @@ def takes(model: Any, argument: str) -> bool:
 
 def cache_argument(model: Any) -> str | None:
     """Return the name by which the forward method of a model takes a cache; ``None`` if it takes none."""
-    return next((name for name in NAMES if takes(model, name)), None)
+    return next((name for name in arguments_of(model, "input_ids") if name in NAMES), None)
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Cache | None:

@@ -77,9 +77,19 @@ class Passing(transformers.BertForSequenceClassification):
         return super().forward(*args, **kwargs)
 
 
-def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(inputs: Callable[..., Any]) -> None:
+class Remote(transformers.BertForSequenceClassification):
+    """A class of transformers that names the ids and passes on the rest, as much code on the Hub does."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Passing, Remote])
+def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
+    kind: Any, inputs: Callable[..., Any]
+) -> None:
     plain = loaded("bert", "plain")
-    model = Passing(plain.model.config).eval()
+    model = kind(plain.model.config).eval()
     model.load_state_dict(plain.model.state_dict())
     adapter = hf_stitch.load(model, processor=plain_tokenizer())
     assert "attention_mask" in adapter.interface.arguments and "attention_mask" in adapter.example

@@ -375,7 +375,9 @@ def test_a_network_whose_layers_are_numbered_otherwise_runs_without_a_cache(text
 
 def test_a_source_that_reads_two_texts_is_refused_by_name(net: Any, texts: Any) -> None:
     torch.manual_seed(0)
-    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, vocab_size=80, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, vocab_size=80, decoder_start_token_id=0
+    )
     a = adapted("t5", transformers.T5ForConditionalGeneration(config).eval())
     model = stitched(a, net("llama"), texts, (LAYERS["t5"], LAYERS["llama"]))
     with pytest.raises(ValueError, match="also reads decoder_input_ids, which generation does not pass"):

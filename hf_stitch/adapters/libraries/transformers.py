@@ -144,6 +144,7 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, if the id, the revision or the folder does not exist.
         """
         import transformers
+        from transformers.utils import find_adapter_config_file, is_peft_available
 
         assert reference.id is not None
         place = reference.id
@@ -181,6 +182,12 @@ class TransformersAdapter(Adapter):
                     stacklevel=4,
                 )
         if options.pop("pretrained", True):
+            beside = {name: value for name, value in hub.items() if name != "trust_remote_code"}
+            if not is_peft_available() and find_adapter_config_file(place, **beside):
+                raise ImportError(
+                    f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "
+                    "without it: pip install peft"
+                )
             model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         else:
             model = _untrained(loader, place, hub, options)
