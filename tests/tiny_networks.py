@@ -126,3 +126,11 @@ def adapted(family: str, model: nn.Module) -> Adapter:
 def network(family: str, seed: int = 0, dtype: str = "float32") -> Adapter:
     """Return an adapter of a network; cached, because adapters do not change models."""
     return adapted(family, build(family, seed).to(getattr(torch, dtype)))
+
+
+def checkpointed(model: Any, **options: Any) -> Any:
+    """Enable gradient checkpointing, by the name that it has in the installed transformers."""
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    enable = newer or model.gradient_checkpointing_enable
+    enable(**({f"{'activation' if newer else 'gradient'}_checkpointing_kwargs": options} if options else {}))
+    return model

@@ -39,6 +39,9 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.stitches import SequenceStitch
 
+OF_TARGET = ("vocab_size", "num_attention_heads", "bos_token_id", "eos_token_id")
+"""Keys of a config that are those of the target."""
+
 AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
 
@@ -85,7 +88,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         self.stitch.check_causal()
         target: Any = self.target.model
         if hasattr(target, "config"):  # that of the outputs, which generation reads
-            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
+            known = target.config.get_text_config(decoder=True)
+            for name in OF_TARGET:
+                setattr(config, name, getattr(known, name, None))
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         self.cache_is_checked = False

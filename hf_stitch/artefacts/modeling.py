@@ -342,6 +342,25 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         return preprocess(samples, self.processor, self.interface, self.source)
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings of the tokens that the source reads.
+
+        Raises:
+            NotImplementedError: If the source has none.
+        """
+        find = getattr(self.source.model, "get_input_embeddings", None)
+        if find is None:
+            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no embeddings of tokens")
+        found: nn.Module = find()
+        return found
+
+    def enable_input_require_grads(self) -> None:
+        """Let the embeddings of the source give outputs that require gradients. The target reads no tokens."""
+        self._require_grads_hooks = [self.get_input_embeddings().register_forward_hook(_require_gradients)]
+
+    def tie_weights(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a half contains only the weights that run, without those to which they were tied."""
+
     # -- training ---------------------------------------------------------------------------------------------------
     def freeze_networks(self) -> Self:
         """Freeze both halves, so that only the stitching layer is trained. Frozen halves stay in eval mode.
@@ -758,6 +777,10 @@ def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
         check_specs(record["stitch"], size, at / "stitch")
 
 
+def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.requires_grad_(True)
+
+
 def _is_checkpointed_across(half: Front | Back) -> bool:
     """Return whether gradient checkpointing wraps a module around the cut, which one half cannot recompute."""
     around = map(half.model.get_submodule, half.cut.around)
@@ -832,8 +855,8 @@ def _check_loads(model: StitchedModel, record: Mapping[str, Any], weights: Mappi
         ) from error
     if differing := differences(model, weights, skeleton):
         raise ValueError(
-            "this model cannot be saved, because modules of its networks were exchanged, and what loads it knows only "
-            f"the architectures: {'; '.join(differing)}. Exchange them with hf_stitch.adapters.rewriting.rewrite and "
-            "a Rewrite in hf_stitch.registries.rewrites, which is recorded, before the network is loaded and stitched. "
-            + KEEP_STITCHER
+            "this model cannot be saved, because modules of its networks were exchanged, or built in a way that their "
+            f"configs do not contain, and the configs are what loads it: {'; '.join(differing)}. Exchange modules "
+            "with hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is "
+            "recorded, before the network is loaded and stitched. " + KEEP_STITCHER
         )

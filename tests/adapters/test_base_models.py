@@ -14,6 +14,7 @@ import timm.layers
 import torch
 import transformers as hf
 from families import BERT, GPT2, SPEECH, T5, VIT, images, texts
+from tiny_networks import checkpointed
 from torch import Tensor, nn
 
 import hf_stitch
@@ -166,11 +167,10 @@ def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
 @pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin"])
 def test_cuts_are_exact_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
     model: Any = make(name)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpointed(model, use_reentrant=reentrant)
     adapter = load(model.train(training), name)
     assert len(adapter.layers) > 2
     check_gradients(adapter, model, training)
-    assert model.is_gradient_checkpointing
     model.eval()
     exactness.check(adapter, adapter.layers)
 
@@ -203,7 +203,7 @@ def test_cuts_are_exact_under_checkpointing_of_timm(name: str, reentrant: bool, 
 @pytest.mark.parametrize("name", ["swin", "headless vit"])
 def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
     model: Any = make(name)
-    (model.set_grad_checkpointing if name == "headless vit" else model.gradient_checkpointing_enable)()
+    model.set_grad_checkpointing() if name == "headless vit" else checkpointed(model)
     adapter = load(model, name)
     layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
     front, back = adapter.front(layer).train(), adapter.back(layer).train()

@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 from accelerate import dispatch_model
 from families import BERT, GPT2, Block, FlatNet, images, make, texts
+from tiny_networks import checkpointed
 from torch import Tensor, nn
 
 import hf_stitch
@@ -239,7 +240,7 @@ def test_offloaded_weights_run_and_are_shared_with_halves(tmp_path: Path) -> Non
 
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = make("bert").train()
-    model.gradient_checkpointing_enable()
+    checkpointed(model)
     adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
     layer = adapter.layers[1]
     representation = adapter.encode(inputs, layer)[layer]

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS, build, network, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, build, checkpointed, network, plain_tokenizer  # isort: skip
 
 
 def image_model(images: Any) -> StitchedModel:
@@ -98,8 +98,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
+    checkpointed(model)
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
     found = gradients()
     assert expected.keys() == found.keys()
@@ -109,7 +108,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
 
 def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
-        image_model(images).gradient_checkpointing_enable()
+        checkpointed(image_model(images))
 
 
 SCRIPT = """
@@ -193,3 +192,31 @@ def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any,
     once = accumulated(copy.deepcopy(model), texts, tmp_path / "once", 8)
     assert parts == pytest.approx(expected, rel=1e-3)  # the log rounds
     assert once == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "pair", [("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama")], ids="-".join
+)
+def test_encoders_are_trained_with_gradient_checkpointing(pair: tuple[str, str], texts: Any, inputs: Any) -> None:
+    a, b = network(pair[0]), network(pair[1], 1)
+    pooling = "mean" if pair[1] == "roberta" else "none"
+    layers = {"source_layer": LAYERS[pair[0]], "target_layer": LAYERS[pair[1]]}
+    model = hf_stitch.stitch(a, b, texts, **layers, matcher="ridge", pooling=pooling, progress=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.freeze_networks().train()
+    batch = inputs(a)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(**batch).logits.square().sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.stitch.parameters()])
+
+    expected = gradient()
+    torch.testing.assert_close(gradient(), expected)
+    checkpointed(model)
+    assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) > 1
+    torch.testing.assert_close(gradient(), expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,6 +58,9 @@ IDS = ("input_ids", "decoder_input_ids")
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 """Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
 
+OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.mask_token"}
+"""Argument of a constructor beside the config -> the part of the model that it adds."""
+
 HEADS = {
     "ForImageClassification": "image-classification",
     "ForSequenceClassification": "text-classification",
@@ -81,6 +86,7 @@ class TransformersAdapter(Adapter):
             "image_size",
             "variant",
             "pretrained",
+            *OPTIONAL_PARTS,
         )
     )
 
@@ -296,7 +302,8 @@ class TransformersAdapter(Adapter):
         """Return the class, the config without local paths, and the attention implementation.
 
         Returns:
-            JSON values: ``library``, ``class``, ``config``, ``attention``.
+            JSON values: ``library``, ``class``, ``config``, ``attention``, and ``arguments`` of the constructor beside
+            the config if they are not the default.
 
         Raises:
             ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``.
@@ -315,6 +322,7 @@ class TransformersAdapter(Adapter):
             "class": type(model).__name__,
             "config": config,
             "attention": model.config._attn_implementation,
+            **({"arguments": found} if (found := _arguments(model)) else {}),
         }
 
     def settings(self) -> Settings:
@@ -346,10 +354,13 @@ class TransformersAdapter(Adapter):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
         attention = own_code_only(blueprint.get("attention"), "attention_implementation")
         config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
+        arguments = {name: bool(value) for name, value in dict(blueprint.get("arguments", {})).items()}
+        if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
+            raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
         if attention:
             config._attn_implementation = attention
         with uninitialised():
-            return kind(config).eval()
+            return kind(config, **arguments).eval()
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
@@ -360,6 +371,16 @@ class TransformersAdapter(Adapter):
         kind = _class(blueprint["class"])
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
+
+
+def _arguments(model: nn.Module) -> dict[str, bool]:
+    """Return the arguments beside the config with which a model was built, where they are not the default."""
+    defaults = {name: each.default for name, each in inspect.signature(type(model).__init__).parameters.items()}
+    found = {}
+    for name in OPTIONAL_PARTS.keys() & defaults.keys():
+        with suppress(AttributeError):  # a class that has no such part
+            found[name] = attrgetter(OPTIONAL_PARTS[name])(model) is not None
+    return {name: value for name, value in found.items() if value is not defaults[name]}
 
 
 def _class(name: str) -> Any:
