@@ -310,9 +310,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     def _used(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return inputs without those that are ``None``, if the source uses them all."""
-        first: nn.Module = self
-        while isinstance(first, StitchedModel):
-            first, front = first.source.model, first.source
+        front: Front = self.source
+        while isinstance(front.model, StitchedModel):
+            front = front.model.source
+        first = front.model
         if passes_on(first) and not isinstance(first, PreTrainedModel):  # user code may use anything
             return inputs
         used = {*front.takes.content, *arguments_of(first, front.interface.content[0])}
