@@ -443,6 +443,26 @@ def _named(value: Any) -> Any:
     return f"{named.__module__}.{named.__qualname__}" if by_name else repr(value)
 
 
+PEFT_CONFIG = "adapter_config.json"
+"""File with the config of an adapter of PEFT, which changes the network that it names."""
+
+
+def adapter_of_peft(place: object) -> str:
+    """Return a message that refuses to load an adapter of PEFT in place of a network.
+
+    Args:
+        place: Folder or Hub id of the adapter.
+
+    Example:
+        >>> adapter_of_peft("folder").partition(",")[0]
+        'folder contains an adapter of PEFT'
+    """
+    return (
+        f"{place} contains an adapter of PEFT, which is not loaded together with a network: put it into a folder of "
+        "its own, load the network, and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, folder))"
+    )
+
+
 def _looks_local(name: str) -> bool:
     return Path(name).is_absolute() or name.startswith((".", "~"))
 
@@ -457,6 +477,8 @@ def _library_of(folder: Path) -> str:
     """Return the library whose adapter reads the ``config.json`` of a folder."""
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / PEFT_CONFIG).is_file():
+            raise ValueError(adapter_of_peft(folder))
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found or 'nothing'}")
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -67,12 +67,6 @@ def other_tokenizer() -> Any:
     )
 
 
-def checkpoint(model: Any, **options: Any) -> None:
-    """Switch gradient checkpointing on, by its name in the installed transformers."""
-    new = getattr(model, "activation_checkpointing_enable", None)  # since 5.24
-    (new or model.gradient_checkpointing_enable)(options or None)
-
-
 def build(family: str, seed: int) -> nn.Module:
     """Build a network in eval mode."""
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -132,3 +126,11 @@ def adapted(family: str, model: nn.Module) -> Adapter:
 def network(family: str, seed: int = 0, dtype: str = "float32") -> Adapter:
     """Return an adapter of a network; cached, because adapters do not change models."""
     return adapted(family, build(family, seed).to(getattr(torch, dtype)))
+
+
+def checkpointed(model: Any, **options: Any) -> Any:
+    """Enable gradient checkpointing, by the name that it has in the installed transformers."""
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    enable = newer or model.gradient_checkpointing_enable
+    enable(**({f"{'activation' if newer else 'gradient'}_checkpointing_kwargs": options} if options else {}))
+    return model

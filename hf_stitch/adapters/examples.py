@@ -47,16 +47,17 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
         {'input': tensor([[0., 0.]])}
     """
     kind, signature = type(model).__name__, inspect.signature(model.forward)
+    names = _names(model)
     if isinstance(example, Tensor):
         example = {content or first_argument(model): example}
     elif isinstance(example, (tuple, list)):
-        if len(example) > len(signature.parameters):
+        if len(example) > len(names):
             raise ExampleError(
-                f"example_inputs contain {len(example)} values, but the forward of {kind} takes "
-                f"{len(signature.parameters)}: {', '.join(signature.parameters)}",
+                f"example_inputs contain {len(example)} values, but the forward of {kind} takes {len(names)}: "
+                f"{', '.join(names)}",
                 model,
             )
-        example = dict(zip(signature.parameters, example, strict=False))
+        example = dict(zip(names, example, strict=False))
     elif not isinstance(example, Mapping):
         raise ExampleError(
             "example_inputs must be a tensor, a tuple of the arguments of the forward in their order or a dict of "
@@ -118,4 +119,60 @@ def first_argument(model: nn.Module) -> str:
         >>> first_argument(nn.Linear(2, 2))
         'input'
     """
-    return next(iter(inspect.signature(model.forward).parameters))
+    return _names(model)[0]
+
+
+def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments that a network takes beside one that it certainly takes.
+
+    A forward with ``**kwargs`` may pass on what it does not name, to that of a class that it extends. If none of these
+    names the content, the first module inside that does takes the arguments.
+
+    Args:
+        model: The network.
+        content: Name of an argument.
+
+    Returns:
+        The parameters by name, those of the outermost forward first.
+
+    Example:
+        >>> list(arguments_of(nn.Linear(2, 2), "input"))
+        ['input']
+    """
+    found: dict[str, inspect.Parameter] = {}
+    extended = (vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))
+    for forward in (model.forward, *extended):
+        parameters = inspect.signature(forward).parameters
+        found |= {name: p for name, p in parameters.items() if name not in found}
+        if not _passes_on(parameters):
+            return found
+    if content not in found:
+        inside = (inspect.signature(module.forward).parameters for module in model.modules())
+        found |= next((parameters for parameters in inside if content in parameters), {})
+    return found
+
+
+def passes_on(model: nn.Module) -> bool:
+    """Return whether the forward of a network takes arguments that it does not name.
+
+    Args:
+        model: The network.
+
+    Example:
+        >>> passes_on(nn.Linear(2, 2))
+        False
+    """
+    return _passes_on(inspect.signature(model.forward).parameters)
+
+
+def _passes_on(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Return the names of the arguments of a forward; if it has none, of the first module inside that has some."""
+    for module in model.modules():
+        parameters = inspect.signature(module.forward).parameters.values()
+        if names := [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+            return names
+    return list(inspect.signature(model.forward).parameters)

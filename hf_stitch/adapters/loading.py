@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -295,13 +296,15 @@ def _check_pixels(options: Mapping[str, Any], reference: ModelReference) -> None
 
 
 def unwrap(module: Any) -> Any:
-    """Return the module inside a compiled or data-parallel module.
+    """Return the network inside a compiled or data-parallel module, or inside a ``PeftModel`` that only passes on.
+
+    A ``PeftModel`` that adds something of its own to a forward (virtual tokens, a mixture of adapters) is the network.
 
     Args:
         module: A live network.
 
     Returns:
-        The innermost wrapped module; any other object unchanged.
+        The innermost wrapped module, with the layers of PEFT in it; any other object unchanged.
 
     Example:
         >>> import torch
@@ -315,4 +318,9 @@ def unwrap(module: Any) -> Any:
         return unwrap(module._orig_mod)
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         return unwrap(module.module)
+    if (peft := sys.modules.get("peft")) is not None and isinstance(module, (peft.PeftModel, peft.PeftMixedModel)):
+        tuner, kind = module.base_model, peft.tuners.tuners_utils.BaseTuner
+        invoked = any(getattr(each, "alora_invocation_tokens", None) for each in module.peft_config.values())
+        if isinstance(tuner, kind) and type(tuner).forward is kind.forward and not invoked:
+            return unwrap(tuner.model)
     return module

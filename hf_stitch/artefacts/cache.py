@@ -20,6 +20,7 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_stitch.adapters.cutting.halves import HalfError
+from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.preprocess import place_of
 
 NAMES = ("cache", "past_key_values", "cache_params")
@@ -50,13 +51,13 @@ class UncachedError(ValueError):
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Return whether the forward method of a model has a parameter of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    """Return whether the forward method of a model takes an argument of this name."""
+    return argument in arguments_of(model, "input_ids")
 
 
 def cache_argument(model: Any) -> str | None:
     """Return the name by which the forward method of a model takes a cache; ``None`` if it takes none."""
-    return next((name for name in NAMES if takes(model, name)), None)
+    return next((name for name in arguments_of(model, "input_ids") if name in NAMES), None)
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Cache | None:

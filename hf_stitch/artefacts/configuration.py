@@ -49,6 +49,7 @@ class StitchConfig(PreTrainedConfig):
             generate.
         num_hidden_layers: For language models: number of layers of both halves that keep a past (tokens or a state);
             ``None`` for a model without a cache.
+        num_attention_heads: For language models: number of attention heads of the target.
         layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
         sliding_window: For language models: window of the sliding attention of both networks, in tokens.
         requires: Methods of plugins that are needed to load the model, as returned by
@@ -76,6 +77,7 @@ class StitchConfig(PreTrainedConfig):
     max_position_embeddings: int | None = None
     vocab_size: int | None = None
     num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     requires: list[dict[str, Any]] | None = None

@@ -116,13 +116,12 @@ class Head(PreTrainedModel):
         return {"features": torch.randn(2, self.config.in_features, generator=torch.Generator().manual_seed(0))}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(self, features: Tensor, labels: Tensor | None = None, **options: Any) -> SequenceClassifierOutput:
-        """Compute the logits.
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
+        """Compute the logits. As any network of transformers, it also takes ``return_dict=False``, for a tuple.
 
         Args:
             features: Vectors (batch, in_features).
             labels: Classes (batch,) int64. Default: no loss.
-            **options: ``return_dict=False`` to return a tuple.
 
         Returns:
             ``logits`` (batch, classes) and, with labels, the mean cross-entropy as ``loss``.

@@ -46,6 +46,9 @@ from hf_stitch.tasks import logits_of
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""
 
+OF_TARGET = ("vocab_size", "num_attention_heads", "bos_token_id", "eos_token_id")
+"""Keys of a config that are those of the target."""
+
 AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
 
@@ -83,6 +86,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     """
 
     task: ClassVar[str | None] = "text-generation"
+    accepts_loss_kwargs = True
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
@@ -91,7 +95,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         self.stitch.check_causal()
         target: Any = self.target.model
         if hasattr(target, "config"):  # that of the outputs, which generation reads
-            config.vocab_size = target.config.get_text_config(decoder=True).vocab_size
+            known = target.config.get_text_config(decoder=True)
+            for name in OF_TARGET:
+                setattr(config, name, getattr(known, name, None))
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         self.cache_is_checked = False
@@ -153,6 +159,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next tokens.
@@ -164,9 +172,12 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             cache: A cache of this model: an empty ``DynamicCache()``, or the cache of an earlier output. The argument
                 has the name that it has in the installed transformers: ``past_key_values`` before 5.24.
             labels: Token ids (batch, tokens), -100 for ignored tokens. They are shifted inside the model.
-            use_cache: Whether to create a cache if none is given.
+            use_cache: Whether to create a cache if none is given. Default: ``config.use_cache``, or else no.
             logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
                 all tokens.
+            shift_labels: Token ids (batch, tokens) in place of ``labels``, of the token after each.
+            num_items_in_batch: Number of labels of all batches whose gradients are accumulated, by which the sum of
+                the losses is divided. Default: the loss is their mean.
             **inputs: Further inputs of the source; ``return_dict=False`` to return a tuple. For networks with different
                 tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
                 ``source_attention_mask``, ``source_position_ids``, ``alignment``, and with a cache ``source_kept``).
@@ -192,7 +203,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         kept = inputs.pop("source_kept", None)
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
-        cache = self._joint_cache(cache, use_cache)
+        cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
         before, after = self._options(cache, input_ids, attention_mask, position_ids)
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
@@ -203,11 +214,12 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             entering = self.transfer(**named | before)
             if kept is not None and cache is not None:
                 keep(given_cache(before), kept)
-            output = self.head(entering, labels, **after)
+            output = self.head(entering, **after)
         except HalfError as error:
             if cache is not None:
                 error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
             raise
+        output.loss = _loss(output.logits, labels, shift_labels, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             output.logits = output.logits[:, last]
@@ -361,9 +373,18 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
         logits = logits_of(output)
-        loss = None
-        if labels is not None:
-            ahead = logits[:, :-1].flatten(0, 1)
-            ahead = ahead.to(torch.promote_types(ahead.dtype, torch.float32))
-            loss = functional.cross_entropy(ahead, labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutputWithPast(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=_loss(logits, labels), logits=logits)
+
+
+def _loss(
+    logits: Tensor, labels: Tensor | None, ahead: Tensor | None = None, items: int | Tensor | None = None
+) -> Tensor | None:
+    """Return the mean cross-entropy of the next tokens, or their sum divided by a number; ``None`` without labels."""
+    if ahead is None:
+        if labels is None:
+            return None
+        logits, ahead = logits[:, :-1], labels[:, 1:]
+    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    ahead = ahead.flatten().to(logits.device)
+    loss = functional.cross_entropy(logits, ahead, ignore_index=-100, reduction="mean" if items is None else "sum")
+    return loss if items is None else loss / (items.to(loss.device) if isinstance(items, Tensor) else items)

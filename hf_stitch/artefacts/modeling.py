@@ -23,9 +23,11 @@ from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import KEPT
+from hf_stitch.adapters.examples import arguments_of, passes_on
 from hf_stitch.adapters.heads import GENERATES, unscored_head
+from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
 from hf_stitch.adapters.pinning import settings_of_processor
-from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront, fast
+from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
 from hf_stitch.adapters.skeleton import changed_by_hand, differences, weightless
@@ -60,7 +62,7 @@ from hf_stitch.artefacts.schema import Place, check_elements, check_specs
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import ModelReference, Settings, weights_hash
+from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
 from hf_stitch.registry import check_choice, did_you_mean, registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
@@ -75,18 +77,14 @@ KEEP_STITCHER = (
 )
 """Advice for a model that cannot be saved."""
 
-PASSED = (
-    "_commit_hash",
-    "_from_auto",
-    "_from_pipeline",
-    "adapter_kwargs",
-    "code_revision",
-    "low_cpu_mem_usage",
-    "trust_remote_code",
-    "use_safetensors",
-    "weights_only",
-)
+PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
 """Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
+
+ALWAYS = ("use_safetensors", "weights_only")
+"""Options of any model that are always true here."""
+
+UNUSED_KEYS = ("chunk_size_feed_forward", "is_encoder_decoder")
+"""Keys of the config of any model that have no effect here."""
 
 
 class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
@@ -138,7 +136,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     auto_class: ClassVar[str] = "AutoModel"
     record_file = CONFIG
     commit_message = "Upload stitched model"
-    # The loss is a mean over the batch; otherwise Trainer would pass num_items_in_batch to the source.
+    # The loss is a mean over the batch, and forward takes no num_items_in_batch.
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -239,14 +237,16 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             labels: For models with a head: classes (batch,) int64; probabilities (batch, classes); 0 or 1 (batch,
                 classes) for multi-label targets (``config.problem_type``); or token ids (batch, tokens), -100 for
                 ignored tokens. Default: no loss.
-            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple.
+            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple. What nothing
+                uses is refused, unless it is ``None``.
 
         Returns:
             The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
             labels are given, ``loss``.
 
         Raises:
-            ValueError: If an input of the source is missing, or labels are given to a model without a head.
+            ValueError: If an input of the source is missing, nothing uses an argument or a key of the config, or labels
+                are given to a model without a head.
         """
         named = {
             "input_ids": input_ids,
@@ -297,14 +297,21 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             The inputs by their names in the source.
 
         Raises:
-            ValueError: If an input of the source is missing, or hidden states or attentions are requested.
+            ValueError: If an input of the source is missing, nothing uses one, or hidden states or attentions are
+                requested.
         """
         renamed = dict(inputs)
-        asked = [name for name in ("output_hidden_states", "output_attentions") if renamed.pop(name, None)]
+        asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
+        for name in EXTRA_OUTPUTS:
+            given = renamed.pop(name, None)
+            if given is not None and given is not False:
+                asked.append(name)
+            elif given is None and getattr(self.config, name, None):
+                asked.append(f"config.{name}")
         if asked:
             raise ValueError(
-                f"a stitched model returns only the output of the target and takes no {asked[0]}=True; representations "
-                "at any layer of a network are returned by hf_stitch.load(network).encode"
+                f"a stitched model returns only the output of the target and takes no {asked[0]}=True; "
+                "representations at any layer of a network are returned by hf_stitch.load(network).encode"
             )
         content = self.source.takes.content[0]
         if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
@@ -312,7 +319,31 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         missing = [name for name in self.source.takes.content if name not in renamed]
         if missing:
             raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
-        return renamed
+        return self._used(renamed)
+
+    def _used(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return inputs without those that are ``None``, if the source uses them all."""
+        front: Front = self.source
+        while isinstance(front.model, StitchedModel):
+            front = front.model.source
+        first = front.model
+        if passes_on(first) and not isinstance(first, PreTrainedModel):  # user code may use anything
+            return inputs
+        used = {*front.takes.content, *arguments_of(first, front.interface.content[0])}
+        if front.takes.modality == "text":
+            used.add(front.takes.mask)
+        if isinstance(self.source, PrefixFront):
+            used |= {*INPUTS}
+        types = inputs.get("token_type_ids")
+        if types is not None and "token_type_ids" not in used and not bool(types.any()):  # of the first text only
+            del inputs["token_type_ids"]
+        found = {name: value for name, value in inputs.items() if value is not None}
+        if unused := [name for name in found if name not in used]:
+            raise ValueError(
+                f"neither the source, {type(first).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
+                "leave it out"
+            )
+        return found
 
     def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor.
@@ -324,6 +355,25 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             Argument name -> batched tensor, for :meth:`forward`.
         """
         return preprocess(samples, self.processor, self.interface, self.source)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings of the tokens that the source reads.
+
+        Raises:
+            NotImplementedError: If the source has none.
+        """
+        find = getattr(self.source.model, "get_input_embeddings", None)
+        if find is None:
+            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no embeddings of tokens")
+        found: nn.Module = find()
+        return found
+
+    def enable_input_require_grads(self) -> None:
+        """Let the embeddings of the source give outputs that require gradients. The target reads no tokens."""
+        self._require_grads_hooks = [self.get_input_embeddings().register_forward_hook(_require_gradients)]
+
+    def tie_weights(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a half contains only the weights that run, without those to which they were tied."""
 
     # -- training ---------------------------------------------------------------------------------------------------
     def freeze_networks(self) -> Self:
@@ -599,14 +649,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             TypeError: If an option does not exist.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
-                saving, another class was saved, or an option has an invalid value.
+                saving, the folder contains an adapter of PEFT, another class was saved, or an option has an invalid
+                value.
             OSError: If the Hub cannot be reached or denies access.
         """
         if args:
             raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
         download: Any = {name: kwargs.pop(name) for name in hub.DownloadOptions.__annotations__ if name in kwargs}
-        for name in kwargs:
-            if name not in PASSED:
+        if "_adapter_model_path" in (adapter := kwargs.pop("adapter_kwargs", None) or {}):  # an Auto class found it
+            raise ValueError(adapter_of_peft(adapter["_adapter_model_path"]))
+        for name, value in kwargs.items():
+            if name not in PASSED and value is not (True if name in ALWAYS else None):
                 options = inspect.signature(StitchedModel.from_pretrained).parameters
                 hint = did_you_mean(name, [*options, *hub.DownloadOptions.__annotations__])
                 raise TypeError(
@@ -624,6 +677,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise ValueError("max_memory belongs to device_map='auto', 'balanced' or 'sequential'")
         place = str(pretrained_model_name_or_path)
         folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
+        if (folder / PEFT_CONFIG).is_file():
+            raise ValueError(adapter_of_peft(folder))
 
         model = load_whole(
             folder,
@@ -720,7 +775,9 @@ def read_config(folder: Path) -> StitchConfig:
         raise FileNotFoundError(
             f"{folder} has no {CONFIG}: "
             + (
-                "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
+                adapter_of_peft(folder)
+                if (folder / PEFT_CONFIG).is_file()
+                else "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
                 if (folder / STITCHER).is_file()
                 else "it contains no stitched model" + artefacts_below(folder)
             )
@@ -763,6 +820,10 @@ def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
                 _check_sizes(inner, size, at / side / "blueprint" / "config")
     if record.get("stitch"):
         check_specs(record["stitch"], size, at / "stitch")
+
+
+def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.requires_grad_(True)
 
 
 def _is_checkpointed_across(half: Front | Back) -> bool:
@@ -839,8 +900,9 @@ def _check_loads(model: StitchedModel, record: Mapping[str, Any], weights: Mappi
         ) from error
     if differing := differences(model, weights, skeleton):
         raise ValueError(
-            "this model cannot be saved, because its networks were changed by hand, and what loads it builds them from "
-            f"their configs: {'; '.join(differing)}. Change the config before a network is built, or its modules with "
+            "this model cannot be saved, because its networks were changed by hand, or built in a way that their "
+            "configs do not contain, and the configs are what loads it: "
+            f"{'; '.join(differing)}. Change the config before a network is built, or its modules with "
             "hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is recorded, "
             "before the network is loaded and stitched. " + KEEP_STITCHER + ", which takes networks with the same "
             "changes only"

@@ -358,7 +358,7 @@ _MODEL = fields(
     (
         *("task", "source", "target", "stitch", "recipe", "scores", "requires", "processor_settings"),
         *("hidden_size", "max_position_embeddings", "vocab_size"),
-        *("num_hidden_layers", "layer_types", "sliding_window"),
+        *("num_hidden_layers", "num_attention_heads", "layer_types", "sliding_window"),
         *("architectures", "id2label", "label2id", "num_labels", "problem_type", "use_cache"),
         *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"),
     ),
@@ -376,6 +376,7 @@ _MODEL = fields(
     max_position_embeddings=maybe(whole(1)),
     vocab_size=maybe(whole(1)),
     num_hidden_layers=maybe(whole(0)),
+    num_attention_heads=maybe(whole(1)),
     layer_types=maybe(several(TEXT)),
     sliding_window=maybe(whole(1)),
     architectures=maybe(several(TEXT)),

@@ -12,13 +12,12 @@ import transformers as hf
 from accelerate import dispatch_model
 from accelerate.hooks import ModelHook, add_hook_to_module, attach_align_device_hook
 from families import BERT, GPT2, Block, FlatNet, images, make, texts
+from tiny_networks import checkpointed
 from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.representation import RepresentationSpec
-
-from tiny_networks import checkpoint  # isort: skip
 
 
 class Skipping(nn.Module):
@@ -261,7 +260,7 @@ def test_hooks_that_move_inputs_do_not_reach_halves() -> None:
 
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = make("bert").train()
-    checkpoint(model)
+    checkpointed(model)
     adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
     layer = adapter.layers[1]
     representation = adapter.encode(inputs, layer)[layer]

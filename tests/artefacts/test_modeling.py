@@ -202,3 +202,53 @@ def test_the_summary_of_a_model_without_scores_has_none_and_commands_no_terminal
     model.config.source = {**model.config.source, "cut": {**model.config.source["cut"], "layer": "x\x1b[2J<b>"}}
     head = str(model).partition("\n\n")[0].split("\n")
     assert head[0] == "stitched model" and head[1].endswith("up to x u001b 2J b") and len(head) == 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tying_weights_keeps_those_of_a_target_whose_embeddings_are_tied(tied: bool, texts: Any) -> None:
+    config = build("llama", 1).config
+    config.tie_word_embeddings = tied
+    a, b = adapted("t5", build("t5", 0)), adapted("llama", transformers.LlamaForCausalLM(config).eval())
+    model = stitched(a, b, texts, (LAYERS["t5"], LAYERS["llama"]))
+    inputs = model.preprocess(["w1 w2", "w3 w4 w5"])
+    expected = model(**inputs).logits
+    model.tie_weights()
+    model.init_weights()
+    assert torch.equal(model(**inputs).logits, expected)
+    assert model.get_input_embeddings() is model.source.model.get_input_embeddings()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_networks_without_or_with_optional_parts_are_saved(
+    kind: str, side: int, texts: Any, images: Any, tmp_path: Path
+) -> None:
+    whole = build(kind, 0)
+    if kind == "bert":
+        model = transformers.BertModel(whole.config, add_pooling_layer=False).eval()
+    else:
+        model = transformers.ViTModel(whole.config, add_pooling_layer=False, use_mask_token=True).eval()
+    pair = [adapted(kind, model), adapted(kind, build(kind, 1))]
+    layers = [next(name for name in pair[0].layers if name.endswith("1")), LAYERS[kind]]
+    if side:
+        pair.reverse(), layers.reverse()
+    joined = stitched(*pair, texts if kind == "bert" else images, tuple(layers), task=pair[1].task)
+    joined.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    given = (
+        joined.preprocess(["w1 w2", "w3 w4 w5"]) if kind == "bert" else {"pixel_values": torch.ones(2, 3, SIZE, SIZE)}
+    )
+    for found, expected in zip(again(**given).to_tuple(), joined(**given).to_tuple(), strict=True):
+        assert torch.equal(found, expected)
+    record = joined.config.to_dict()[("source", "target")[side]]["blueprint"]
+    record["arguments"] = {"weights": "/etc/passwd"}
+    with pytest.raises(ValueError, match=r"arguments of .* must be add_pooling_layer"):
+        registries.adapters.get("transformers").build(record)
+
+
+def test_the_config_of_a_decoder_has_the_special_tokens_and_heads_of_its_target(texts: Any, tmp_path: Path) -> None:
+    a, b = adapted("gpt2", build("gpt2", 0)), adapted("llama", build("llama", 1))
+    model = stitched(a, b, texts, (LAYERS["gpt2"], LAYERS["llama"]))
+    model.save_pretrained(tmp_path)
+    for config in (model.config, transformers.AutoConfig.from_pretrained(tmp_path)):
+        assert (config.bos_token_id, config.eos_token_id, config.num_attention_heads) == (1, 2, 4)

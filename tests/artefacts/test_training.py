@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS, build, checkpoint, network  # isort: skip
+from tiny_networks import LAYERS, build, checkpointed, network, plain_tokenizer  # isort: skip
 
 
 def image_model(images: Any) -> StitchedModel:
@@ -97,7 +98,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    checkpoint(model)
+    checkpointed(model)
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
     found = gradients()
     assert expected.keys() == found.keys()
@@ -107,7 +108,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
 
 def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
-        checkpoint(image_model(images))
+        checkpointed(image_model(images))
 
 
 SCRIPT = """
@@ -166,3 +167,56 @@ def test_training_does_not_change_the_networks(images: Any) -> None:
     model.train()(pixel_values=pixels, labels=labels).loss.backward()
     optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in parent.state_dict().items())
+
+
+def accumulated(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
+    """Train on 8 texts a step, in batches of one size, and return the losses and the norms of the gradients."""
+    ids = [plain_tokenizer()(sample["text"])["input_ids"] for sample in texts[:16]]
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
+        logging_steps=1, learning_rate=1e-3, report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
+    )  # fmt: skip
+    collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
+    run = transformers.Trainer(model, arguments, train_dataset=[{"input_ids": i} for i in ids], data_collator=collator)
+    run.train()
+    return [entry[key] for entry in run.state.log_history for key in ("loss", "grad_norm") if "loss" in entry]
+
+
+def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any, tmp_path: Path) -> None:
+    layer, adapter = LAYERS["llama"], network("llama")
+    model = hf_stitch.stitch(
+        adapter, adapter, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False
+    )
+    expected = accumulated(build("llama", 0), texts, tmp_path / "plain", 2)
+    parts = accumulated(copy.deepcopy(model), texts, tmp_path / "parts", 2)
+    once = accumulated(copy.deepcopy(model), texts, tmp_path / "once", 8)
+    assert parts == pytest.approx(expected, rel=1e-3)  # the log rounds
+    assert once == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "pair", [("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama")], ids="-".join
+)
+def test_encoders_are_trained_with_gradient_checkpointing(pair: tuple[str, str], texts: Any, inputs: Any) -> None:
+    a, b = network(pair[0]), network(pair[1], 1)
+    pooling = "mean" if pair[1] == "roberta" else "none"
+    layers = {"source_layer": LAYERS[pair[0]], "target_layer": LAYERS[pair[1]]}
+    model = hf_stitch.stitch(a, b, texts, **layers, matcher="ridge", pooling=pooling, progress=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.freeze_networks().train()
+    batch = inputs(a)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(**batch).logits.square().sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.stitch.parameters()])
+
+    expected = gradient()
+    torch.testing.assert_close(gradient(), expected)
+    checkpointed(model)
+    assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) > 1
+    torch.testing.assert_close(gradient(), expected)

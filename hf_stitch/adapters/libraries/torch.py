@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface
-from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.cutting.surgery import CutReached
+from hf_stitch.adapters.examples import ExampleError, arguments_of, named, passes_on
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.reference import ModelReference
 
@@ -74,7 +77,46 @@ class TorchAdapter(Adapter):
                 model,
             )
         example = named(model, example_inputs, override.options)
-        return cls(model, interface_of(model, example, content), example, reference, processor)
+        interface = interface_of(model, example, content)
+        if MASK in interface.arguments:  # cuts are verified with padding
+            example = {MASK: torch.ones_like(example[interface.content[0]]), **example}
+        made = cls(model, interface, example, reference, processor)
+        if interface.modality == "text" and hasattr(processor, "pad_token"):
+            made._check_mask_arrives()
+        return made
+
+    def _check_mask_arrives(self) -> None:
+        """Check that the network that takes the mask of a tokenizer gets it, wherever it is in the module."""
+        name, what = self.interface.content[0], type(self.model).__name__
+        inside = _masked(self.model, name)
+        if inside is None and passes_on(self.model) and MASK not in self.interface.arguments:
+            raise ExampleError(
+                f"{what} takes any arguments, and no module in it names {name} and {MASK}, so that nobody knows "
+                f"whether it takes the {MASK} of the tokenizer: put it into example_inputs if so, else name the "
+                "arguments of its forward",
+                self.model,
+            )
+        if inside is None or inside is self.model:
+            return
+        arrived: list[bool] = []
+
+        def look(module: nn.Module, args: Any, kwargs: Any) -> None:
+            bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            arrived.append(bound.get(MASK) is not None)
+            raise CutReached
+
+        handle = inside.register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            with suppress(CutReached), torch.no_grad():
+                self.forward(self.example)
+        finally:
+            handle.remove()
+        if arrived == [False]:
+            raise ExampleError(
+                f"{what} does not pass {MASK} on to {type(inside).__name__}, which would read padding as words: let "
+                f"its forward pass it on, or load the {type(inside).__name__} inside",
+                self.model,
+            )
 
     @property
     def task(self) -> str | None:
@@ -136,14 +178,26 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         )
     content = (only,) if only else floats or ids
     values = {n: example[n] for n in content if n in floats}
+    takes = {*example, *inspect.signature(model.forward).parameters}
+    if passes_on(model):
+        takes |= arguments_of(model, content[0]).keys()
+        if (inside := _masked(model, content[0])) is not None:
+            takes |= inspect.signature(inside.forward).parameters.keys()
     modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
     return Interface(
         content,
         modality,
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
+        arguments=() if values else tuple(n for n in (MASK, "token_type_ids") if n in takes),
         given=tuple(n for n in tensors if n not in content),
     )
+
+
+def _masked(model: nn.Module, content: str) -> nn.Module | None:
+    """Return the outermost module that names the content and its mask."""
+    needed = {content, MASK}
+    return next((m for m in model.modules() if needed <= inspect.signature(m.forward).parameters.keys()), None)
 
 
 def _described(value: Any) -> str:

@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
-from hf_stitch.adapters.examples import ExampleError, named
+from hf_stitch.adapters.examples import ExampleError, arguments_of, named
 from hf_stitch.adapters.heads import GENERATES, HEADS, unscored_head
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
@@ -58,6 +59,9 @@ IDS = ("input_ids", "decoder_input_ids")
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 """Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
 
+OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.mask_token"}
+"""Argument of a constructor beside the config -> the part of the model that it adds."""
+
 
 class TransformersAdapter(Adapter):
     """Adapter for transformers models, which preprocesses raw samples with their tokenizer or image processor."""
@@ -75,6 +79,7 @@ class TransformersAdapter(Adapter):
             "image_size",
             "variant",
             "pretrained",
+            *OPTIONAL_PARTS,
         )
     )
 
@@ -138,6 +143,7 @@ class TransformersAdapter(Adapter):
             OSError: From transformers, if the id, the revision or the folder does not exist.
         """
         import transformers
+        from transformers.utils import find_adapter_config_file, is_peft_available
 
         assert reference.id is not None
         place = reference.id
@@ -175,6 +181,12 @@ class TransformersAdapter(Adapter):
                     stacklevel=4,
                 )
         if options.pop("pretrained", True):
+            beside = {name: value for name, value in hub.items() if name != "trust_remote_code"}
+            if not is_peft_available() and find_adapter_config_file(place, **beside):
+                raise ImportError(
+                    f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "
+                    "without it: pip install peft"
+                )
             model = loader.from_pretrained(place, use_safetensors=True, **hub, **options)
         else:
             model = _untrained(loader, place, hub, options)
@@ -215,7 +227,7 @@ class TransformersAdapter(Adapter):
         """
         config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
-        arguments = inspect.signature(model.forward).parameters
+        arguments = arguments_of(model, name)
         if content is not None and content not in arguments:
             raise ExampleError(
                 f"content must be an argument of {type(model).__name__}, got {content!r}; it takes "
@@ -291,7 +303,8 @@ class TransformersAdapter(Adapter):
         """Return the class, the config without local paths, and the attention implementation.
 
         Returns:
-            JSON values: ``library``, ``class``, ``config``, ``attention``.
+            JSON values: ``library``, ``class``, ``config``, ``attention``, and ``arguments`` of the constructor beside
+            the config if they are not the default.
 
         Raises:
             ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``.
@@ -310,6 +323,7 @@ class TransformersAdapter(Adapter):
             "class": type(model).__name__,
             "config": config,
             "attention": model.config._attn_implementation,
+            **({"arguments": found} if (found := _arguments(model)) else {}),
         }
 
     def settings(self) -> Settings:
@@ -341,10 +355,13 @@ class TransformersAdapter(Adapter):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
         attention = own_code_only(blueprint.get("attention"), "attention_implementation")
         config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
+        arguments = {name: bool(value) for name, value in dict(blueprint.get("arguments", {})).items()}
+        if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
+            raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
         if attention:
             config._attn_implementation = attention
         with uninitialised():
-            return kind(config).eval()
+            return kind(config, **arguments).eval()
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
@@ -355,6 +372,16 @@ class TransformersAdapter(Adapter):
         kind = _class(blueprint["class"])
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
+
+
+def _arguments(model: nn.Module) -> dict[str, bool]:
+    """Return the arguments beside the config with which a model was built, where they are not the default."""
+    defaults = {name: each.default for name, each in inspect.signature(type(model).__init__).parameters.items()}
+    found = {}
+    for name in OPTIONAL_PARTS.keys() & defaults.keys():
+        with suppress(AttributeError):  # a class that has no such part
+            found[name] = attrgetter(OPTIONAL_PARTS[name])(model) is not None
+    return {name: value for name, value in found.items() if value is not defaults[name]}
 
 
 def _class(name: str) -> Any:
@@ -376,7 +403,7 @@ def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
-    config, arguments = model.config, inspect.signature(model.forward).parameters
+    config, arguments = model.config, arguments_of(model, name)
     options: dict[str, Any] = {}
     caching = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
     if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter, LayerCallback
 from hf_stitch.adapters.cutting.copying import copy_without, hollow
 from hf_stitch.adapters.discovery.survey import Survey
+from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.prefixes.front import PrefixFront, arguments, gathered, split
 from hf_stitch.adapters.prefixes.reading import PrefixReader, fast, tree
 from hf_stitch.adapters.preprocess import place_of
@@ -314,7 +314,7 @@ def _check_attention(model: nn.Module) -> None:
 def _check_branches(adapter: PrefixAdapter) -> None:
     """Check that one forward over several branches of a text computes what a forward over each does."""
     model, layer = adapter.model, adapter.source.candidates[-1]
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if "position_ids" not in arguments_of(model, "input_ids"):
         raise ValueError(
             f"align='prefix' gives positions to the source, but {type(model).__name__} takes no position_ids"
         )

@@ -1,0 +1,228 @@
+"""Every argument of forward, key of a config and option of from_pretrained is used, or refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import hf_stitch
+import hf_stitch.auto
+from hf_stitch import StitchedModel
+from hf_stitch.artefacts.head import Head, HeadConfig
+
+from tiny_networks import LAYERS, build, network, plain_tokenizer  # isort: skip
+
+LLAMA = LAYERS["llama"]
+
+
+@pytest.fixture
+def whole(texts: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """A stitched model that computes what a Llama does, this Llama, and padded inputs with labels."""
+    adapter = network("llama")
+    model = hf_stitch.stitch(
+        adapter, adapter, texts, source_layer=LLAMA, target_layer=LLAMA, matcher="identity", progress=False
+    )
+    given = model.preprocess([sample["text"] for sample in texts[:4]])
+    return (
+        model,
+        build("llama", 0),
+        {**given, "labels": given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)},
+    )
+
+
+@pytest.mark.parametrize("items", [None, 7, torch.tensor(7)])
+@pytest.mark.parametrize("shifted", ["labels", "shift_labels", "both"])
+def test_the_loss_is_that_of_the_network(whole: Any, items: Any, shifted: str) -> None:
+    model, plain, given = whole
+    labels = given.pop("labels")
+    ahead = labels.roll(-1, 1).masked_fill(torch.arange(labels.shape[1]) == labels.shape[1] - 1, -100)
+    targets = {"labels": labels, "shift_labels": ahead}
+    chosen = targets if shifted == "both" else {shifted: targets[shifted]}
+    expected = plain(**given, **targets, num_items_in_batch=items).loss
+    torch.testing.assert_close(model(**given, **chosen, num_items_in_batch=items).loss, expected, rtol=0, atol=1e-6)
+
+
+def test_shifted_labels_are_used_and_not_shifted_again(whole: Any) -> None:
+    model, plain, given = whole
+    given["shift_labels"] = given["labels"]
+    assert torch.equal(model(**given).loss, plain(**given).loss)
+
+
+def _images_model(images: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    a, b = network("cnn"), network("vit", 1)
+    model = hf_stitch.stitch(
+        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
+    )
+    return model, {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
+
+
+UNUSED: dict[str, Any] = {
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "output_router_logits": True,
+    "token_type_ids": torch.ones(4, 8, dtype=torch.int64),
+    "pixel_values": torch.zeros(4, 3, 8, 8),
+    "cu_seq_lens_q": torch.tensor([0, 4]),
+    "ignore_index": 3,
+    "poetry": 1,
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_an_argument_that_nothing_uses_is_refused_by_name(whole: Any, name: str) -> None:
+    model, _, given = whole
+    with pytest.raises(ValueError, match=name):
+        model(**given, **{name: UNUSED[name]})
+    assert model(**given, **{name: None}).loss is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["output_hidden_states", "num_items_in_batch", "shift_labels", "attention_mask", "poetry"]
+)
+def test_a_model_of_images_refuses_what_it_does_not_use(images: Any, name: str) -> None:
+    model, given = _images_model(images)
+    with pytest.raises(ValueError, match=name):
+        model(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
+
+
+def test_token_types_of_a_single_text_are_left_out_for_networks_without_them(whole: Any) -> None:
+    model, _, given = whole
+    zeros = torch.zeros_like(given["input_ids"])
+    assert torch.equal(model(**given, token_type_ids=zeros).logits, model(**given).logits)
+
+
+def test_a_head_refuses_what_it_does_not_use() -> None:
+    head = Head(HeadConfig(in_features=4, num_labels=2))
+    with pytest.raises(TypeError, match="num_items_in_batch"):
+        head(features=torch.randn(2, 4), labels=torch.tensor([0, 1]), num_items_in_batch=2)
+
+
+CHANGED: dict[str, Any] = {
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "output_router_logits": True,
+    "chunk_size_feed_forward": 2,
+    "is_encoder_decoder": True,
+}
+READ = {
+    "architectures", "_name_or_path", "dtype", "id2label", "label2id", "model_type", "problem_type", "return_dict",
+    "transformers_version",
+}  # fmt: skip
+"""Keys that describe the model, or that other tests change."""
+
+
+def test_the_keys_of_a_config_are_all_listed_here() -> None:
+    assert READ | CHANGED.keys() >= transformers.PreTrainedConfig().to_dict().keys()
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_key_of_the_config_that_nothing_uses_is_refused_by_name(whole: Any, name: str) -> None:
+    model, _, given = whole
+    model.set_attn_implementation("eager")
+    setattr(model.config, name, CHANGED[name])
+    with pytest.raises(ValueError, match=f"config.{name}"):
+        model(**given)
+
+
+def test_an_argument_takes_precedence_over_the_config(whole: Any) -> None:
+    model, _, given = whole
+    model.config.output_hidden_states = True
+    assert model(**given, output_hidden_states=False).loss is not None
+
+
+def test_the_config_decides_whether_there_is_a_cache_and_a_tuple(whole: Any) -> None:
+    model, _, given = whole
+    model.config.use_cache = True
+    assert isinstance(model(**given)[-1], transformers.Cache)
+    assert not isinstance(model(**given, use_cache=False)[-1], transformers.Cache)
+    model.config.use_cache, model.config.return_dict = None, False
+    assert isinstance(model(**given), tuple)
+
+
+WITHOUT_EFFECT: Mapping[str, Any] = {
+    "use_safetensors": True, "weights_only": True, "low_cpu_mem_usage": True, "trust_remote_code": True,
+    "adapter_kwargs": {"token": "hf_x", "revision": "main"}, "_from_auto": True, "_commit_hash": "0" * 40,
+}  # fmt: skip
+REFUSED: Mapping[str, Any] = {
+    "use_safetensors": False, "weights_only": False, "code_revision": "main", "variant": "fp16",
+    "adapter_kwargs": {"_adapter_model_path": "folder"}, "state_dict": {}, "quantization_config": {"bits": 4},
+    "tp_plan": "auto", "key_mapping": {"a": "b"}, "ignore_mismatched_sizes": True, "output_loading_info": True,
+    "gguf_file": "x.gguf", "generation_config": object(), "attn": "eager", "proxies": {"https": "x"},
+}  # fmt: skip
+
+
+def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(images: Any, tmp_path: Path) -> None:
+    model, given = _images_model(images)
+    model.save_pretrained(tmp_path)
+    for name, value in REFUSED.items():
+        with pytest.raises((TypeError, ValueError), match="adapter of PEFT" if name == "adapter_kwargs" else name):
+            StitchedModel.from_pretrained(tmp_path, **{name: value})
+    for name, value in WITHOUT_EFFECT.items():
+        found = StitchedModel.from_pretrained(tmp_path, **{name: value})
+        assert torch.equal(found(**given).logits, model(**given).logits)
+    signature = inspect.signature(transformers.PreTrainedModel.from_pretrained).parameters
+    ours = inspect.signature(StitchedModel.from_pretrained).parameters.keys() | WITHOUT_EFFECT.keys() | REFUSED.keys()
+    downloads = hf_stitch.hub.DownloadOptions.__annotations__.keys()
+    for name in signature.keys() - ours - downloads - {"pretrained_model_name_or_path", "model_args"}:
+        with pytest.raises(TypeError, match=name):
+            StitchedModel.from_pretrained(tmp_path, **{name: object()})
+
+
+@pytest.fixture
+def saved(whole: Any, tmp_path: Path) -> Path:
+    whole[0].save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _adapter_beside(folder: Path, base: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}", "peft_type": "LORA"}}')
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+def test_a_folder_with_an_adapter_of_peft_is_refused(saved: Path, tmp_path: Path) -> None:
+    _adapter_beside(tmp_path / "adapter", saved)
+    with pytest.raises((ValueError, FileNotFoundError), match=r"adapter of PEFT.*PeftModel.from_pretrained"):
+        StitchedModel.from_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"adapter of PEFT.*PeftModel.from_pretrained"):
+        hf_stitch.load(str(tmp_path / "adapter"))
+    _adapter_beside(saved, saved)
+    for load in (StitchedModel.from_pretrained, hf_stitch.load, transformers.AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="adapter of PEFT"):
+            load(str(saved))
+
+
+def test_weights_with_an_adapter_beside_them_are_not_loaded_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    build("llama", 0).save_pretrained(tmp_path)
+    plain_tokenizer().save_pretrained(tmp_path)
+    _adapter_beside(tmp_path, tmp_path)
+    monkeypatch.setattr("transformers.utils.is_peft_available", lambda: False)
+    with pytest.raises(ImportError, match="adapter of PEFT"):
+        hf_stitch.load(str(tmp_path))
+
+
+def test_auto_classes_do_not_lose_the_adapter_of_a_stitched_model(saved: Path, tmp_path: Path, whole: Any) -> None:
+    peft = pytest.importorskip("peft")
+    _, _, given = whole
+    base = StitchedModel.from_pretrained(saved)
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads what transformers 5.24 renamed
+        changed = peft.get_peft_model(base, config).eval()
+    changed.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"adapter of PEFT.*PeftModel.from_pretrained"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        again = peft.PeftModel.from_pretrained(StitchedModel.from_pretrained(saved), tmp_path / "adapter")
+    torch.testing.assert_close(again(**given).logits, changed(**given).logits)
+    assert not torch.equal(again(**given).logits, whole[0](**given).logits)
