@@ -46,7 +46,7 @@ from hf_stitch.stitches import SequenceStitch
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""
 
-AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
+AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
 
 
