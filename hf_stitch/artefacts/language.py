@@ -49,7 +49,7 @@ CHECKING = threading.RLock()
 OF_TARGET = ("vocab_size", "num_attention_heads", "bos_token_id", "eos_token_id")
 """Keys of a config that are those of the target."""
 
-AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
+AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
 
 

@@ -102,6 +102,15 @@ def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(net: Any, texts: A
         assert parameter.dtype == (torch.float32 if ".wo." in name else torch.float16), name
 
 
+def test_a_cast_without_a_plan_of_dtypes_is_refused(
+    net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
+    monkeypatch.delattr(transformers.PreTrainedModel, "_get_dtype_plan")  # as if a version called it differently
+    with pytest.raises(AttributeError, match="_get_dtype_plan"):
+        StitchedModel.from_pretrained(tmp_path, dtype=torch.float16)
+
+
 def test_a_cast_includes_the_statistics_of_batchnorm(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
     cast = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
