@@ -224,9 +224,8 @@ class Evaluation(Result):
         if self.left_out:
             table.caption = "; ".join(f"no {who}: {why}" for who, why in self.left_out.items())
         for who, row in self.scores.items():
-            table.add_row(
-                who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""
-            )
+            cells = (Text(str(row.get(figure, "–"))) for figure in figures)
+            table.add_row(who, *cells, style="bold" if who == "stitched" else "")
         return table
 
     def plot(self, figure: str | None = None) -> Figure:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.table import Table
 
 import hf_stitch
@@ -272,6 +274,17 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
         hf_stitch.load_report(tmp_path / "foreign.html")
 
 
+def test_figures_and_controls_that_only_some_rows_have_are_a_dash() -> None:
+    whole = evaluation()
+    rows = {**whole.scores, "chance": {}}
+    assert "│ chance    │ –" in str(replace(whole, scores=rows))
+    audit = audit_of()
+    other = replace(audit.detections["body"]["knn"], controls={"halves": np.full((1, 3), 0.5)})
+    console = Console(width=200, file=io.StringIO())
+    console.print(replace(audit, detections={"body": {**audit.detections["body"], "other": other}}))
+    assert "–" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_results_of_other_samples_are_told() -> None:
     def recorded(data: str) -> SimilarityAtlas:
         return atlas_of(recipe={"a": {"data": data}})
@@ -422,7 +435,6 @@ def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
     text = page([atlas_of()])
     assert (
         "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: "
-        "layer1 for layer2, 0.875 after 1.000"
-        in text
+        "layer1 for layer2, 0.875 after 1.000" in text
     )
     assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
