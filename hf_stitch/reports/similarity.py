@@ -116,9 +116,9 @@ def _view(
     heat = heat_map(
         atlas.values[metric][cells], *names, label=metric, ends=ends if np.isfinite(ends).all() else None, beside=beside
     )
-    beside = atlas._beside(metric)
-    rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *beside.values(), strict=True)]
-    table = Table(("layer of a", "most similar layer of b", metric, *beside), rows)
+    more = atlas._beside(metric)
+    rows = [(*row, *cells) for row, *cells in zip(_matches(atlas, metric, best), *more.values(), strict=True)]
+    table = Table(("layer of a", "most similar layer of b", metric, *more), rows)
     return View(metric, _finding(atlas, metric), [heat, *over, *along], table)
 
 
