@@ -157,8 +157,8 @@ class Audit(Result):
             f"{self.max_dose:g}",
         )  # fmt: skip
         for name, found in self._all.items():
-            shown = [str(_score(found, "auroc")), *(str(Score(*map(float, found.controls[c][0]))) for c in controls)]
-            table.add_row(Text(name), str(_dose(found)), *shown, Text(_silent(found)))
+            shown = [str(Score(*map(float, found.controls[c][0]))) if c in found.controls else "–" for c in controls]
+            table.add_row(Text(name), str(_dose(found)), str(_score(found, "auroc")), *shown, Text(_silent(found)))
         residuals = ", ".join(f"{value:.3f}" for value in self.residual.values())
         table.caption = f"relative residual of {', '.join(self.residual)}: {residuals}"
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)

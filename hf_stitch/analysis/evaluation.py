@@ -258,9 +258,8 @@ class Evaluation(Result):
         )
         table.caption = "; ".join([f"no {who}: {why}" for who, why in self.left_out.items()] + self.cautions) or None
         for who, row in self.scores.items():
-            table.add_row(
-                who, *(Text(str(row[figure])) for figure in figures), style="bold" if who == "stitched" else ""
-            )
+            cells = (Text(str(row.get(figure, "–"))) for figure in figures)
+            table.add_row(who, *cells, style="bold" if who == "stitched" else "")
         return table
 
     def plot(self, figure: str | None = None) -> Figure:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.table import Table
 
 import hf_stitch
@@ -270,6 +272,17 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "foreign.html").write_text(text.replace('"result":"SimilarityAtlas"', '"result":"Popen"'))
     with pytest.raises(ValueError, match=r"a Popen of hf_stitch\.analysis\.comparison\.atlas, which is not known"):
         hf_stitch.load_report(tmp_path / "foreign.html")
+
+
+def test_figures_and_controls_that_only_some_rows_have_are_a_dash() -> None:
+    whole = evaluation()
+    rows = {**whole.scores, "chance": {}}
+    assert "│ chance    │ –" in str(replace(whole, scores=rows))
+    audit = audit_of()
+    other = replace(audit.detections["body"]["knn"], controls={"halves": np.full((1, 3), 0.5)})
+    console = Console(width=200, file=io.StringIO())
+    console.print(replace(audit, detections={"body": {**audit.detections["body"], "other": other}}))
+    assert "–" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_results_of_other_samples_are_told() -> None:
