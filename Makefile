@@ -53,12 +53,13 @@ test-oldest: ## run the tests with the oldest supported dependencies (on Python 
 # The versions of the run for its version of Python; for others and other systems, what uv finds to go with them.
 requirements: test-newest ## renew requirements/tested.txt, if the tests pass with the newest versions
 	mkdir -p build
-	$(UV) pip freeze --python .venv-newest/bin/python --exclude-editable | sed "s/$$/ ; python_version == '$$( \
+	$(UV) pip freeze --python .venv-newest/bin/python --exclude-editable | sed "s/+.*//; s/$$/ ; python_version == '$$( \
 		.venv-newest/bin/python -c 'import sysconfig; print(sysconfig.get_python_version())')'/" > build/newest.txt
 	printf '%s\n' "-e .[dev,docs,browser]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatchling editables uv > build/all.in
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
 		--constraints build/newest.txt build/all.in --output-file build/tested.txt
-	( echo "# The versions with which all tests passed (make requirements). A constraint, so that nothing here is required."; \
+	( echo "# The versions with which all tests passed (make requirements), on the Python of that run; for others, what goes with them."; \
+		echo "# They are constraints: nothing here is required."; \
 		grep -v "^-e " build/tested.txt ) > build/tested.txt.new
 	mv build/tested.txt.new $(TESTED)
 

@@ -74,7 +74,7 @@ class State(Mapping[str, Tensor]):
         value, (path, _, local) = self._state[name], name.rpartition(".")
         if not isinstance(value, Tensor) or not value.is_meta:
             return None
-        for hook in _hooks(self._model.get_submodule(path)):
+        for hook in hooks_of(self._model.get_submodule(path)):
             if hook.weights_map is not None and local in hook.weights_map:
                 found: Mapping[str, Tensor] = hook.weights_map
                 return found
@@ -92,13 +92,24 @@ def shared(model: nn.Module) -> dict[int, Any]:
     """
     kept: list[Any] = list(model.parameters())
     for module in model.modules():
-        for hook in _hooks(module):
+        for hook in hooks_of(module):
             kept += [hook.weights_map, hook.tied_params_map]
     return {id(each): each for each in kept if each is not None}
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    """Return the hooks of accelerate that load weights of a module."""
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks of accelerate that load weights of a module, or move its inputs to their device.
+
+    Args:
+        module: The module itself; those inside it have their own.
+
+    Returns:
+        The hooks, mostly none or one.
+
+    Example:
+        >>> hooks_of(nn.Linear(2, 2))
+        []
+    """
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
     return [each for each in hooks if hasattr(each, "weights_map")]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -388,6 +389,15 @@ def test_fingerprint_of_pairs_in_columns_keeps_the_columns_apart():
         return Samples.of(datasets.Dataset.from_dict({"a": a, "b": b}), text="a", text_pair="b").fingerprint
 
     assert pairs(["ab"], ["c"]) != pairs(["a"], ["bc"])
+
+
+def test_images_have_no_fingerprint_if_their_bytes_have_another_name(monkeypatch):
+    def renamed(table):
+        return {"img": pa.array([{"content": b"%d" % i} for i in range(len(table))])}
+
+    monkeypatch.setattr("datasets.table.embed_table_storage", renamed)
+    with pytest.raises(KeyError, match="bytes"):
+        _ = Samples.of(images()).fingerprint
 
 
 def test_image_files_that_are_pointed_to_are_read(tmp_path):

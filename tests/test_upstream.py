@@ -597,15 +597,13 @@ def launchers() -> set[str]:
 ACCELERATE = [
     fact("modules with a hook have _hf_hook and _old_forward",
          lambda: {"_hf_hook", "_old_forward", "forward"} <= vars(hooked()[0]).keys() | vars(hooked()).keys(),
-         "hf_stitch/offloading.py, _hooks; adapters/cutting/copying.py, hollow; adapters/pins.py, REPLACED"),
-    fact("dispatched networks have hf_device_map", lambda: has(hooked(), "hf_device_map"),
-         "hf_stitch/adapters/cutting/copying.py, copy_without"),
+         "hf_stitch/offloading.py, hooks_of; adapters/cutting/copying.py, hollow; adapters/pins.py, REPLACED"),
     fact("hooks have the place and the source of weights",
          lambda: offloaded()[0].weight.is_meta and "weight" in offloaded()[0]._hf_hook.weights_map
          and str(offloaded()[0]._hf_hook.execution_device) == "cpu" and has(offloaded()[0]._hf_hook, "tied_params_map"),
          "hf_stitch/offloading.py and adapters/preprocess.py, place_of"),
     fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
-         "hf_stitch/offloading.py, _hooks"),
+         "hf_stitch/offloading.py, hooks_of"),
     fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
     fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
 ]  # fmt: skip

@@ -167,7 +167,7 @@ def _of_tokenizer(tokenizer: Any, max_tokens: int | None) -> Settings:
         }
         if (pieces := getattr(tokenizer, "sp_model", None)) is not None:
             values["pieces"] = pieces.serialized_model_proto()
-    values |= {name: getattr(tokenizer, name) for name in OF_TOKENIZERS if hasattr(tokenizer, name)}
+    values |= {name: getattr(tokenizer, name) for name in OF_TOKENIZERS}
     return Settings.of({**values, "max_tokens": max_tokens}, defaults)
 
 

@@ -20,6 +20,7 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_stitch.adapters.cutting.halves import HalfError
+from hf_stitch.adapters.preprocess import place_of
 
 NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.
@@ -30,25 +31,18 @@ Code from the Hub keeps the name for which it was written.
 (NAME,) = CausalLMOutputWithPast.__dataclass_fields__.keys() & set(NAMES)
 """The name in the installed transformers."""
 
+STATES = {"linear_attention", "conv", "mamba"}
+"""Types of layers, as in ``config.layer_types``, that keep a state instead of tokens."""
+
 WITHOUT_WINDOW = {
-    "full_attention": "full_attention",
     "sliding_attention": "full_attention",
     "chunked_attention": "full_attention",
-    "indexed_attention": "indexed_attention",
-    "hybrid": "hybrid",
     "hybrid_sliding": "hybrid",
-    "linear_attention": "linear_attention",
-    "conv": "conv",
-    "moe": "moe",
-    "mlp": "mlp",
-    "mamba": "mamba",  # linear_attention before transformers 5.15
-    "attention": "attention",
 }
-"""Type of a layer in ``config.layer_types`` that a joint cache can contain -> the type that keeps the whole past."""
+"""Type of a layer with a window of tokens -> the type that keeps all of them."""
 
-
-STATES = ("linear_attention", "conv", "mamba")
-"""Types of layers that keep a state instead of tokens."""
+KINDS = {"full_attention", "attention", "indexed_attention", "hybrid", "moe", "mlp", *STATES, *WITHOUT_WINDOW}
+"""Types of layers that a cache of two networks can contain."""
 
 
 class UncachedError(ValueError):
@@ -70,10 +64,11 @@ def given_cache(arguments: Mapping[str, Any]) -> Cache | None:
     return next((arguments[name] for name in NAMES if arguments.get(name) is not None), None)
 
 
-def by_one_name(arguments: Mapping[str, Any], wanted: str) -> dict[str, Any]:
+def by_one_name(arguments: Mapping[str, Any], wanted: str, callers: int) -> dict[str, Any]:
     """Return arguments in which a cache has this name, whichever it had.
 
-    As in transformers, a name that is older than the one there is accepted with a ``FutureWarning``.
+    As in transformers, a name that is older than the one there is accepted with a ``FutureWarning``, which points to
+    the caller that many calls above.
 
     Raises:
         ValueError: If there are several caches.
@@ -83,7 +78,7 @@ def by_one_name(arguments: Mapping[str, Any], wanted: str) -> dict[str, Any]:
         raise ValueError(f"{' and '.join(given)} are names of the same argument: give one of them, {NAME}")
     for name in given:
         if NAMES.index(name) > NAMES.index(NAME):
-            warnings.warn(f"{name} is an older name of {NAME}: use {NAME}", FutureWarning, stacklevel=4)
+            warnings.warn(f"{name} is an older name of {NAME}: use {NAME}", FutureWarning, stacklevel=callers + 1)
     found = {name: value for name, value in arguments.items() if name not in NAMES}
     for cache in given.values():
         found[wanted] = cache
@@ -96,7 +91,7 @@ def under_any_name(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def renamed(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **by_one_name(kwargs, "cache"))
+        return method(*args, **by_one_name(kwargs, "cache", callers=5))
 
     shown = [p.replace(name=NAME) if p.name == "cache" else p for p in signature.parameters.values()]
     renamed.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
@@ -119,7 +114,6 @@ def decoder_layers(model: Any) -> tuple[int, ...]:
         raise UncachedError(f"{type(model).__name__} takes no cache")
     if hasattr(model, "number_layers"):  # a stitched model, which has one cache for its own halves
         numbered_anew: tuple[int, ...] = model.number_layers()
-        model.cache_is_checked = True  # with the outer model: alone it cannot run
         return numbered_anew
     numbered = {name: each for name, each in model.named_modules() if isinstance(getattr(each, "layer_idx", None), int)}
     blocks = {name for name in numbered if any(other.startswith(f"{name}.") for other in numbered)}
@@ -151,7 +145,7 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
         window = getattr(own[layer], "sliding_window", None) if getattr(own[layer], "is_sliding", False) else None
         kind = named[layer] if named is not None else "full_attention" if window is None else "sliding_attention"
         states = len(known) if isinstance(known := getattr(own[layer], "has_previous_state", None), dict) else 1
-        if kind not in WITHOUT_WINDOW or states > 1:
+        if kind not in KINDS or states > 1:
             raise UncachedError(
                 f"layer {layer} of {type(model).__name__} is of the type {kind}"
                 + (f" with {states} states" if states > 1 else "")
@@ -162,7 +156,7 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
 
 
 class HalfCache(Cache):
-    """A view of a cache for one half, which knows the length of the past also if its own layers keep states instead.
+    """A view of a cache for one half, with the length of the past also where its own layers keep states instead.
 
     Args:
         layers: The layers, by their numbers in the whole network.
@@ -244,11 +238,15 @@ TOLERANCE = {True: 1e-3, False: 5e-2}
 in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past that is lost makes .1 to 1."""
 
 
+EXCLUDED = 1e30
+"""Logits of this size are not computed but set, to exclude a token."""
+
+
 @torch.no_grad()
 def check_cache(model: Any) -> None:
     """Check that a stitched language model computes the same with its cache as without, also beside left padding.
 
-    No name or number in a network tells for sure where it keeps its past: this runs it.
+    Names and numbers in a network do not show for sure where it keeps its past: this runs it.
 
     Args:
         model: The model, in eval mode.
@@ -256,7 +254,7 @@ def check_cache(model: Any) -> None:
     Raises:
         UncachedError: If it computes something else, or raises an error; the message is the reason.
     """
-    source, device = model.source, model.device
+    source, (device, _) = model.source, place_of(model)
     sizes = [model.config.vocab_size]
     if source.takes is source.interface:  # it takes the same tokens as the target
         sizes.append(source.model.config.get_text_config().vocab_size)
@@ -264,29 +262,37 @@ def check_cache(model: Any) -> None:
     ordinary = torch.tensor([token for token in range(most) if token not in source.takes.special_ids])
     drawn = torch.randint(len(ordinary), (2, TOKENS), generator=torch.Generator().manual_seed(0))
     ids, mask = ordinary[drawn].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
+    _compare_runs(model, ids[:1], {})
     mask[1, : AT_ONCE // 2] = 0
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    _compare_runs(model, ids, {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)})
+
+
+def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> None:
+    """Compare the logits of one run over all tokens with those of several runs with a cache."""
 
     def run(past: int, until: int, **options: Any) -> Any:
-        given = {"attention_mask": mask[:, :until], "position_ids": positions[:, :until], **options}
+        given = {**{name: value[:, :until] for name, value in beside.items()}, **options}
         return model.forward(
             **model.prepare_inputs_for_generation(ids[:, :until], next_sequence_length=until - past, **given)
         )
 
     try:
         whole = run(0, TOKENS, use_cache=False).logits
-        step = run(0, AT_ONCE, use_cache=True, **{NAME: DynamicCache(config=model.config)})
-        logits = [step.logits]
-        for past in range(AT_ONCE, TOKENS):
-            step = run(past, past + 1, use_cache=True, **{NAME: step[NAME]})
-            logits.append(step.logits)
+        cache = HalfCache(DynamicCache(config=model.config).layers, None)
+        logits = [run(0, AT_ONCE, use_cache=True, **{NAME: cache}).logits]
+        logits += [run(past, past + 1, use_cache=True, **{NAME: cache}).logits for past in range(AT_ONCE, TOKENS)]
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
     except Exception as error:  # libraries raise any exception
         cause = error.__cause__ if isinstance(error, HalfError) and error.__cause__ else error
         raise UncachedError(f"a run with a cache raises {type(cause).__name__}: {cause}") from error
-    differs = (torch.cat(logits, 1) - whole).abs().amax(-1)[mask.bool()] / whole.abs().max()
+    found, real = torch.cat(logits, 1), beside.get("attention_mask", torch.ones_like(ids)).bool()
+    allowed = whole.abs() < EXCLUDED  # the others are tokens that a network never predicts
+    largest = whole.where(allowed, 0).abs().max()
+    differs = float(((found - whole).where(allowed, 0).abs().amax(-1)[real] / largest).max())
     exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
-    if not float(differs.max()) < TOLERANCE[exact]:
+    if not (differs < TOLERANCE[exact] and torch.equal(found[real].abs() < EXCLUDED, allowed[real])):
         raise UncachedError(
-            f"with a cache, the logits differ by {float(differs.max()):.1e} of the largest: a network attends to later "
-            "tokens, or keeps its past elsewhere"
+            f"with a cache, the logits differ by {differs:.1e} of the largest: a network attends to later tokens, or "
+            "keeps its past elsewhere"
         )

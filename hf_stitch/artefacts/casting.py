@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.adapters.skeleton import weightless
@@ -70,6 +71,6 @@ def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dt
     with weightless(sum(tensor.nbytes for tensor in half.state_dict().values())):
         network: Any = network_of(blueprint)
     computed = {name for name, _ in network.named_buffers()} - network.state_dict().keys()
-    plan = network._get_dtype_plan(dtype) if hasattr(network, "_get_dtype_plan") else {}
+    plan = network._get_dtype_plan(dtype) if isinstance(network, PreTrainedModel) else {}
     kept = [re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in plan]
     return lambda name: name in computed or any(module.search(name) for module in kept)

@@ -47,7 +47,8 @@ class StitchConfig(PreTrainedConfig):
             there is no limit.
         vocab_size: For texts: vocabulary size of the source, or for language models of the target, whose tokens they
             generate.
-        num_hidden_layers: For language models: number of attention layers of both halves.
+        num_hidden_layers: For language models: number of layers of both halves that keep a past (tokens or a state);
+            ``None`` for a model without a cache.
         layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
         sliding_window: For language models: window of the sliding attention of both networks, in tokens.
         requires: Methods of plugins that are needed to load the model, as returned by

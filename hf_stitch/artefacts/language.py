@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import Cache, DynamicCache, GenerationMixin
+from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from hf_stitch.adapters.cutting.halves import HalfError
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.cache import (
@@ -20,6 +23,7 @@ from hf_stitch.artefacts.cache import (
     NAMES,
     STATES,
     WITHOUT_WINDOW,
+    HalfCache,
     UncachedError,
     by_one_name,
     cache_argument,
@@ -39,7 +43,10 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.outputs import logits_of
 from hf_stitch.stitches import SequenceStitch
 
-AHEAD = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
+CHECKING = threading.RLock()
+"""Held while a model checks its cache."""
+
+AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
 
 
@@ -47,10 +54,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     """A stitched model whose target predicts the next token.
 
     :meth:`forward` returns a ``CausalLMOutputWithPast``. ``generate`` works as for any language model of transformers,
-    with a key-value cache if both networks are decoders. If the source attends to the whole text (BERT, the encoder of
-    T5), each new token takes a forward pass over the whole text. The ids of special tokens for generation come from the
-    target (``generation_config``). :func:`hf_stitch.stitch` builds this class for targets of the task
-    ``text-generation``.
+    with one cache of both networks if both are decoders (:attr:`uncached` has the reason if not). If the source attends
+    to the whole text (BERT, the encoder of T5), each new token takes a run over the whole text. The ids of special
+    tokens for generation come from the target (``generation_config``). :func:`hf_stitch.stitch` builds this class for
+    targets of the task ``text-generation``.
 
     Networks with different tokenizers (``align="prefix"``) take tokens of the target, and the source reads the text up
     to the end of each (:class:`hf_stitch.adapters.prefixes.PrefixReader`). The cache then contains the layers of the
@@ -88,6 +95,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         self.cache_is_checked = False
+        self._counts_from_padding = [
+            positions_from_padding(half.model) is not None for half in (self.source, self.target)
+        ]
         try:
             self.number_layers()
         except UncachedError as reason:
@@ -117,7 +127,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         each = [*kept[0], *kept[1]]
         windows = {window for _, window in each if window is not None}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
-            each = [(WITHOUT_WINDOW[kind], None) for kind, _ in each]
+            each = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in each]
         if NAMES[0] != NAME and each and all(kind in STATES for kind, _ in each):
             raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
         config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
@@ -131,15 +141,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if isinstance(self.stitch.body, SequenceStitch):
             return f"the stitch, {self.stitch.body.title}, reads all tokens at once"
         return self._why_uncached if self._layers is None else None
-
-    def drop_fallback(self) -> None:
-        """Drop that a model was saved without a cache by version 0.2, which could not tell it from the user's choice.
-
-        Under transformers 5.24 it found the cache of no network.
-        """
-        written_by = (self.config.recipe or {}).get("versions", {}).get("hf_stitch", "")
-        if str(written_by).startswith("0.2."):
-            self.generation_config.use_cache = None
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     @under_any_name
@@ -196,12 +197,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
-        entering = self.transfer(**named | before)
-        if cache is not None and isinstance(self.source, PrefixFront):
-            if kept is None:
-                raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
-            keep(given_cache(before), kept)
-        output = self.head(entering, labels, **after)
+        if cache is not None and isinstance(self.source, PrefixFront) and kept is None:
+            raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
+        try:
+            entering = self.transfer(**named | before)
+            if kept is not None and cache is not None:
+                keep(given_cache(before), kept)
+            output = self.head(entering, labels, **after)
+        except HalfError as error:
+            if cache is not None:
+                error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
+            raise
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             output.logits = output.logits[:, last]
@@ -211,7 +217,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if given is None and not use_cache:
             return None
-        self._check_cache()
+        if not isinstance(given, HalfCache):  # part of a chain, or of the check
+            self._check_cache()
         if (why := self.uncached) is not None:
             raise ValueError(f"this model has no cache, because {why}: pass use_cache=False, and no {NAME}")
         if given is None:
@@ -232,54 +239,53 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def _check_cache(self) -> None:
         """Find out, once, whether the model computes the same with its cache; if not, it runs without from now on."""
         readable = not isinstance(self.source, PrefixFront) or self.source.reader is not None
-        if self.cache_is_checked or self.uncached is not None or not readable or torch.compiler.is_compiling():
+        if self.uncached is not None or not readable or torch.compiler.is_compiling():
             return
-        self.cache_is_checked, training = True, self.training
-        self.eval()
-        try:
-            check_cache(self)
-        except UncachedError as reason:
-            self._layers, self._why_uncached = None, str(reason)
-        finally:
-            self.train(training)
+        with CHECKING:  # other threads wait
+            if self.cache_is_checked:
+                return
+            try:
+                with evaluating(self):
+                    check_cache(self)
+            except UncachedError as reason:
+                self._layers, self._why_uncached = None, str(reason)
+            self.cache_is_checked = True
 
     def _options(
         self, cache: Cache | None, input_ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return further arguments of source and target: positions, and the cache in the numbering of each half."""
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        past = None if cache is None else past_of(cache)
-        first, halves = 0, list(zip(both, (self.source, self.target), self._layers or (None, None), strict=True))
-        apart = isinstance(self.source, PrefixFront)
-        for options, half, layers in reversed(halves) if apart else halves:
+        past, new = None if cache is None else past_of(cache), 0 if input_ids is None else input_ids.shape[1]
+        numbered = self._layers or (None, None)
+        halves = list(zip(both, (self.source, self.target), numbered, self._counts_from_padding, strict=True))
+        first, apart = 0, isinstance(self.source, PrefixFront)
+        for options, half, layers, from_padding in reversed(halves) if apart else halves:
             own = apart and half is self.source  # it has positions and a mask of its own tokens
             if takes(half.model, "position_ids") and not own:
-                if past is not None and position_ids is None and input_ids is not None:
-                    position_ids = (torch.arange(input_ids.shape[1], device=input_ids.device) + past)[None]
-                # What reads the whole text may number positions from the padding in it.
-                if position_ids is not None and (self._layers is not None or not positions_from_padding(half.model)):
+                if position_ids is not None and not (from_padding and layers is None):
                     options["position_ids"] = position_ids
+                elif position_ids is None and past is not None and input_ids is not None and not from_padding:
+                    options["position_ids"] = (torch.arange(new, device=input_ids.device) + past)[None]
             if cache is not None and layers is not None:
                 view = shown(cache, first, layers, past)
                 options |= {cache_argument(half.model): view, "use_cache": bool(layers)}
                 first += len(layers)
-                if not own:  # the representation has the mask of the new tokens only
-                    options["attention_mask"] = mask
-                    if (
-                        view is not None
-                        and mask is not None
-                        and input_ids is not None
-                        and has_no_attention(view.layers)
-                    ):
-                        options["attention_mask"] = mask[:, -input_ids.shape[1] :]
+                if not own:  # the representation has the mask of the new tokens only, which suffices for states
+                    states = view is not None and mask is not None and has_no_attention(view.layers)
+                    options["attention_mask"] = mask[:, -new:] if states and mask is not None else mask
         return both
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Generate text, as any language model of transformers.
 
         A model without a cache runs over the whole text for each token; a warning names the reason (:attr:`uncached`).
 
         Args:
+            inputs: (batch, tokens) int64, the texts to continue.
+            generation_config: Settings. Default: :attr:`generation_config`.
             *args: As for the method of transformers.
             **kwargs: As for the method of transformers.
 
@@ -295,16 +301,20 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 f"the source also reads {', '.join(self.source.takes.given)}, which generation does not pass: stitch "
                 "its encoder alone (hf_stitch.load(…, task='text-encoding'))"
             )
-        kwargs = by_one_name(kwargs, NAME)
-        if kwargs.get("use_cache") is not False:
+        kwargs = by_one_name(kwargs, NAME, callers=2)
+        settings = generation_config or self.generation_config
+        wanted = kwargs.get("use_cache", settings.use_cache)
+        if wanted is not False:
             self._check_cache()
-        if (why := self.uncached) is not None:
-            if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
-                self._joint_cache(kwargs.get(NAME), True)  # raises
-            if kwargs.get("use_cache") is None:
+            if (why := self.uncached) is not None:
+                if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
+                    self._joint_cache(kwargs.get(NAME), True)  # raises
                 warnings.warn(f"each token takes a run over the whole text, because {why}", stacklevel=2)
-            kwargs["use_cache"] = False
-        settings = kwargs.get("generation_config") or self.generation_config
+                if generation_config is None:
+                    kwargs["use_cache"] = False
+                else:
+                    generation_config = copy.deepcopy(generation_config)
+                    generation_config.use_cache = False
         for name in AHEAD if isinstance(self.source, PrefixFront) else ():
             if kwargs.get(name) is not None or getattr(settings, name, None) is not None:
                 raise ValueError(
@@ -312,7 +322,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                     "lengths: leave it out"
                 )
         generated: Any = super().generate
-        return generated(*args, **kwargs)
+        return generated(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any

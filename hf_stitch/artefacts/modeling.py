@@ -674,7 +674,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     model.source.attach(tokenizer, fast(model.processor, "target"))
                 if model.can_generate() and (beside / "generation_config.json").is_file():
                     model.generation_config = GenerationConfig.from_pretrained(beside)
-                    model.drop_fallback()
+                    if record.get("num_hidden_layers") is None and model.generation_config.use_cache is False:
+                        # Version 0.2 saved that it found no cache, as it did under transformers 5.24, like a choice.
+                        model.generation_config.use_cache = None
             except Exception as error:  # libraries raise any exception on damaged files
                 verify()
                 raise damaged(f"a processor or generation config in {folder}", error) from error

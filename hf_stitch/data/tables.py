@@ -80,7 +80,7 @@ class Stored:
 
         # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
         files = embed_table_storage(self.dataset.select_columns([name]).with_format("arrow")[positions])
-        return ((file or {}).get("bytes") or b"" for file in files[name].to_pylist())
+        return ((file["bytes"] if file else None) or b"" for file in files[name].to_pylist())
 
 
 class Listed:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.adapters import Adapter
+from hf_stitch.artefacts.cache import NAME
 from hf_stitch.artefacts.joining import join
 from hf_stitch.resources import one_thread
 from hf_stitch.results import Result
@@ -294,8 +295,7 @@ def _generate(model: Any, texts: list[str], **options: Any) -> Any:
 def _check_cache(model: Any, texts: list[str]) -> None:
     found, without = _generate(model, texts), _generate(model, texts, use_cache=False)
     require(found.sequences.equal(without.sequences), "the tokens with a cache differ from those without one")
-    named = (getattr(found, name, None) for name in ("cache", "past_key_values"))  # the latter before transformers 5.24
-    filled: Any = next((each for each in named if each is not None), None)
+    filled: Any = found.get(NAME)
     require(filled is not None, "the model uses no cache: the output of generate contains none")
     expected, length = found.sequences.shape[1] - 1, filled.get_seq_length()
     require(length == expected, f"the cache must contain {expected} tokens, got {length}")

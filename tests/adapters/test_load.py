@@ -67,6 +67,18 @@ def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
         assert torch.equal(adapter.forward(inputs), model(inputs["x"]))
 
 
+def test_a_timm_network_whose_arguments_are_unknown_cannot_be_rebuilt() -> None:
+    """A function of an architecture keeps no arguments: the network would be built with two heads."""
+    options = {"num_heads": 4, "num_classes": 3}
+    with pytest.raises(ValueError, match=r"not created by timm\.create_model, so its arguments are unknown"):
+        hf_stitch.load(timm.models.vision_transformer.test_vit(**options)).blueprint()
+    adapter = hf_stitch.load(timm.create_model("test_vit", **options).eval())
+    twin = adapter.build(adapter.blueprint())
+    twin.load_state_dict(adapter.model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(twin(adapter.example["x"]), adapter.forward(adapter.example))
+
+
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_pickled_weights_are_refused(tmp_path: Path, library: str) -> None:
     if library == "timm":

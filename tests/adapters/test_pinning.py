@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-from hf_stitch.adapters.pinning import settings_of_config, settings_of_processor
+from hf_stitch.adapters.pinning import OF_TOKENIZERS, settings_of_config, settings_of_processor
 
 VOCABULARY = {
     token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"])
@@ -116,9 +116,18 @@ def serialised(change: Any) -> Any:
     record["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Replace", "content": "b"}]}
     change(record)
     return SimpleNamespace(
-        is_fast=True, get_vocab=tokenizer.get_vocab, pad_token=None, padding_side="right",
+        is_fast=True, get_vocab=tokenizer.get_vocab, pad_token=None,
+        **{name: getattr(tokenizer, name) for name in OF_TOKENIZERS},
         backend_tokenizer=SimpleNamespace(to_str=lambda: json.dumps(record)),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TOKENIZERS)
+def test_an_option_that_tokenizers_no_longer_have_is_not_left_out(name: str) -> None:
+    renamed = serialised(lambda record: None)
+    delattr(renamed, name)
+    with pytest.raises(AttributeError, match=name):
+        settings_of_processor(renamed)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ import pytest
 import torch
 import transformers as hf
 from accelerate import dispatch_model
+from accelerate.hooks import ModelHook, add_hook_to_module, attach_align_device_hook
 from families import BERT, GPT2, Block, FlatNet, images, make, texts
 from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.adapters.discovery.verify import same
 from hf_stitch.representation import RepresentationSpec
+
+from tiny_networks import checkpoint  # isort: skip
 
 
 class Skipping(nn.Module):
@@ -237,9 +240,28 @@ def test_offloaded_weights_run_and_are_shared_with_halves(tmp_path: Path) -> Non
     assert any(p.is_meta for p in back.parameters())
 
 
+def test_hooks_that_move_inputs_do_not_reach_halves() -> None:
+    """They would move the inputs of a half to the device of the network; hooks that compute stay."""
+
+    class Doubled(ModelHook):
+        def post_forward(self, module: Any, output: Any) -> Any:
+            return output * 2
+
+    model = make("gpt2")
+    attach_align_device_hook(model, execution_device="cpu")
+    add_hook_to_module(model.transformer.ln_f, Doubled())
+    adapter, inputs = hf_stitch.load(model), texts(3, 6, "left")
+    back = adapter.back("transformer.h.0")
+    assert [name for name, module in back.named_modules() if hasattr(module, "_hf_hook")] == ["model.transformer.ln_f"]
+    assert hasattr(model.transformer.h[1].attn.c_attn, "_hf_hook")
+    with torch.no_grad():
+        representation = adapter.encode(inputs, "transformer.h.0")["transformer.h.0"]
+        assert torch.equal(back(representation).logits, adapter.forward(inputs).logits)
+
+
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = make("bert").train()
-    model.gradient_checkpointing_enable()
+    checkpoint(model)
     adapter, inputs = hf_stitch.load(model), texts(3, 6, "right")
     layer = adapter.layers[1]
     representation = adapter.encode(inputs, layer)[layer]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
 from hf_stitch.artefacts.cache import NAME, NAMES, cache_argument, shown
 
+from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
 
 PAIRS = [("gpt2", "gpt2"), ("llama", "llama"), ("gpt2", "llama"), ("llama", "gpt2")]
@@ -202,7 +206,7 @@ def continues_as_each_text_alone(model: Any) -> None:
             torch.testing.assert_close(x[index], y[0], rtol=1e-4, atol=1e-5)
 
 
-def test_no_saved_file_remembers_that_there_was_no_cache(net: Any, texts: Any, tmp_path: Path) -> None:
+def test_no_saved_file_contains_that_there_was_no_cache(net: Any, texts: Any, tmp_path: Path) -> None:
     model = stitched(net("bert"), net("llama", 1), texts, (LAYERS["bert"], LAYERS["llama"]))
     with pytest.warns(UserWarning, match="BertForSequenceClassification takes no cache"):
         generated(model)
@@ -210,17 +214,38 @@ def test_no_saved_file_remembers_that_there_was_no_cache(net: Any, texts: Any, t
     assert StitchedModelForCausalLM.from_pretrained(tmp_path).generation_config.use_cache is not False
 
 
-def test_a_fallback_that_version_0_2_wrote_is_dropped(net: Any, texts: Any, tmp_path: Path) -> None:
-    """It wrote ``use_cache: false`` for decoders under transformers 5.24, whose name of the cache it did not know."""
+def test_a_fallback_that_version_0_2_saved_is_dropped_but_no_choice(net: Any, texts: Any, tmp_path: Path) -> None:
+    """It saved ``use_cache: false`` for decoders under transformers 5.24, whose name of the cache it had not."""
     model = stitched(net("gpt2"), net("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
-    model.generation_config.use_cache = False  # by the user: stays
-    model.save_pretrained(tmp_path / "new")
-    assert StitchedModelForCausalLM.from_pretrained(tmp_path / "new").generation_config.use_cache is False
-    model.config.recipe["versions"]["hf_stitch"] = "0.2.0"
-    model.save_pretrained(tmp_path / "old")
-    again = StitchedModelForCausalLM.from_pretrained(tmp_path / "old")
+    model.generation_config.use_cache = False
+    model.save_pretrained(tmp_path)
+    assert StitchedModelForCausalLM.from_pretrained(tmp_path).generation_config.use_cache is False
+    rewrite(tmp_path / "config.json", lambda record: record.update(num_hidden_layers=None, layer_types=None))
+    again = StitchedModelForCausalLM.from_pretrained(tmp_path)
     assert again.generation_config.use_cache is None
     assert generated(again)[NAME].get_seq_length() == 11
+
+
+def test_a_choice_against_the_cache_needs_no_check_and_no_warning(net: Any, texts: Any) -> None:
+    whole = stitched(net("bert"), net("llama", 1), texts, (LAYERS["bert"], LAYERS["llama"]))
+    decoders = stitched(net("gpt2"), net("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
+    settings = transformers.GenerationConfig(max_new_tokens=3, use_cache=False, pad_token_id=0)
+    ids = torch.tensor([[7, 12, 30, 9]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (whole, decoders):
+            assert model.generate(ids, settings).shape[1] <= 7
+    assert not decoders.cache_is_checked
+
+
+def test_settings_of_the_user_are_kept_where_there_is_no_cache(net: Any, texts: Any) -> None:
+    """Nor are they passed beside an option, which transformers deprecates."""
+    model = stitched(net("bert"), net("llama", 1), texts, (LAYERS["bert"], LAYERS["llama"]))
+    settings = transformers.GenerationConfig(max_new_tokens=3, pad_token_id=0)
+    with pytest.warns(UserWarning, match="each token takes a run over the whole text") as caught:
+        model.generate(torch.tensor([[7, 12, 30, 9]]), generation_config=settings)
+    assert not any("deprecated" in str(each.message) for each in caught)
+    assert settings.use_cache is None
 
 
 def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelForCausalLM) -> None:
@@ -229,11 +254,12 @@ def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelF
     expected = generated(model).sequences
     for name in NAMES:
         older = NAMES.index(name) > NAMES.index(NAME)
-        with pytest.warns(FutureWarning, match=f"{name} is an older name of {NAME}") if older else nullcontext():
-            found = model(input_ids=ids, **{name: transformers.DynamicCache()})
-        assert found[NAME].get_seq_length() == 4
-        with pytest.warns(FutureWarning, match=name) if older else nullcontext():
-            assert torch.equal(generated(model, **{name: transformers.DynamicCache()}).sequences, expected)
+        for run in (model, partial(model.generate, max_new_tokens=8, **GREEDY)):
+            with pytest.warns(FutureWarning, match=f"{name} is an older name") if older else nullcontext([]) as caught:
+                found = run(input_ids=ids, **{name: transformers.DynamicCache()})
+            assert {each.filename for each in caught} <= {__file__}
+            assert found[NAME].get_seq_length() == (4 if run is model else 11)
+    assert torch.equal(found.sequences, expected)
     two = {name: transformers.DynamicCache() for name in NAMES[:2]}
     for run in (model, model.generate):
         with pytest.raises(ValueError, match="cache and past_key_values are names of the same argument"):
@@ -247,6 +273,12 @@ def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, ne
         model(input_ids=ids, **{NAME: other})
     with pytest.raises(ValueError, match="must be a Cache of transformers with layers, got a tuple"):
         model(input_ids=ids, **{NAME: ((ids, ids),)})
+    same = transformers.DynamicCache(config=model.config)
+    for layer in range(3):
+        same.update(torch.zeros(1, 3, 2, 5), torch.zeros(1, 3, 2, 5), layer)
+    with pytest.raises(ValueError) as caught:
+        model(input_ids=ids, **{NAME: same})
+    assert caught.value.__notes__ == [f"Or the cache that was given as {NAME} belongs to another model."]
 
 
 def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: Any) -> None:
@@ -359,7 +391,7 @@ def test_a_config_that_differs_by_layer(net: Any, texts: Any, tmp_path: Path) ->
 
 
 def test_a_network_whose_layers_are_numbered_otherwise_runs_without_a_cache(texts: Any) -> None:
-    """No name tells: the cache is tried, and refused if it changes what the model computes."""
+    """The cache is tried, and refused if it changes what the model computes."""
     torch.manual_seed(0)
     config = transformers.GPTNeoConfig(
         hidden_size=24, num_layers=4, num_heads=4, attention_types=[[["global", "local"], 2]], vocab_size=80,
@@ -367,7 +399,7 @@ def test_a_network_whose_layers_are_numbered_otherwise_runs_without_a_cache(text
     )  # fmt: skip
     a = adapted("gpt2", transformers.GPTNeoForCausalLM(config).eval())
     model = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
-    with pytest.warns(UserWarning, match="because a run with a cache raises RuntimeError"):
+    with pytest.warns(UserWarning, match="because with a cache, the logits differ by"):
         found = generated(model)
     assert found.get(NAME) is None
     assert torch.equal(found.sequences, generated(a.model).sequences)
@@ -375,8 +407,98 @@ def test_a_network_whose_layers_are_numbered_otherwise_runs_without_a_cache(text
 
 def test_a_source_that_reads_two_texts_is_refused_by_name(net: Any, texts: Any) -> None:
     torch.manual_seed(0)
-    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, vocab_size=80, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, vocab_size=80, decoder_start_token_id=0
+    )
     a = adapted("t5", transformers.T5ForConditionalGeneration(config).eval())
     model = stitched(a, net("llama"), texts, (LAYERS["t5"], LAYERS["llama"]))
     with pytest.raises(ValueError, match="also reads decoder_input_ids, which generation does not pass"):
         generated(model)
+
+
+def test_a_check_that_was_interrupted_is_repeated(net: Any, texts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stitched(net("gpt2"), net("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
+    ids, forward = torch.tensor([[7, 12, 30, 9]]), model.forward
+    for error in (torch.OutOfMemoryError, KeyboardInterrupt):
+
+        def failing(*_: Any, error: Any = error, **__: Any) -> Any:
+            raise error("at once")
+
+        monkeypatch.setattr(model, "forward", failing)
+        with pytest.raises(error):
+            generated(model)
+        assert not model.cache_is_checked
+    monkeypatch.setattr(model, "forward", forward)
+    assert model(input_ids=ids, use_cache=True)[NAME] is not None and model.cache_is_checked
+
+
+def test_the_check_changes_no_mode_and_no_random_numbers(model: StitchedModelForCausalLM) -> None:
+    model.train()
+    model.source.eval()
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    model._check_cache()
+    assert model.cache_is_checked and modes == [module.training for module in model.modules()]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_threads_wait_for_the_check(texts: Any) -> None:
+    """A cache that is wrong is given to none of them."""
+    torch.manual_seed(0)
+    config = transformers.GPTNeoConfig(hidden_size=24, num_layers=4, num_heads=4, vocab_size=80,
+                                       attention_types=[[["global", "local"], 2]])  # fmt: skip
+    a = adapted("gpt2", transformers.GPTNeoForCausalLM(config).eval())
+    model = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
+
+    def ask(_: int) -> str:
+        with pytest.raises(ValueError, match="this model has no cache"):
+            model(input_ids=torch.tensor([[7, 12, 30, 9]]), use_cache=True)
+        return "refused"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == ["refused"] * 4
+
+
+class Excluding(torch.nn.Module):
+    """A head that excludes tokens by logits of a given size."""
+
+    def __init__(self, head: torch.nn.Module, value: float) -> None:
+        super().__init__()
+        self.head, self.value = head, value
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.head(hidden)
+        return torch.where(torch.arange(logits.shape[-1]) % 7 == 3, self.value, logits)
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+def test_excluded_tokens_do_not_hide_what_a_cache_changes(value: float, texts: Any) -> None:
+    net: Any = build("llama", 0)
+    net.lm_head = Excluding(net.lm_head, value)
+    a = adapted("llama", net)
+    model = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
+    assert generated(model)[NAME] is not None and model.uncached is None
+    forgetful = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
+    attention = forgetful.target.model.model.layers[2].self_attn
+
+    def forget(_: Any, __: Any, ___: Any) -> None:
+        cache = seen["cache"]
+        if cache is not None and cache.layers[2].get_seq_length():
+            cache.layers[2].keys.normal_()
+
+    seen: dict[str, Any] = {}
+    attention.register_forward_pre_hook(lambda _, __, inputs: seen.update(cache=inputs.get(NAME)), with_kwargs=True)
+    attention.register_forward_hook(forget)
+    with pytest.warns(UserWarning, match="because with a cache, the logits differ by"):
+        generated(forgetful)
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_a_decoder_that_counts_positions_from_padding_equals_itself(use: bool, texts: Any) -> None:
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(**TEXT, pad_token_id=0, max_position_embeddings=64, is_decoder=True)
+    a = adapted("bert", transformers.RobertaForCausalLM(config).eval())
+    model = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
+    ids = torch.tensor([[7, 12, 30, 9]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids, use_cache=use).logits, a.model(input_ids=ids, use_cache=use).logits)
+    assert torch.equal(generated(model).sequences, generated(a.model).sequences)

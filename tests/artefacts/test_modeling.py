@@ -101,9 +101,18 @@ def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(net: Any, texts: A
         assert parameter.dtype == (torch.float32 if ".wo." in name else torch.float16), name
 
 
+def test_a_cast_without_a_plan_of_dtypes_is_refused(
+    net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
+    monkeypatch.delattr(transformers.PreTrainedModel, "_get_dtype_plan")  # as if a version called it differently
+    with pytest.raises(AttributeError, match="_get_dtype_plan"):
+        StitchedModel.from_pretrained(tmp_path, dtype=torch.float16)
+
+
 def test_a_cast_includes_the_statistics_of_batchnorm(net: Any, images: Any, tmp_path: Path) -> None:
     stitched(net("cnn"), net("cnn", 1), images, (LAYERS["cnn"],) * 2).save_pretrained(tmp_path)
-    cast = transformers.AutoModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    cast = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {v.dtype for v in cast.state_dict().values() if v.is_floating_point()} == {torch.bfloat16}
     assert cast(pixel_values=torch.zeros(2, 3, 32, 32, dtype=torch.bfloat16)).logits.dtype == torch.bfloat16
 

@@ -114,6 +114,20 @@ def test_stitching_equals_that_in_memory(stitched: tuple[Any, Any], inputs: dict
     assert found.evaluation.to_dict() == expected.evaluation.to_dict()
 
 
+def test_generation_with_a_cache_equals_that_in_memory(
+    stitched: tuple[Any, Any], tmp_path: Path, inputs: dict[str, torch.Tensor]
+) -> None:
+    """Weights on the disk have no device of their own."""
+    offloaded, whole = stitched
+    whole.save_pretrained(tmp_path)
+    disk = {"source": "disk", "stitch": "cpu", "target": "cpu"}
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = whole.generate(**inputs, **options)
+    for model in (offloaded, hf_stitch.StitchedModel.from_pretrained(tmp_path, device_map=disk)):
+        assert torch.equal(model.generate(**inputs, **options), expected)
+        assert model.uncached is None and model.cache_is_checked
+
+
 def test_saving_writes_the_same_weights(stitched: tuple[Any, Any], tmp_path: Path) -> None:
     for name, model in zip(("found", "expected"), stitched, strict=True):
         model.save_pretrained(tmp_path / name)

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS, build, network  # isort: skip
+from tiny_networks import LAYERS, build, checkpoint, network  # isort: skip
 
 
 def image_model(images: Any) -> StitchedModel:
@@ -97,8 +97,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
+    checkpoint(model)
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
     found = gradients()
     assert expected.keys() == found.keys()
@@ -108,7 +107,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
 
 def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
-        image_model(images).gradient_checkpointing_enable()
+        checkpoint(image_model(images))
 
 
 SCRIPT = """

@@ -321,7 +321,10 @@ def test_earlier_versions_refuse_the_files(models: Any, tmp_path: Path) -> None:
 def test_what_is_refused(models: Any) -> None:
     model = models[BOTH[0]]
     inputs = model.preprocess(SENTENCES[:1])
-    for option in ({"prompt_lookup_num_tokens": 3}, {"prefill_chunk_size": 4}, {"assistant_model": model}):
+    for option in (
+        {"prompt_lookup_num_tokens": 3}, {"prefill_chunk_size": 4}, {"assistant_model": model},
+        {"assistant_early_exit": 1}, {"use_mtp": True},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="is not supported for networks with different tokenizers"):
             model.generate(**inputs, max_new_tokens=3, **option)
     with pytest.raises(ValueError, match="is not cut again"):

@@ -138,7 +138,9 @@ def test_sentence_transformers_loads_a_stitched_encoder(encoders: Any, tmp_path:
     assert torch.equal(again.encode(words[:5], convert_to_tensor=True), found)
 
 
-def test_a_whole_sentence_transformer_is_a_network(encoders: Any, tmp_path: Path) -> None:
+def test_a_whole_sentence_transformer_is_a_network(
+    encoders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     a, b, _, words = encoders
     a.model.save_pretrained(tmp_path)
@@ -177,6 +179,11 @@ def test_a_whole_sentence_transformer_is_a_network(encoders: Any, tmp_path: Path
         again.attach(b, other)
     with pytest.raises(ValueError, match=r"or stitch its transformer alone, model\[0\].auto_model"):
         made.save_pretrained(tmp_path / "whole")
+    for kind in {kind for module in whole for kind in type(module).__mro__}:  # as if a version called it differently
+        if "get_config_dict" in vars(kind):
+            monkeypatch.delattr(kind, "get_config_dict")
+    with pytest.raises(ValueError, match=r"module '1' \(Pooling\) has no get_config_dict"):
+        hf_stitch.load(whole).settings()
 
 
 # -- networks of user code ---------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_network_stitched_to_itself_with_the_identity_is_unchanged(
     batch = inputs(a, padding)
     with torch.no_grad():
         expected, got = _tree.tensors(a.model(**batch)), _tree.tensors(model(**batch))
-    assert expected.keys() - got.keys() <= {path for path in expected if path[0] == NAME}
+    assert expected.keys() - got.keys() <= {path for path in expected if path[:1] == (NAME,)}
     for path, tensor in got.items():
         assert torch.equal(tensor, expected[path])
 

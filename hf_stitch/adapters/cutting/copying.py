@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from hf_stitch.adapters.cutting.surgery import is_bookkeeping, swapped
-from hf_stitch.offloading import State, is_offloaded, shared
+from hf_stitch.offloading import State, hooks_of, is_offloaded, shared
 
 WRAPPED = "._orig_mod"
 """Suffix of the name of a module that torch.compile has wrapped."""
@@ -74,10 +74,11 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
                 "device, and no hook of accelerate loads them; load the model first"
             )
         twin = copy.deepcopy(model, shared(model) if offloaded else None)
-    if hasattr(twin, "hf_device_map") and not offloaded:
+    if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
         from accelerate.hooks import remove_hook_from_module
 
-        remove_hook_from_module(twin, recurse=True)
+        for module in moving:
+            remove_hook_from_module(module)
     for name, module in twin.named_modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             foreign = [hook for hook in hooks.values() if not is_bookkeeping(hook)]

@@ -22,6 +22,9 @@ LIBRARY = "sentence_transformers"
 EMBEDDING = "sentence_embedding"
 """Key of the embeddings in what the modules pass on."""
 
+PLAIN = ("Normalize", "LayerNorm")
+"""Modules without settings beside their weights, which in older versions have no config."""
+
 VECTORS = ("pooled", "embedding")
 """Names of the layers with one vector for each text."""
 
@@ -148,6 +151,9 @@ class SentenceTransformersAdapter(Adapter):
 
         Pooling and normalisation have no weights by which they could be recognised.
         See :meth:`hf_stitch.adapters.Adapter.settings`.
+
+        Raises:
+            ValueError: If a module of sentence-transformers does not tell its settings.
         """
         encoder: Any = self.model
         first, *others = encoder.steps
@@ -157,8 +163,14 @@ class SentenceTransformersAdapter(Adapter):
         defaults: dict[str, Any] = {first: found.defaults}
         for name in others:
             module = encoder.get_submodule(name)
-            chosen[name] = {"class": type(module).__name__}
-            defaults[name] = getattr(module, "get_config_dict", dict)()  # versions differ in their keys
+            kind, read = type(module), getattr(module, "get_config_dict", None)
+            chosen[name] = {"class": kind.__name__}
+            if read is None and kind.__module__.partition(".")[0] == LIBRARY and kind.__name__ not in PLAIN:
+                raise ValueError(
+                    f"module {name!r} ({kind.__name__}) has no get_config_dict, so its settings cannot be "
+                    "compared: use a version of sentence-transformers with it"
+                )
+            defaults[name] = read() if read else {}  # versions differ in their keys
         return Settings.of(chosen, defaults)
 
     def blueprint(self) -> dict[str, Any]:

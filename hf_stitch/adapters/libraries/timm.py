@@ -178,15 +178,16 @@ class TimmAdapter(Adapter):
             ValueError: If ``timm.create_model`` did not create the model.
         """
         cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
-        if not cfg.get("architecture"):
+        arguments: Mapping[str, Any] | None = getattr(self.model, "_model_args", None)
+        if arguments is None or not cfg.get("architecture"):
             raise ValueError(
-                f"{type(self.model).__name__} was not created by timm.create_model, so its architecture is unknown: "
-                "create it by name"
+                f"{type(self.model).__name__} was not created by timm.create_model, so its "
+                f"{'arguments are' if cfg.get('architecture') else 'architecture is'} unknown: create it by name"
             )
         return {
             "library": self.library,
             "architecture": cfg["architecture"],
-            "arguments": {k: v for k, v in getattr(self.model, "_model_args", {}).items() if k not in NOT_ARCHITECTURE},
+            "arguments": {k: v for k, v in arguments.items() if k not in NOT_ARCHITECTURE},
             "pretrained_cfg": {k: cfg[k] for k in DESCRIPTION if k in cfg},
         }
 
