@@ -94,6 +94,22 @@ def static_cache() -> bool:
     return cache.is_compileable and len(cache.layers) == 2
 
 
+def window_of_a_layer() -> bool:
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    found, other = (
+        hf.DynamicCache(config=hf.MistralConfig(**sizes, num_key_value_heads=1, sliding_window=window)).layers[0]
+        for window in (4, None)
+    )
+    return (found.is_sliding, found.sliding_window, getattr(other, "is_sliding", False)) == (True, 4, False)
+
+
+def layer_with_a_state() -> bool:
+    layer = hf.DynamicCache(config=hf.MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1)).layers[0]
+    attention = filled_cache().layers[0]
+    kept = hasattr(layer, "has_previous_state"), hasattr(attention, "get_seq_length")
+    return kept == (True, True) and not hasattr(layer, "get_seq_length")
+
+
 def assisted_by() -> set[str]:
     """Options that make ``generate`` propose several tokens and take some back."""
     found = set()
@@ -129,7 +145,7 @@ GENERATION = [
     fact("Mamba takes the cache as cache or cache_params", lambda: takes_one(hf.MambaForCausalLM, *CACHES[::2]),
          "hf_stitch/artefacts/cache.py, NAMES"),
     fact("a DynamicCache is empty and grows",
-         lambda: not hf.DynamicCache().layers and hf.DynamicCache().layer_class_to_replicate is not None,
+         lambda: not hf.DynamicCache().layers and len(filled_cache().layers) == 1,
          "hf_stitch/artefacts/cache.py and language.py, _joint_cache"),
     fact("a Cache has a length", lambda: filled_cache().get_seq_length() == 3,
          "hf_stitch/artefacts/language.py, _options"),
@@ -141,9 +157,10 @@ GENERATION = [
     fact("attention of decoders has layer_idx",
          lambda: {m.layer_idx for m in gpt2().modules() if hasattr(m, "layer_idx")} == {0, 1},
          "hf_stitch/artefacts/cache.py, decoder_layers"),
-    fact("attention of encoders has is_causal=False",
-         lambda: [m.is_causal for m in bert().modules() if hasattr(m, "layer_idx")] == [False, False],
-         "hf_stitch/artefacts/cache.py, decoder_layers"),
+    fact("a layer with a window has is_sliding and sliding_window", window_of_a_layer,
+         "hf_stitch/artefacts/cache.py, layer_types"),
+    fact("a layer with a state has has_previous_state and no length", layer_with_a_state,
+         "hf_stitch/artefacts/cache.py, layer_types and has_no_attention"),
     fact("configs have layer_types, by these names",
          lambda: hf.Gemma2Config(num_hidden_layers=2).layer_types == ["sliding_attention", "full_attention"],
          "hf_stitch/artefacts/cache.py, layer_types, and adapters/prefixes/adapter.py, _check_attention"),
