@@ -93,11 +93,12 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
     return Path(folder, subfolder)
 
 
-def commit_of(repo_id: str, **options: Unpack[DownloadOptions]) -> str | None:
+def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
     """Resolve a revision of a model to a commit, so that all files of one load belong to one commit.
 
     Args:
         repo_id: Id of the model.
+        subfolder: Folder of the model that contains its config. Default: its main folder.
         **options: See :class:`DownloadOptions`.
 
     Returns:
@@ -107,12 +108,13 @@ def commit_of(repo_id: str, **options: Unpack[DownloadOptions]) -> str | None:
     Example:
         >>> commit = commit_of("gpt2", revision="main")  # doctest: +SKIP
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(repo_id, "config.json", **options)).parent.name
-    except Exception:  # loading the model raises the same error
+        file = hf_hub_download(repo_id, "config.json", subfolder=subfolder or None, **options)
+    except (OSError, ValueError, errors.HTTPError):  # loading the model raises the same error
         return None
+    return Path(file).parents[len(Path(subfolder or "").parts)].name
 
 
 def upload(

@@ -149,7 +149,7 @@ class Pins:
             return ["dict", *(self._hash(part) for item in value.items() for part in item)]
         if hasattr(type(value), "to_diff_dict"):  # a config of transformers
             values = {name: part for name, part in vars(value).items() if name not in UNREAD_OF_CONFIGS | UNREAD}
-            attention = self._hash(_attention(getattr(value, "_attn_implementation", None)))
+            attention = self._hash(_attention(value))
             return ["config", self._hash(type(value)), attention, *self._of_attributes(values)]
         return self._of_object(value)
 
@@ -279,11 +279,13 @@ def _is_at(value: Any, module: str, name: str) -> bool:
     return found is value
 
 
-def _attention(name: Any) -> list[Any]:
+def _attention(config: Any) -> list[Any]:
     """Return the functions that transformers calls by the name of an attention; users register their own."""
+    from transformers import PreTrainedConfig
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    name = config._attn_implementation if isinstance(config, PreTrainedConfig) else None  # others: of quantization
     registered = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
     return [functions.get(name) for functions in registered] if isinstance(name, str) else []
 

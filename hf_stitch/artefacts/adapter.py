@@ -89,7 +89,8 @@ class StitchedAdapter(TransformersAdapter):
         assert reference.id is not None
         place = reference.id
         if not reference.is_local:
-            access: Any = {name: options[name] for name in hub.DownloadOptions.__annotations__ if name in options}
+            names = ("subfolder", *hub.DownloadOptions.__annotations__)
+            access: Any = {name: options[name] for name in names if name in options}
             commit = hub.commit_of(place, **{**access, "revision": reference.revision})
             reference = dataclasses.replace(reference, revision=commit or reference.revision)
             options["revision"] = reference.revision

@@ -194,6 +194,14 @@ def test_the_attention_of_transformers_decides_the_last_bits() -> None:
     assert pin(made) != before
 
 
+def test_attention_that_configs_do_not_name_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = copy.deepcopy(network("vit").model)
+    monkeypatch.delattr(transformers.PreTrainedConfig, "_attn_implementation")  # as if a version called it differently
+    with pytest.raises(AttributeError, match="_attn_implementation"):
+        pin(made)
+    assert pin(transformers.BitsAndBytesConfig()) != pin(transformers.BitsAndBytesConfig(load_in_8bit=True))
+
+
 def test_attention_that_a_user_has_registered() -> None:
     made, pins = copy.deepcopy(network("vit").model), []
     for factor in (2, 3, 2):

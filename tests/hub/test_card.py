@@ -140,6 +140,7 @@ def places(value: Any, within: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ..
     return [(within, False)] if isinstance(value, str) else []
 
 
+@pytest.mark.filterwarnings("ignore")  # they contain the text, half of a character too
 @pytest.mark.parametrize("whole", [False, True])
 def test_no_text_of_a_record_is_markup_in_the_card(whole: bool, stitcher: Stitcher) -> None:
     described = replace(stitcher.describe(), whole=whole)

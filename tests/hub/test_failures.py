@@ -247,6 +247,12 @@ def test_a_network_with_other_weights_is_rejected_with_its_current_revision(hub:
         stitcher.attach(source="alice/vit")
 
 
+def test_a_network_in_a_subfolder_is_pinned_to_its_commit(hub: Hub, stitcher: Stitcher) -> None:
+    hub.put("alice/below", {f"deep/er/{name}": data for name, data in files_of("vit", 1).items()})
+    commit = hub.models["alice/below"].resolve("main")
+    assert hf_stitch.load("alice/below", subfolder="deep/er").reference.revision == commit
+
+
 def test_a_deleted_commit_is_reported_and_the_same_weights_at_another_revision_are_accepted(
     hub: Hub, stitcher: Stitcher, tmp_path: Path
 ) -> None:

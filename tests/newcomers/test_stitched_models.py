@@ -118,7 +118,9 @@ def test_a_stitched_model_is_loaded_from_a_subfolder(inside: str, encoders: Any,
         below = f"{inside}/" if inside else ""
         server.put("alice/ab", {f"{below}{f.name}": f.read_bytes() for f in (tmp_path / "ab" / inside).iterdir()})
         again += [hf_stitch.StitchedModel.from_pretrained("alice/ab", subfolder=inside)]
-        again += [hf_stitch.load("alice/ab", subfolder=inside).model]
+        found = hf_stitch.load("alice/ab", subfolder=inside)
+        assert found.reference.revision == server.models["alice/ab"].resolve("main")
+        again += [found.model]
     assert all(torch.equal(mean_pooled(model, words[:3]), expected) for model in again)
     with pytest.raises(FileNotFoundError, match="has no subfolder 'else'"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path / "ab", subfolder="else")

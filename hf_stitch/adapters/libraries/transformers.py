@@ -154,7 +154,7 @@ class TransformersAdapter(Adapter):
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if reference.revision:
             hub["revision"] = reference.revision
-        known: Any = {key: hub[key] for key in ACCESS if key in hub}
+        known: Any = {key: hub[key] for key in (*ACCESS, "subfolder") if key in hub}
         if not reference.is_local and (commit := commit_of(place, revision=reference.revision, **known)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
