@@ -17,6 +17,9 @@ CLASSIFIES = ("image-classification", "text-classification")
 TASKS = (*CLASSIFIES, "text-generation")
 """Tasks by which stitched models are scored and trained."""
 SCORED = "only heads for classification with one class per sample and causal language models can be scored"
+EXCLUDED = 1e30
+"""Logits of this size are not computed but set, to exclude a token."""
+
 TOLERANCE = {True: 1e-4, False: 3e-2}
 """Largest change of the logits of earlier tokens, relative to the largest logit, in float32 and above, and in half
 precision, that is rounding."""
@@ -112,10 +115,15 @@ def _difference(target: Adapter, task: str) -> str:
         return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
     changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
     other = logits_of(target.forward({**inputs, content: changed}))
-    earlier = (logits - other)[:, :-1].float().abs()
-    most = TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * float(logits.float().abs().max())
-    alike = not earlier.numel() or float(earlier.max()) <= most
-    return "" if alike else f"a causal language model, but the logits of {name} for a token depend on later tokens"
+    found, expected = (each[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for each in (other, logits))
+    if not found.numel():
+        return ""
+    most = TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * expected.abs().where(expected.abs() < EXCLUDED, 0).max()
+    return (
+        ""
+        if bool(((found - expected).abs() <= most).all())
+        else f"a causal language model, but the logits of {name} for a token depend on later tokens"
+    )
 
 
 def logits_of(output: Any) -> Tensor:

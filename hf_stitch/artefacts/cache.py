@@ -22,6 +22,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.tasks import EXCLUDED
 
 NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.
@@ -237,10 +238,6 @@ TOKENS, AT_ONCE = 6, 4
 TOLERANCE = {True: 1e-3, False: 5e-2}
 """Largest difference between logits with and without a cache, relative to the largest logit, in float32 and above, and
 in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past that is lost makes .1 to 1."""
-
-
-EXCLUDED = 1e30
-"""Logits of this size are not computed but set, to exclude a token."""
 
 
 @torch.no_grad()

@@ -197,7 +197,7 @@ def test_a_target_that_is_not_the_recorded_one_is_warned_of(
     assert len(seen) == 1
     relu = copy.deepcopy(b.model)
     relu.config.hidden_act = "relu"
-    with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'\)"):
+    with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'; "):
         evaluate(stitched, data[:N], target=relu, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -216,7 +216,7 @@ REFUSED: dict[Callable[[nn.Module], None], str] = {
     another_epsilon: r"source\.model\.blocks\.0\.norm1\.eps 1e-06, now 0\.5\. ",
     another_scale: r"source\.model\.blocks\.0\.attn\.scale 0\.28.*, now 0\.001\. ",
     another_forward: r"source\.model\.blocks\.0\.mlp\.forward not set, now '.*tanh'\. ",
-    one_module_more: r"their configs: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
+    one_module_more: r"what loads it: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
     parametrized: "parametrizations",
     another_width: r"fc1\.weight' has the shape \(20, 36\), in the architecture \(144, 36\)",
     low_rank: r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
