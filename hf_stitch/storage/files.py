@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -158,10 +159,13 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
         >>> with reading(Path(".").iterdir()):
         ...     pass
     """
-    there = [path for path in files if path.exists()]
-    for path in there:
-        if not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path} is a pipe, a socket or a device, and only regular files are read; delete it")
+    there = []
+    for path in files:
+        with suppress(FileNotFoundError):  # other threads and processes may delete it meanwhile
+            mode = path.stat().st_mode
+            there.append(path)
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ValueError(f"{path} is a pipe, a socket or a device, and only regular files are read; delete it")
     try:
         yield
     except Exception as error:

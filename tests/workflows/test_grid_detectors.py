@@ -81,7 +81,7 @@ def test_scores_of_two_fits_of_a_detector_are_not_mixed(
     assert resumed.to_dict() == expected.to_dict()
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:.* no better than ")
 def test_a_fit_with_the_same_bits_keeps_what_was_scored(
     images: Any, tmp_path: Any, stops_after_one_batch: list[int]
 ) -> None:
