@@ -61,27 +61,7 @@ class UploadOptions(TypedDict, total=False):
 
 
 def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path:
-    """Download files of a model on the Hub that are not in the cache.
-
-    Args:
-        repo_id: Id of the model.
-        files: Glob patterns of file names; files in subfolders are ignored.
-        subfolder: Folder of the model that contains the files. Default: its main folder.
-        **options: See :class:`DownloadOptions`.
-
-    Returns:
-        Folder that contains the files. The name of the main folder is the hash of the commit.
-
-    Raises:
-        FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if files are not
-            cached and the Hub may not be contacted.
-        PermissionError: If the model is gated, or the token may not read it.
-        ConnectionError: If the Hub is not available, or the connection broke.
-        OSError: If the Hub returns another error.
-
-    Example:
-        >>> folder = download("gpt2", files=["config.json"])  # doctest: +SKIP
-    """
+    """Download files of a model on the Hub that are not in the cache."""
     from huggingface_hub import snapshot_download
 
     revision = options.get("revision")
@@ -94,20 +74,7 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
 
 
 def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
-    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit.
-
-    Args:
-        repo_id: Id of the model.
-        subfolder: Folder of the model that contains its config. Default: its main folder.
-        **options: See :class:`DownloadOptions`.
-
-    Returns:
-        Hash of the commit; ``None`` if the model does not exist or is not available. Loading it then raises an error
-        with more detail.
-
-    Example:
-        >>> commit = commit_of("gpt2", revision="main")  # doctest: +SKIP
-    """
+    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit."""
     from huggingface_hub import errors, hf_hub_download
 
     try:
@@ -125,30 +92,7 @@ def upload(
     card: Callable[[str, str | None], str],
     **options: Unpack[UploadOptions],
 ) -> CommitInfo:
-    """Upload a folder to the Hub in one commit: either all files change, or none.
-
-    Args:
-        folder: Folder to upload; its subfolders are ignored.
-        repo_id: Id of the model, which is created if it does not exist. Without a namespace: that of the user.
-        replaces: Glob patterns of file names. Matching files of the model that are not in the folder are deleted in the
-            same commit (shards of an earlier upload).
-        card: Function of the full id of the model and of its present card (or ``None``) that returns the new card.
-        **options: See :class:`UploadOptions`.
-
-    Returns:
-        The commit, with ``oid``, ``commit_url`` and ``pr_url``.
-
-    Raises:
-        FileNotFoundError: If the revision does not exist.
-        PermissionError: If the token is missing or has no write access.
-        ConnectionError: If the Hub is not available, or the connection broke.
-        OSError: If the Hub returns another error, for example because of a concurrent push.
-
-    Example:
-        >>> commit = upload(
-        ...     Path("stitcher"), "alice/stitcher", replaces=["*.safetensors"], card=lambda id, card: card or f"# {id}"
-        ... )  # doctest: +SKIP
-    """
+    """Upload a folder to the Hub in one commit: either all files change, or none."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(token=options.get("token"))
@@ -189,24 +133,9 @@ def explained(failure: str, error: BaseException) -> OSError | None:
 
     Libraries wrap errors of the client in their own, so the causes and contexts of the error are searched too.
 
-    Args:
-        failure: What failed, for the message.
-        error: The error that was raised.
-
-    Returns:
-        ``PermissionError`` if the Hub refused access (statuses 401 and 403, gated models), ``FileNotFoundError`` if it
-        has no such model, revision or file (404), or files are not cached and it was not contacted,
-        ``ConnectionError`` if it is not available (429, 5xx, no response), ``OSError`` for other statuses; ``None`` if
-        the client raised no error.
-
-    Example:
-        >>> from huggingface_hub.errors import LocalTokenNotFoundError
-        >>> error = OSError("cannot load the model")
-        >>> error.__cause__ = LocalTokenNotFoundError()
-        >>> explained("org/name could not be loaded", error)
-        PermissionError('org/name could not be loaded: this machine is not logged in; hf auth login, or pass token=')
-        >>> explained("org/name could not be loaded", OSError("the disk is full")) is None
-        True
+    ``PermissionError`` stands for refused access (401, 403, gated models), ``FileNotFoundError`` for a missing
+    model, revision or file (404, or not cached and not contacted), ``ConnectionError`` for no answer (429, 5xx),
+    ``OSError`` for other statuses, and ``None`` for no error of the client.
     """
     from huggingface_hub import errors
 
@@ -249,21 +178,7 @@ def explained(failure: str, error: BaseException) -> OSError | None:
 
 
 def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[DownloadOptions]) -> OSError | None:
-    """Ask the Hub why it does not send files, for libraries that take any error for a missing file.
-
-    Args:
-        failure: What failed, for the message.
-        repo_id: Id of the model.
-        files: Names of files, of which a model has one at least.
-        **options: See :class:`DownloadOptions`.
-
-    Returns:
-        An exception as from :func:`explained`; ``None`` if the Hub would send a file, or may not be contacted.
-
-    Example:
-        >>> refused("gpt2 could not be loaded", "gpt2", ["model.safetensors"], local_files_only=True) is None
-        True
-    """
+    """Ask the Hub why it does not send files, for libraries that take any error for a missing file."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     if options.get("local_files_only"):
@@ -290,16 +205,6 @@ def without_waiting(failure: str) -> Iterator[None]:
     """Let libraries use the cache only if the Hub cannot be reached, which they would try for most of a minute.
 
     The Hub is asked once. If nothing answers, the client is in offline mode inside the context, in all threads.
-
-    Args:
-        failure: What failed, for the message.
-
-    Raises:
-        ConnectionError: If the Hub cannot be reached, and what the context needs is not in the cache.
-
-    Example:
-        >>> with without_waiting("org/name could not be loaded"):  # doctest: +SKIP
-        ...     model = AutoModel.from_pretrained("org/name")
     """
     if (offline := _unreachable(failure)) is None:
         yield

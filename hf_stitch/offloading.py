@@ -12,36 +12,13 @@ from torch import Tensor, nn
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Return whether weights are offloaded, so that hooks load them while the model runs.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Whether a weight is on the meta device and a hook has its values.
-
-    Example:
-        >>> is_offloaded(nn.Linear(2, 2))
-        False
-    """
+    """Return whether weights are offloaded, so that hooks load them while the model runs."""
     state = State(model)
     return any(value.is_meta and not state.lacks(name) for name, value in model.state_dict().items())
 
 
 class State(Mapping[str, Tensor]):
-    """The ``state_dict`` of a model, of which each offloaded entry is loaded when it is read, and not kept.
-
-    Args:
-        model: The model.
-
-    Attributes:
-        described: The entries without values, on the meta device: for names, dtypes and shapes.
-
-    Example:
-        >>> state = State(nn.Linear(2, 3))
-        >>> state["bias"].shape, state.described["weight"].device.type
-        (torch.Size([3]), 'meta')
-    """
+    """The ``state_dict`` of a model, of which each offloaded entry is loaded when it is read, and not kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._state = model, model.state_dict()
@@ -62,11 +39,7 @@ class State(Mapping[str, Tensor]):
         return value if source is None else source[name.rpartition(".")[2]].to(value.dtype)
 
     def lacks(self, name: str) -> bool:
-        """Return whether an entry has no values anywhere.
-
-        Args:
-            name: Its name.
-        """
+        """Return whether an entry has no values anywhere."""
         return self._state[name].is_meta and self._source(name) is None
 
     def _source(self, name: str) -> Mapping[str, Tensor] | None:
@@ -82,14 +55,7 @@ class State(Mapping[str, Tensor]):
 
 
 def shared(model: nn.Module) -> dict[int, Any]:
-    """Return what a copy of an offloaded model shares with it, weights and their source, as memo of ``copy.deepcopy``.
-
-    Args:
-        model: The model; its weights must not change afterwards.
-
-    Returns:
-        ``id`` -> object.
-    """
+    """Return, as memo of ``copy.deepcopy``, what a copy of an offloaded model shares: weights and their source."""
     kept: list[Any] = list(model.parameters())
     for module in model.modules():
         for hook in hooks_of(module):
@@ -98,18 +64,7 @@ def shared(model: nn.Module) -> dict[int, Any]:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks of accelerate that load weights of a module, or move its inputs to their device.
-
-    Args:
-        module: The module itself; those inside it have their own.
-
-    Returns:
-        The hooks, mostly none or one.
-
-    Example:
-        >>> hooks_of(nn.Linear(2, 2))
-        []
-    """
+    """Return the hooks of accelerate that load weights of a module, or move its inputs to their device."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
     return [each for each in hooks if hasattr(each, "weights_map")]

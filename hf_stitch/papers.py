@@ -7,35 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """A reference to a paper.
-
-    Attributes:
-        title: Authors and title.
-        url: Link to the arXiv page or the DOI.
-
-    Example:
-        >>> CSISZARIK_2021.url
-        'https://arxiv.org/abs/2110.14633'
-    """
+    """A reference to a paper."""
 
     title: str
     url: str
 
 
 def arxiv(title: str, id: str) -> Paper:
-    """Make a reference to a paper on arXiv.
-
-    Args:
-        title: Authors and title.
-        id: arXiv identifier without version, for example ``2110.14633``.
-
-    Returns:
-        The reference, with the link to the abstract page.
-
-    Example:
-        >>> arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633").url
-        'https://arxiv.org/abs/2110.14633'
-    """
+    """Make a reference to a paper on arXiv."""
     return Paper(title, f"https://arxiv.org/abs/{id}")
 
 

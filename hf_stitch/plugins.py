@@ -58,18 +58,7 @@ def contract_of(kind: str) -> int:
 
 
 def normalized(distribution: str) -> str:
-    """Return the name of a distribution with hyphens and in lower case, as package indexes compare names.
-
-    Args:
-        distribution: The name.
-
-    Returns:
-        The normalized name.
-
-    Example:
-        >>> normalized("Own_Metrics")
-        'own-metrics'
-    """
+    """Return the name of a distribution with hyphens and in lower case, as package indexes compare names."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
@@ -215,11 +204,7 @@ _LOADED: dict[Path, FilePlugin] = {}
 
 
 def running() -> FilePlugin | None:
-    """Return the file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`.
-
-    Returns:
-        The file.
-    """
+    """Return the file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`."""
     return _RUNNING.get()
 
 
@@ -285,12 +270,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
 
 
 def load_named() -> None:
-    """Load the files that the environment variable ``HF_STITCH_PLUGINS`` names, unless they are loaded already.
-
-    Raises:
-        FileNotFoundError: If there is no such file; the message names the variable.
-        PluginError: If one cannot be loaded.
-    """
+    """Load the files that the environment variable ``HF_STITCH_PLUGINS`` names, unless they are loaded already."""
     if running() is not None:  # a file looks something up while it is loaded
         return
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):

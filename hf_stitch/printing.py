@@ -13,24 +13,12 @@ COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def visible(text: str) -> str:
-    r"""Write characters that command a terminal, or change the order of text, as escapes of JSON.
-
-    Args:
-        text: The text. JSON stays JSON with the same values.
-
-    Example:
-        >>> visible("layer\x1b[2J")
-        'layer\\u001b[2J'
-    """
+    r"""Write characters that command a terminal, or change the order of text, as escapes of JSON."""
     return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class Visible:
-    """What rich shows, with :func:`visible` text in its own styles.
-
-    Args:
-        shown: A text or anything that rich can render.
-    """
+    """What rich shows, with :func:`visible` text in its own styles."""
 
     def __init__(self, shown: RenderableType) -> None:
         self.shown = shown

@@ -16,18 +16,7 @@ Method = tuple[str, str]
 
 
 def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
-    """Return the versions of the packages that a result depends on.
-
-    Args:
-        methods: Methods in use, as pairs of a registry and a name; their plugins are included. Default: none.
-
-    Returns:
-        Distribution -> version; of a plugin in a single file, its name -> ``sha256:`` and its hash.
-
-    Example:
-        >>> sorted(versions())
-        ['hf_stitch', 'python', 'timm', 'torch', 'transformers']
-    """
+    """Return the versions of the packages that a result depends on."""
     plugins = [_provider(kind, name) for kind, name in methods if name in registries[kind]]
     return {
         "hf_stitch": __version__,
@@ -38,12 +27,7 @@ def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
 
 
 def machine() -> str:
-    """Describe the machine: system, processor, threads of torch, and accelerator.
-
-    Example:
-        >>> "threads" in machine()
-        True
-    """
+    """Describe the machine: system, processor, threads of torch, and accelerator."""
     import torch
 
     found = [
@@ -55,20 +39,7 @@ def machine() -> str:
 
 
 def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
-    """List the methods that are not built into hf-stitch, with the distributions that provide them.
-
-    Args:
-        methods: Methods in use, as pairs of a registry and a name.
-
-    Returns:
-        A dictionary with ``registry``, ``name``, ``distribution`` and ``version`` for each method; distribution and
-        version are ``None`` for methods that were registered at run time. A method of a single file has the name of
-        the ``file`` instead of a distribution, and its hash as version.
-
-    Example:
-        >>> requirements([("matchers", "lstsq")])
-        []
-    """
+    """List the methods that are not built into hf-stitch, with the distributions that provide them."""
     found = []
     for kind, name in dict.fromkeys(methods):
         if registries[kind].origin(name) != "built-in":
@@ -86,18 +57,7 @@ def _provider(kind: str, name: str) -> tuple[str, str] | None:
 
 
 def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Check that the required methods are installed.
-
-    Args:
-        required: Output of :func:`requirements`.
-        where: Description of the object that needs them, for messages.
-
-    Raises:
-        PluginError: If a method is missing; the message names the package to install.
-
-    Example:
-        >>> check_requirements([{"registry": "matchers", "name": "lstsq"}], "stitcher.json")
-    """
+    """Check that the required methods are installed."""
     for each in required:
         kind, name = str(each["registry"]), str(each["name"])
         if name in registries[kind]:

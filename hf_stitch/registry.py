@@ -605,11 +605,7 @@ class Registry(Generic[T]):
         return short if alone else entry.full_name
 
     def _entry(self, name: str) -> PluginEntry:
-        """The entry of a plugin by a name that exists.
-
-        Raises:
-            UnknownNameError: If several plugins have an entry of this name.
-        """
+        """The entry of a plugin by a name that exists."""
         found = self._named(name)
         if len(found) > 1:
             raise UnknownNameError(
@@ -669,11 +665,7 @@ class Registries:
         return (field.name for field in fields(self))
 
     def __getitem__(self, kind: str) -> Registry[Any]:
-        """Return the registry with a name.
-
-        Raises:
-            UnknownNameError: If there is no such registry.
-        """
+        """Return the registry with a name."""
         if kind not in tuple(self):
             raise UnknownNameError(f"there is no registry {kind!r}. Available: {', '.join(self)}")
         registry: Registry[Any] = getattr(self, kind)

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free memory of a device in bytes.
-
-    Args:
-        device: The device. On the CPU and on devices other than CUDA this is the memory of the machine.
-    """
+    """Return the free memory of a device in bytes."""
     if device.type == "cuda":
         import torch
 
@@ -28,25 +24,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes of the disk that holds a folder.
-
-    Args:
-        folder: The folder; it need not exist.
-    """
+    """Return the free bytes of the disk that holds a folder."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
 
 
 def sized(count: float) -> str:
-    """Format a number of bytes.
-
-    Args:
-        count: The number.
-
-    Example:
-        >>> sized(1_400_000_000)
-        '1.4 GB'
-    """
+    """Format a number of bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -55,38 +39,14 @@ def sized(count: float) -> str:
 
 
 def check_fits(what: str, size: int, device: torch.device, instead: str) -> None:
-    """Refuse what does not fit into memory, before work is lost.
-
-    Args:
-        what: What takes the memory, in the plural.
-        size: How much, in bytes.
-        device: Where.
-        instead: What to do instead.
-
-    Raises:
-        ValueError: If less memory is free.
-
-    Example:
-        >>> import torch
-        >>> check_fits("the moments", 10**18, torch.device("cpu"), "use other layers")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: the moments take 1e+06 TB of memory, but ... are free: use other layers
-    """
+    """Refuse what does not fit into memory, before work is lost."""
     if size > (free := free_memory(device)):
         raise ValueError(f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}")
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, because several threads slow down networks of a few thousand weights.
-
-    Example:
-        >>> import torch
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-    """
+    """Limit torch to one thread, because several threads slow down networks of a few thousand weights."""
     import torch
 
     threads = torch.get_num_threads()

@@ -10,12 +10,7 @@ from hf_stitch.data.columns import kind_of
 
 
 def content(sample: Any) -> bytes:
-    """Return the bytes that identify a sample in memory.
-
-    Args:
-        sample: An image (mode, size and pixels count), an array or a tensor (dtype, shape and values), or any other
-            object (its ``repr``).
-    """
+    """Return the bytes that identify a sample in memory."""
     if isinstance(sample, Image):
         return repr((sample.mode, sample.size, sample.getpalette())).encode() + sample.tobytes()
     if kind_of(sample) == "tensor":

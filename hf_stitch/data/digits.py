@@ -27,17 +27,7 @@ class ScikitLearn(DataSource):
     name: ClassVar[str] = "sklearn"
 
     def splits(self, place: str) -> Mapping[str, datasets.Dataset]:
-        """Return the digits, with their 17 grey values scaled to 0 to 255.
-
-        Args:
-            place: ``digits``.
-
-        Returns:
-            The splits ``train`` and ``test``.
-
-        Raises:
-            ValueError: If another data set is named.
-        """
+        """Return the digits, with their 17 grey values scaled to 0 to 255."""
         if place != "digits":
             raise ValueError(f"hf-stitch reads one data set of scikit-learn, sklearn:digits, got sklearn:{place}")
         return _digits()

@@ -32,15 +32,6 @@ class ContentSketch:
     Ids are positions by default and identify nothing, so contents are compared. All samples are recognised if there are
     at most :data:`SIZE`. Of more, those with the smallest hashes are recognised, and shares are estimates (the bottom-k
     sketch of Broder 1997).
-
-    Attributes:
-        n: Number of samples.
-        hashes: The smallest hashes, sorted: ``(min(n, SIZE),)`` uint64; fewer if contents repeat.
-
-    Example:
-        >>> fitted = ContentSketch.of(Samples.of(["good", "bad", "fine"]))
-        >>> fitted.share(Samples.of(["fine", "new"]))
-        0.5
     """
 
     n: int
@@ -48,25 +39,14 @@ class ContentSketch:
 
     @classmethod
     def of(cls, *parts: Samples) -> Self:
-        """Create the sketch of samples.
-
-        Args:
-            *parts: The samples, in one or more sets; their contents are read once.
-
-        Returns:
-            The sketch.
-        """
+        """Create the sketch of samples."""
         return cls(sum(map(len, parts)), np.unique(np.concatenate([_hashes(samples) for samples in parts]))[:SIZE])
 
     def share(self, samples: Samples) -> float | None:
         """Return the share of samples whose contents are among the sketched ones.
 
-        Args:
-            samples: Other samples.
-
-        Returns:
-            From 0 to 1. Exact if at most :data:`SIZE` samples are sketched, otherwise an estimate; ``None`` if fewer
-            than :data:`FEWEST` of the samples can be compared, because the others have larger hashes than those kept.
+        Exact if at most :data:`SIZE` samples are sketched, otherwise an estimate. ``None`` if fewer than
+        :data:`FEWEST` of the samples can be compared, because the others have larger hashes than those kept.
         """
         hashes = _hashes(samples)
         if self.n > SIZE and len(self.hashes) == SIZE:  # larger hashes are unknown
@@ -78,16 +58,7 @@ class ContentSketch:
     def among(self, samples: Samples) -> list[int]:
         """Return the places of samples whose contents are among the sketched ones.
 
-        Args:
-            samples: Other samples.
-
-        Returns:
-            Places in ``samples``, in order. All of them if at most :data:`SIZE` samples are sketched; of more, those
-            with the smallest hashes.
-
-        Example:
-            >>> ContentSketch.of(Samples.of(["good", "bad", "fine"])).among(Samples.of(["new", "fine", "good"]))
-            [1, 2]
+        Of more than :data:`SIZE` sketched samples only those with the smallest hashes are known.
         """
         places: list[int] = np.isin(_hashes(samples), self.hashes).nonzero()[0].tolist()
         return places
@@ -99,17 +70,7 @@ class ContentSketch:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Create a sketch from the output of :meth:`to_dict`.
-
-        Args:
-            record: JSON values.
-
-        Returns:
-            The sketch.
-
-        Raises:
-            ValueError: If the values are no sketch.
-        """
+        """Create a sketch from the output of :meth:`to_dict`."""
         try:
             packed = np.frombuffer(base64.b64decode(record["hashes"], validate=True), np.uint8).reshape(-1, WIDTH)
             wide = np.pad(packed, ((0, 0), (8 - WIDTH, 0)))
@@ -119,19 +80,7 @@ class ContentSketch:
 
 
 def held_out(n: int, fitted_share: float | None) -> str:
-    """Describe the samples of an evaluation: held-out, or used for fitting.
-
-    Args:
-        n: Number of samples.
-        fitted_share: Share of them to which the stitching layer was fitted; ``None`` if unknown.
-
-    Returns:
-        A phrase for titles and model cards.
-
-    Example:
-        >>> held_out(300, 0.0), held_out(300, 1.0), held_out(300, None)
-        ('300 held-out samples', '300 samples, 100% of them used for fitting', '300 samples')
-    """
+    """Describe the samples of an evaluation: held-out, or used for fitting."""
     if not fitted_share:
         return f"{n} samples" if fitted_share is None else f"{n} held-out samples"
     return f"{n} samples, {max(fitted_share, 0.01):.0%} of them used for fitting"

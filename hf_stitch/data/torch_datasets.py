@@ -20,18 +20,7 @@ KNOWN = (*get_args(Modality), "integer")
 
 
 def as_row(item: Any) -> dict[str, Any]:
-    """Return the columns of one item: a dictionary, a sample, or a pair of a sample and its label.
-
-    Args:
-        item: A mapping of columns; a tuple or list of a sample and an integer; or anything else, which is a sample.
-
-    Returns:
-        Column -> value. The label of a pair is a Python integer.
-
-    Example:
-        >>> as_row(("good", 1)), as_row(("premise", "claim"))
-        ({'samples': 'good', 'label': 1}, {'samples': ('premise', 'claim')})
-    """
+    """Return the columns of one item: a dictionary, a sample, or a pair of a sample and its label."""
     if isinstance(item, Mapping):
         return dict(item)
     if isinstance(item, (tuple, list)) and kind_of(item) != "text":
@@ -46,14 +35,6 @@ class Mapped:
     """The columns of a map-style ``torch.utils.data.Dataset``, whose items are read when they are needed.
 
     Items are read once at the start, for their types and labels.
-
-    Args:
-        dataset: Its items are samples, pairs of a sample and an integer label, or dictionaries.
-
-    Raises:
-        ValueError: If the data set is empty, items differ in their columns or types, or an item differs when it is read
-            again.
-        TypeError: If the data set has no length or no items by number.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -123,17 +104,7 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 
 def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[Any]]:
-    """Return the columns of a ``TensorDataset``: samples, and the labels if it has two tensors.
-
-    Args:
-        dataset: One tensor of samples, or one and another of integer labels, of shape (n,).
-
-    Returns:
-        Column -> tensor.
-
-    Raises:
-        ValueError: If there are more tensors, or the second contains no labels.
-    """
+    """Return the columns of a ``TensorDataset``: samples, and the labels if it has two tensors."""
     samples: Any
     samples, *others = dataset.tensors
     if not others:
@@ -153,15 +124,6 @@ def dataset_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
 
     The loader itself is not iterated: samples are read from its data set, so that its batch size, workers and
     ``drop_last`` do not matter.
-
-    Args:
-        loader: A ``DataLoader`` without shuffling and with the default ``collate_fn``.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: If the loader shuffles, has a sampler of its own, or collates items by a function of its own.
     """
     import torch
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler

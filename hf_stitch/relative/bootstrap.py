@@ -56,19 +56,7 @@ class Bootstrap(Selection):
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: ``count`` is not the number of the other side's anchors, or a seed is not among the samples.
-        """
+        """Select the anchors."""
         assert features is not None
         if count != len(self.anchors):
             raise ValueError(f"count must be {len(self.anchors)}, the number of anchors of the other side, got {count}")

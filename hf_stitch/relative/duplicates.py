@@ -30,12 +30,6 @@ def warn_of_near_duplicates(samples: Samples) -> None:
 
     Images are compared as grey images of 32 x 32 pixels. Texts are not compared: equal ones have equal representations,
     which is an error later.
-
-    Args:
-        samples: The anchors.
-
-    Example:
-        >>> warn_of_near_duplicates(Samples.of(torch.randn(10, 64)))
     """
     rows = _rows(samples)
     if rows is None or len(rows) < 3:

@@ -95,14 +95,7 @@ def _among_themselves(rows: Tensor, similarity: Similarity, found: _Found) -> in
 
 
 class _Found:
-    """The nearest rows so far.
-
-    Args:
-        count: Number of queries.
-        k: Number of neighbours of each.
-        like: Tensor that determines dtype and device.
-        largest: Whether large values are near.
-    """
+    """The nearest rows so far."""
 
     def __init__(self, count: int, k: int, like: Tensor, *, largest: bool) -> None:
         self.k, self.largest = k, largest
@@ -114,11 +107,6 @@ class _Found:
         """Compare queries with further rows.
 
         Most are further than the k-th so far, and are skipped.
-
-        Args:
-            start: Number of the first query.
-            values: ``(queries, rows)``, similarities or distances.
-            first: Number of the first row.
         """
         part = slice(start, start + len(values))
         closeness, places = self.closeness[part], self.places[part]

@@ -291,9 +291,6 @@ def check_anchors(anchors: Tensor) -> None:
     """Check that anchors are a matrix of finite vectors that differ by more than the rounding of float32.
 
     Two anchors give a warning.
-
-    Raises:
-        ValueError: They are not (the message names the first invalid anchor), or there is only one.
     """
     if anchors.ndim != 2 or not anchors.numel() or not anchors.is_floating_point():
         raise ValueError(

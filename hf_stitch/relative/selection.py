@@ -163,19 +163,7 @@ class FarthestPoint(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors, by Euclidean distance.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: There are fewer distinct features than anchors.
-        """
+        """Select the anchors, by Euclidean distance."""
         assert features is not None
         chosen = _shuffled(samples, range(len(samples)), self.seed)[:1]
         gap = features.new_full((len(features),), torch.inf)
@@ -205,19 +193,7 @@ class KMeans(Selection):
     seed: int = 0
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: There are fewer distinct features than anchors.
-        """
+        """Select the anchors."""
         from sklearn.cluster import KMeans as Clustering
 
         assert features is not None
@@ -250,19 +226,7 @@ class Frequency(Selection):
     counts: Mapping[Id, int]
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors, most frequent first; samples with equal counts keep their order.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: There are fewer samples with a count above 0 than anchors.
-        """
+        """Select the anchors, most frequent first; samples with equal counts keep their order."""
         ranked = sorted(range(len(samples)), key=lambda place: -self.counts.get(samples.ids[place], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
             known = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
@@ -283,19 +247,7 @@ class Parallel(Selection):
     ids: Sequence[Id]
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors, in the order of the ids.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: There are fewer ids than anchors, or an id is not among the samples.
-        """
+        """Select the anchors, in the order of the ids."""
         if len(self.ids) < count:
             raise ValueError(f"{count} parallel anchors were requested, but only {len(self.ids)} ids were given")
         places = {id_: place for place, id_ in enumerate(samples.ids)}
@@ -336,19 +288,7 @@ class OutOfDomain(Selection):
             raise ValueError(f"quantile must be in (0, 1], got {self.quantile}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
-        """Select the anchors, by Euclidean distance.
-
-        Args:
-            samples: Samples to choose from.
-            count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
-
-        Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
-
-        Raises:
-            ValueError: The widths differ, or fewer samples are out of domain than anchors are requested.
-        """
+        """Select the anchors, by Euclidean distance."""
         assert features is not None
         if self.domain.shape[1] != features.shape[1]:
             raise ValueError(

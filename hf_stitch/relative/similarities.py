@@ -65,18 +65,7 @@ class Similarity(ABC):
         """
 
     def __call__(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """Compute the similarity of every vector to every anchor.
-
-        Args:
-            x: ``(..., d)``, real floating point.
-            anchors: ``(k, d)``, in the same dtype.
-
-        Returns:
-            ``(..., k)`` in the dtype of ``x``, differentiable; bfloat16 and float16 are computed in float32.
-
-        Raises:
-            ValueError: Shapes or dtypes do not match, the anchors are invalid, or a vector has no similarity.
-        """
+        """Compute the similarity of every vector to every anchor."""
         if anchors.ndim != 2 or not len(anchors) or x.shape[-1:] != anchors.shape[1:]:
             raise ValueError(
                 f"{self.name}: anchors must have the shape (k, {x.shape[-1] if x.ndim else 'd'}), got "

@@ -12,11 +12,7 @@ from hf_stitch.reports.section import Figure, Section, Table, View
 
 
 def section(audit: Audit) -> Section:
-    """Describe an audit.
-
-    Args:
-        audit: The audit.
-    """
+    """Describe an audit."""
     page = scores.section(audit.evaluation)
     views = [view for part in audit.detections for view in _views(audit, part)]
     figures = list(page.figures)

@@ -14,11 +14,7 @@ Points = Mapping[float, tuple[float, float, float]]
 
 
 def section(result: Curves) -> Section:
-    """Describe curves over a quantity.
-
-    Args:
-        result: The curves.
-    """
+    """Describe curves over a quantity."""
     series = {
         name: {x: (score.value, score.low, score.high) for x, score in curve.items()}
         for name, curve in result.scores.items()
@@ -31,11 +27,7 @@ def section(result: Curves) -> Section:
 
 
 def during_training(result: Trajectory) -> Section:
-    """Describe a stitching layer during its training.
-
-    Args:
-        result: The trajectory.
-    """
+    """Describe a stitching layer during its training."""
     series = {
         name: {float(step): (value, value, value) for step, value in zip(result.steps, values, strict=True)}
         for name, values in result.figures.items()
@@ -46,11 +38,7 @@ def during_training(result: Trajectory) -> Section:
 
 
 def history(result: History) -> Section:
-    """Describe the measurements of a callback.
-
-    Args:
-        result: The measurements.
-    """
+    """Describe the measurements of a callback."""
     series = {name: {x: (value, value, value) for x, value in points.items()} for name, points in result.curves.items()}
     verdict = _ends(series, result.unit)
     asked = f"What did {result.name} measure during training?"
@@ -58,13 +46,7 @@ def history(result: History) -> Section:
 
 
 def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
-    """Return a figure of curves.
-
-    Args:
-        series: Name -> place on the axis -> value and both ends of its interval.
-        axis: What the places are.
-        caption: The finding.
-    """
+    """Return a figure of curves."""
     rows = [
         (name, f"{x:g}", f"{value:.4f}" + (f" [{low:.4f}, {high:.4f}]" if low != high else ""))
         for name, points in series.items()

@@ -24,28 +24,12 @@ Array = NDArray[np.float64]
 
 
 def texts(names: Iterable[object]) -> list[str]:
-    """Escape names, because Plotly interprets some markup.
-
-    Args:
-        names: The names.
-
-    Example:
-        >>> texts(["<b>layer</b>", 1])
-        ['&lt;b&gt;layer&lt;/b&gt;', '1']
-    """
+    """Escape names, because Plotly interprets some markup."""
     return [html.escape(str(name), quote=False) for name in names]
 
 
 def numbers(values: ArrayLike) -> list[Any]:
-    """Return an array as JSON values with few digits; what is not finite becomes ``None``.
-
-    Args:
-        values: Numbers of any shape.
-
-    Example:
-        >>> numbers([0.123456789, float("nan")])
-        [0.123457, None]
-    """
+    """Return an array as JSON values with few digits; what is not finite becomes ``None``."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [numbers(row) for row in array]
@@ -56,17 +40,7 @@ def heat_map(
     values: Array, rows: Sequence[str], columns: Sequence[str], *, label: str,
     ends: tuple[float, float] | None = None, beside: Mapping[str, Array] | None = None, axes: str = "",
 ) -> Trace:  # fmt: skip
-    """Return a heat map; cells without a value are empty.
-
-    Args:
-        values: ``(rows, columns)``.
-        rows: Names of the rows, the first one at the top.
-        columns: Names of the columns.
-        label: What the values are.
-        ends: Smallest and largest value of the colours; ``None`` takes those of the values.
-        beside: What else the cells have -> ``(rows, columns)``, shown with the value.
-        axes: Number of its axes in a figure with several; empty for the first.
-    """
+    """Return a heat map; cells without a value are empty."""
     more = beside or {}
     shown = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(more))
     trace: Trace = {
@@ -83,14 +57,7 @@ def heat_map(
 
 
 def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dict[str, Any]:
-    """Return the layout of a heat map.
-
-    Args:
-        rows: Number of rows.
-        columns: Number of columns.
-        row_title: Title of the rows.
-        column_title: Title of the columns.
-    """
+    """Return the layout of a heat map."""
     axis = {"automargin": True, "type": "category", "showgrid": False}
     titles = texts([row_title, column_title])
     return {
@@ -102,14 +69,7 @@ def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dic
 
 def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequence[str], Sequence[str]],
            names: tuple[Sequence[str], Sequence[str]]) -> tuple[list[Trace], dict[str, Any]]:  # fmt: skip
-    """Return bars along the rows and the columns of a heat map, and what its layout needs for them.
-
-    Args:
-        rows: Length of the bar of each row.
-        columns: Length of the bar of each column.
-        hover: Text of each row and of each column.
-        names: Names of the rows and of the columns.
-    """
+    """Return bars along the rows and the columns of a heat map, and what its layout needs for them."""
     bar = {"type": "bar", "hoverinfo": "text", "showlegend": False, "marker": {"color": "#8a8a8a"}}
     traces = [
         {**bar, "x": numbers(rows), "y": texts(names[0]), "orientation": "h", "xaxis": "x9",
@@ -127,11 +87,7 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
 
 
 def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> list[Trace]:
-    """Return curves with intervals.
-
-    Args:
-        series: Name -> place on the horizontal axis -> value and both ends of its interval.
-    """
+    """Return curves with intervals."""
     traces = []
     for place, (name, points) in enumerate(series.items()):
         values = np.array(list(points.values()), dtype=np.float64).reshape(-1, 3)
@@ -150,12 +106,7 @@ def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> 
 
 
 def bars(scores: Mapping[str, tuple[float, float, float]], own: str) -> Trace:
-    """Return values with their intervals, one below the other.
-
-    Args:
-        scores: Name -> value and both ends of its interval.
-        own: The name that is in colour; all others are grey.
-    """
+    """Return values with their intervals, one below the other."""
     values = np.array(list(scores.values()), dtype=np.float64).reshape(-1, 3)
     return {
         "type": "scatter", "mode": "markers", "x": numbers(values[:, 0]), "y": texts(scores), "showlegend": False,
@@ -167,12 +118,7 @@ def bars(scores: Mapping[str, tuple[float, float, float]], own: str) -> Trace:
 
 
 def rows_layout(count: int, title: str) -> dict[str, Any]:
-    """Return the layout of values one below the other.
-
-    Args:
-        count: Number of values.
-        title: What they are.
-    """
+    """Return the layout of values one below the other."""
     return {
         "xaxis": {"title": {"text": texts([title])[0]}}, "height": 160 + 34 * count,
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
@@ -180,14 +126,7 @@ def rows_layout(count: int, title: str) -> dict[str, Any]:
 
 
 def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: str = "") -> Trace:
-    """Return marks on cells of a heat map.
-
-    Args:
-        places: Row and column of each.
-        name: What they mean.
-        symbol: Symbol of Plotly.
-        axes: Number of the axes of the heat map; empty for the first.
-    """
+    """Return marks on cells of a heat map."""
     return {
         "type": "scatter", "mode": "markers", "name": texts([name])[0], "hoverinfo": "skip", "showlegend": True,
         "x": texts(column for _, column in places), "y": texts(row for row, _ in places),
@@ -197,14 +136,5 @@ def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: st
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Return evenly spaced places, at most ``most`` of ``count``, with the first and the last.
-
-    Args:
-        count: Number of places.
-        most: Largest number that is returned.
-
-    Example:
-        >>> thinned(5, 3), thinned(2, 3)
-        ([0, 2, 4], [0, 1])
-    """
+    """Return evenly spaced places, at most ``most`` of ``count``, with the first and the last."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]

@@ -14,11 +14,7 @@ SETTLED = 0.9
 
 
 def section(dynamics: Dynamics) -> Section:
-    """Describe training dynamics.
-
-    Args:
-        dynamics: The dynamics.
-    """
+    """Describe training dynamics."""
     settled = dynamics.settled(SETTLED)
     first, last = min(settled, key=lambda name: settled[name]), max(settled, key=lambda name: settled[name])
     unit = dynamics.unit

@@ -16,11 +16,7 @@ CLASSES, PAIRS = 30, 200
 
 
 def section(evaluation: Evaluation) -> Section:
-    """Describe an evaluation.
-
-    Args:
-        evaluation: The evaluation.
-    """
+    """Describe an evaluation."""
     first = next(iter(evaluation.scores["stitched"]))
     notes = [f"No {name}: {why}." for name, why in evaluation.left_out.items()]
     if evaluation.fitted_share:
@@ -46,12 +42,7 @@ def section(evaluation: Evaluation) -> Section:
 
 
 def finding(evaluation: Evaluation, figure: str) -> str:
-    """Return a sentence with a figure of the stitched model and of its baselines.
-
-    Args:
-        evaluation: The evaluation.
-        figure: The figure.
-    """
+    """Return a sentence with a figure of the stitched model and of its baselines."""
     score = evaluation.scores["stitched"][figure]
     name = figure.replace("_", " ")
     others = {who: row[figure] for who, row in evaluation.scores.items() if who != "stitched" and figure in row}

@@ -16,11 +16,7 @@ MOST = 1000
 
 
 def section(result: Result) -> Section:
-    """Describe a result by its text, its plot and its data frame.
-
-    Args:
-        result: The result.
-    """
+    """Describe a result by its text, its plot and its data frame."""
     frame = result.to_pandas()
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []

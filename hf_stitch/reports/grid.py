@@ -19,11 +19,7 @@ MOST, SHOWN = 200, 2000
 
 
 def section(grid: StitchGrid) -> Section:
-    """Describe a grid.
-
-    Args:
-        grid: The grid.
-    """
+    """Describe a grid."""
     names = ", ".join(grid.matchers)
     asked = (
         f"Which of {len(grid.layers_a)} layers of a can be stitched into which of {len(grid.layers_b)} layers of b by "

@@ -11,11 +11,7 @@ from hf_stitch.reports.similarity import MOST
 
 
 def section(found: NetworkAtlas) -> Section:
-    """Describe the similarity of several networks.
-
-    Args:
-        found: The similarities.
-    """
+    """Describe the similarity of several networks."""
     atlas, networks = found.atlas, found.networks
     recipe = atlas.recipe.get("a") or {}
     sides = list((recipe.get("networks") or {}).values())

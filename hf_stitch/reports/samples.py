@@ -16,13 +16,7 @@ SIDE, LENGTH = 160, 600
 
 
 def picture(caption: str, sample: Any) -> Picture:
-    """Show a sample.
-
-    Args:
-        caption: What it is.
-        sample: A text, a PIL image, a tensor or array ``(3, height, width)`` from 0 to 1, or anything else, of which
-            the class and shape are shown. ``None`` if the sample was not kept.
-    """
+    """Show a sample."""
     if sample is None:
         return Picture(caption, "", "(not kept)")
     if isinstance(sample, str):
@@ -41,23 +35,14 @@ def picture(caption: str, sample: Any) -> Picture:
 
 
 def address(image: Any, side: int = SIDE) -> str:
-    """Return a PIL image as a PNG in a ``data:`` address.
-
-    Args:
-        image: The image; larger ones are made smaller.
-        side: Longest side in pixels.
-    """
+    """Return a PIL image as a PNG in a ``data:`` address."""
     small = image.convert("RGB")
     small.thumbnail((side, side))
     return png(small.save)
 
 
 def png(save: Any) -> str:
-    """Return what a function writes as PNG to a file as a ``data:`` address.
-
-    Args:
-        save: Called with the file and ``format="png"``.
-    """
+    """Return what a function writes as PNG to a file as a ``data:`` address."""
     file = io.BytesIO()
     save(file, format="png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

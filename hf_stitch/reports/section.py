@@ -12,12 +12,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers as text, which everybody can read, copy and hear.
-
-    Attributes:
-        columns: Titles of the columns.
-        rows: Cells.
-    """
+    """Numbers as text, which everybody can read, copy and hear."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -25,14 +20,7 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """One of the things that a figure can show.
-
-    Attributes:
-        label: Its name in the list of views.
-        caption: The finding, in one sentence.
-        traces: Traces of Plotly.
-        table: The numbers.
-    """
+    """One of the things that a figure can show."""
 
     label: str
     caption: str
@@ -42,15 +30,7 @@ class View:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that shows one of its views at a time.
-
-    Attributes:
-        views: The views, the first of which is shown first.
-        layout: Layout of Plotly.
-        start: Row and column of the cell that is chosen at first.
-        profiles: Whether a click on a cell of a heat map shows its row and its column.
-        slider: What a slider over the views stands for; empty for a list.
-    """
+    """A figure that shows one of its views at a time."""
 
     views: Sequence[View]
     layout: Mapping[str, Any]
@@ -61,14 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture or a text with what it shows.
-
-    Attributes:
-        caption: What it shows.
-        source: A picture as ``data:`` address; empty for a text.
-        text: The text, or the text alternative of the picture.
-        sample: Whether it is a sample, all of which are shown in the same size.
-    """
+    """A picture or a text with what it shows."""
 
     caption: str
     source: str
@@ -77,36 +50,13 @@ class Picture:
 
 
 def key_of(source: str | None, target: str | None) -> str:
-    """Return the key of a pair of networks.
-
-    Args:
-        source: Hash of the weights of the first; ``None`` if it is unknown.
-        target: The same of the second.
-
-    Returns:
-        The key; empty if one is unknown.
-    """
+    """Return the key of a pair of networks."""
     return f"{source} {target}" if source and target else ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A result on a page.
-
-    Attributes:
-        title: What it is.
-        asked: What was asked, in a sentence.
-        verdict: What came out, in a sentence.
-        figures: The figures.
-        pictures: Pictures and samples.
-        tables: Title -> further numbers.
-        text: The result as text, for results without figures.
-        notes: Further remarks: what is left out, undefined or thinned.
-        recipe: Record for reproducing it.
-        networks: Key of the pair of networks (:func:`key_of`): what sections with the same key know of a pair of
-            layers is shown together.
-        data: Fingerprint of the samples; ``None`` if there are none, or they are unknown.
-    """
+    """A result on a page."""
 
     title: str
     asked: str

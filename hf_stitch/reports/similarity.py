@@ -16,11 +16,7 @@ MOST, LEVEL = 200, 0.05
 
 
 def section(atlas: SimilarityAtlas) -> Section:
-    """Describe an atlas.
-
-    Args:
-        atlas: The atlas.
-    """
+    """Describe an atlas."""
     parts = [atlas] if atlas.weights is None else [atlas, atlas.weights]
     sides = f"{_count(atlas.layers_a)} of a to {_count(atlas.layers_b)} of b"
     notes = [gap for part in parts for gap in part._gaps()]

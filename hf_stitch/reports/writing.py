@@ -70,13 +70,7 @@ def report(
 
 
 def page(results: list[Result], title: str | None = None, command: str | None = None) -> str:
-    """Return results as HTML; see :func:`report`.
-
-    Args:
-        results: The results.
-        title: Title of the page.
-        command: Command that makes the results again.
-    """
+    """Return results as HTML; see :func:`report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     sections = [_section(result) for result in results]

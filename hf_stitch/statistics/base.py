@@ -28,18 +28,7 @@ Reduce = Literal["sum", "cat", "same", "own"]
 
 
 def as_tensor(name: str, rows: Rows) -> Tensor:
-    """Return rows as a tensor; arrays are copied.
-
-    Args:
-        name: Name of the rows in the error message.
-        rows: (n, d), a tensor or an array.
-
-    Returns:
-        The rows in their own dtype.
-
-    Raises:
-        TypeError: The rows are neither a tensor nor an array.
-    """
+    """Return rows as a tensor; arrays are copied."""
     if not isinstance(rows, Tensor | np.ndarray):
         raise TypeError(f"{name} must be a numpy array or a torch tensor, got {type(rows).__name__}")
     return rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, order="C"))
@@ -261,12 +250,7 @@ class Statistic(ABC):
 
 
 class _Declared(NamedTuple):
-    """A part of a state.
-
-    Attributes:
-        reduce: How it combines with that of another statistic.
-        form: Shape, dtype and device; None for rows.
-    """
+    """A part of a state."""
 
     reduce: Reduce
     form: tuple[torch.Size, torch.dtype, torch.device] | None

@@ -48,19 +48,7 @@ class DebiasedMoments(Moments):
         self.add_state("kk", torch.zeros(2, 2, dtype=torch.float64, device=self.device), "own")
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows.
-
-        Args:
-            x_rows: ``(n, dx)`` tensor of any float dtype and device, or array; n may be 0.
-            y_rows: ``(n, dy)``, in the same way.
-
-        Returns:
-            These moments.
-
-        Raises:
-            TypeError: As ``Moments.update``.
-            ValueError: As ``Moments.update``.
-        """
+        """Add a batch of paired rows."""
         batch = type(self)(self.dx, self.dy, self.device)
         x_rows, y_rows = as_tensor("x_rows", x_rows), as_tensor("y_rows", y_rows)
         Moments.update(batch, x_rows, y_rows)
@@ -120,21 +108,8 @@ def unbiased_hsic(n: int, squares: Tensor, traces: Tensor, kk: Tensor) -> Tensor
     - 2/(n-2) 1ᵀKL1] / (n(n-3))`` (Song et al. 2012). For centred rows ``1ᵀK1 = -Σ‖x‖²`` and ``1ᵀKL1 =
     Σ‖x‖²‖y‖²``.
 
-    Args:
-        n: Number of rows, at least 4.
-        squares: ``(3,)``: ``‖XᵀX‖²``, ``‖XᵀY‖²``, ``‖YᵀY‖²``, or equivalently ``⟨K, K⟩``, ``⟨K, L⟩``, ``⟨L, L⟩``.
-        traces: ``(2,)``: ``Σ‖x‖²`` and ``Σ‖y‖²``.
-        kk: ``(2, 2)``: ``Σ‖x‖⁴`` and ``Σ‖y‖⁴`` on the diagonal, ``Σ‖x‖²‖y‖²`` off the diagonal.
-
-    Returns:
-        ``(3,)``; values within rounding of 0 are set to 0.
-
-    Raises:
-        ValueError: There are fewer than 4 rows.
-
-    Example:
-        >>> unbiased_hsic(4, torch.ones(3), torch.ones(2), torch.zeros(2, 2))[1].item()  # (1 + 1/6) / 4
-        0.2916666567325592
+    ``squares``: ``‖XᵀX‖²``, ``‖XᵀY‖²``, ``‖YᵀY‖²``. ``traces``: ``Σ‖x‖²``, ``Σ‖y‖²``. ``kk``: ``Σ‖x‖⁴``, ``Σ‖y‖⁴``
+    on the diagonal, ``Σ‖x‖²‖y‖²`` off it.
     """
     if n < 4:
         raise ValueError(f"an unbiased estimate of HSIC takes at least 4 rows, got {n}; give more rows")

@@ -103,17 +103,7 @@ class Features(Statistic):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add the rows kept by ``other``, which is not changed.
-
-        Args:
-            other: Features with the same limit and widths, and a different seed.
-
-        Returns:
-            These features.
-
-        Raises:
-            ValueError: The limits or widths differ.
-        """
+        """Add the rows kept by ``other``, which is not changed."""
         if other.limit != self.limit:
             raise ValueError(f"features must have equal limits to merge, got {self.limit} and {other.limit}")
         if other.x_parts:

@@ -91,10 +91,8 @@ class Grams:
 class Packed(NamedTuple):
     """Centred Gram matrices of several layers in float64, with each pair of rows stored once.
 
-    Attributes:
-        products: For each layer the entries below the diagonal times √2, and the diagonal. Inner products of these
-            vectors equal inner products of the matrices.
-        lengths: ``(layers, n)``: the diagonals.
+    ``products`` are the entries below the diagonal times √2, and the diagonal: their inner products are those of the
+    matrices. ``lengths`` are the diagonals, ``(layers, n)``.
     """
 
     products: Tensor
@@ -147,16 +145,7 @@ def gram_of(rows: Tensor, dtype: torch.dtype) -> Gram:
 
 @contextmanager
 def in_full_precision() -> Iterator[None]:
-    """Multiply float32 in float32, whatever ``torch.set_float32_matmul_precision`` allows in forwards (TF32, bfloat16).
-
-    Example:
-        >>> torch.set_float32_matmul_precision("medium")
-        >>> with in_full_precision():
-        ...     _ = torch.randn(9, 9) @ torch.randn(9, 9)
-        >>> torch.get_float32_matmul_precision()
-        'medium'
-        >>> torch.set_float32_matmul_precision("highest")
-    """
+    """Multiply float32 in float32, whatever precision forwards may use (TF32, bfloat16)."""
     backends: Any = torch.backends
     if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
         before = torch.get_float32_matmul_precision()

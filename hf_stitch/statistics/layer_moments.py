@@ -75,19 +75,7 @@ class LayerMoments(Statistic, LayerStatistic):
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
-        """Add a batch of rows of every layer. Row i must be the same sample in every layer.
-
-        Args:
-            x: ``(n, dx)`` for each layer of the first side, any float dtype.
-            y: ``(n, dy)`` for each layer of the second side; None if both sides are the same layers.
-
-        Returns:
-            These moments.
-
-        Raises:
-            ValueError: The number of layers is wrong, their numbers of rows differ, or a width differs from that of the
-                origin.
-        """
+        """Add a batch of rows of every layer. Row i must be the same sample in every layer."""
         n = len(x[0]) if x else 0
         if self._same and y is not None:
             raise ValueError("both sides are the same layers; pass the rows of the first side only")
@@ -205,11 +193,7 @@ class LayerMoments(Statistic, LayerStatistic):
 
 
 class _Side(Statistic):
-    """The layers of a side, next to each other in one buffer: rows about the origin, each with its squared length.
-
-    Attributes:
-        pending: The filled part of the buffer, if any.
-    """
+    """The layers of a side, next to each other in one buffer: rows about the origin, each with its squared length."""
 
     sums: Tensor
     own: Tensor

@@ -81,15 +81,7 @@ class LayerRows(LayerStatistic):
         return Grams(rows) if self._same else Grams(rows[: self._layers_x], rows[self._layers_x :])
 
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
-        """Add a batch; see :class:`LayerStatistic`.
-
-        Args:
-            x: Rows of each layer of the first side.
-            y: Rows of each layer of the second side; None if both sides are the same layers.
-
-        Returns:
-            This statistic.
-        """
+        """Add a batch; see :class:`LayerStatistic`."""
         for store, like, rows in zip(self._stores, self._like, (*x, *(y or ())), strict=True):
             store.append(rows.to("cpu", like.dtype))
         return self
@@ -99,17 +91,7 @@ class LayerRows(LayerStatistic):
         return {"count": torch.tensor(self.n), "digests": torch.stack([store.digest() for store in self._stores])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Truncate the files to the rows that existed when the state was saved.
-
-        Args:
-            state: Result of :meth:`state_dict`.
-
-        Returns:
-            This statistic.
-
-        Raises:
-            ValueError: A file has fewer rows, or other ones.
-        """
+        """Truncate the files to the rows that existed when the state was saved."""
         self._held = self._opened("rows", int(state["count"]))
         for store, digest in zip(self._held, state["digests"].cpu(), strict=True):
             if not torch.equal(store.digest(), digest):

@@ -87,31 +87,13 @@ class MinibatchGrams(Statistic, LayerStatistic):
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> Tensor | Gram:
-        """Copy the rows of a layer for :meth:`update`, or compute their Gram matrix if they are a complete minibatch.
-
-        Args:
-            rows: ``(n, d)``, any float dtype.
-
-        Returns:
-            A copy of the rows, or the Gram matrix.
-        """
+        """Copy the rows of a layer for :meth:`update`; a complete minibatch becomes its Gram matrix."""
         left = -1 if self.coming < 0 or any(self._pending) else int(self.coming - self.count)
         return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> Self:
-        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for some time, so pass copies.
-
-        Args:
-            x: For each layer of the first side ``(n, dx)``, or the result of :meth:`keep`.
-            y: The same for the second side; None if both sides are the same layers.
-
-        Returns:
-            This statistic.
-
-        Raises:
-            ValueError: The number of layers is wrong, or their numbers of rows differ.
-        """
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for some time, so pass copies."""
         layers = [*x, *(() if self._layers[1] is None else y or ())]
         grams = [layer for layer in layers if isinstance(layer, Gram)]
         rows = [layer for layer in layers if isinstance(layer, Tensor)]

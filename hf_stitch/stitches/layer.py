@@ -234,11 +234,7 @@ class StitchingLayer(nn.Module):
 
 
 def check_specs(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> None:
-    """Check that two specs can be joined with a pooling.
-
-    Raises:
-        ValueError: Vectors and positions, or a grid and a text, with ``none``; texts with ``flatten``.
-    """
+    """Check that two specs can be joined with a pooling."""
     if pooling in POOLED or (source.layout == target.layout == "bd"):
         return
     if pooling == "flatten":
@@ -279,13 +275,7 @@ def source_positions(
 
 
 def enlarges(own: tuple[int, int] | None, grid: tuple[int, int] | None, pooling: Pooling) -> bool:
-    """Return whether positions on a grid are enlarged to that of the target, in at least one axis and none is shrunk.
-
-    Args:
-        own: Height and width of the source; None without a grid.
-        grid: Height and width of the target; None without a grid.
-        pooling: The pooling; only ``none`` resizes grids.
-    """
+    """Return whether positions on a grid are enlarged to that of the target in one axis, and shrunk in none."""
     if pooling != "none" or own is None or grid is None:
         return False
     return own != grid and own[0] <= grid[0] and own[1] <= grid[1]
@@ -297,11 +287,7 @@ def source_prefix(representation: Representation) -> Tensor:
 
 
 def paired_rows(source: Representation, target: Representation, pooling: Pooling) -> Pairs:
-    """The rows to fit a stitching layer on: for each part the (n, d) rows of both sides, paired by sample and position.
-
-    Raises:
-        ValueError: The numbers of samples differ, or the tokens of the two sides do not correspond with ``none``.
-    """
+    """For each part the (n, d) rows of both sides to fit a stitching layer on, paired by sample and position."""
     if source.batch != target.batch:
         raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
     check_specs(source.spec, target.spec, pooling)

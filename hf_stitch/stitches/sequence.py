@@ -44,11 +44,7 @@ class SequenceStitch(Stitch):
         self.causal = causal
 
     def transform(self, x: Tensor) -> Tensor:
-        """Map sequences without padding.
-
-        Args:
-            x: ``(..., positions, in_features)``; a single vector is a sequence of one position.
-        """
+        """Map sequences without padding."""
         return self.transform_sequence(x[None], None)[0] if x.dim() == 1 else self.transform_sequence(x, None)
 
     def map_sequence(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

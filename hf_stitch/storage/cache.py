@@ -37,29 +37,14 @@ LONGEST_HEADER = 10**8
 
 
 def default_folder() -> Path:
-    """Return the folder of the cache: ``HF_STITCH_CACHE``, or ``hf-stitch`` in the cache folder of the user.
-
-    Example:
-        >>> os.environ["HF_STITCH_CACHE"] = "/data/cache"
-        >>> str(default_folder())
-        '/data/cache'
-        >>> del os.environ["HF_STITCH_CACHE"]
-    """
+    """Return the folder of the cache: ``HF_STITCH_CACHE``, or ``hf-stitch`` in the cache folder of the user."""
     if chosen := os.environ.get(FOLDER):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hf-stitch"
 
 
 def default_limit() -> int:
-    """Return the largest size of the cache in bytes: ``HF_STITCH_CACHE_SIZE``, or 20 GB.
-
-    Raises:
-        ValueError: If the variable is not a size.
-
-    Example:
-        >>> default_limit()
-        20000000000
-    """
+    """Return the largest size of the cache in bytes: ``HF_STITCH_CACHE_SIZE``, or 20 GB."""
     text = os.environ.get(LIMIT) or DEFAULT_LIMIT
     try:
         return bytes_of(text)
@@ -68,21 +53,7 @@ def default_limit() -> int:
 
 
 def bytes_of(size: str) -> int:
-    """Read a size.
-
-    Args:
-        size: A number with a unit (``kB``, ``MB``, ``GB``, ``TB``, ``KiB``, ``MiB``, ``GiB``, ``TiB``) or of bytes.
-
-    Returns:
-        The number of bytes.
-
-    Raises:
-        ValueError: If the text is not a size.
-
-    Example:
-        >>> bytes_of("5GB"), bytes_of("1.5 MiB")
-        (5000000000, 1572864)
-    """
+    """Read a size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
     unit = None if found is None else UNITS.get(found[2].upper())
     if found is None or unit is None:
@@ -92,18 +63,7 @@ def bytes_of(size: str) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a cache.
-
-    Attributes:
-        key: Its key.
-        size: Size of its file in bytes.
-        used: When it was last read or written, in seconds since 1970.
-        path: Its file.
-
-    Example:
-        >>> Entry("0" * 64, 80, 0.0, Path("missing.safetensors")).about
-        {}
-    """
+    """An entry of a cache."""
 
     key: str
     size: int
@@ -131,25 +91,6 @@ class Cache:
     is written whole or not at all and verified when it is read: one that is broken is removed, with a warning. When
     the cache grows beyond its limit, the entries that have not been used for the longest time are removed. Tensors that
     were read stay valid, because they are mapped from a file that exists until they are gone.
-
-    Attributes:
-        folder: The folder; created when something is written.
-        limit: Largest size of all entries together, in bytes.
-
-    Args:
-        folder: The folder. ``None`` (default): :func:`default_folder`.
-        limit: The largest size in bytes. ``None`` (default): :func:`default_limit`.
-
-    Raises:
-        ValueError: If the folder is a file, or the environment sets a limit that is not a size.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     cache = Cache(Path(name))
-        ...     cache.write("ab" * 32, {"values": torch.ones(2)}, {"layer": "fc"})
-        ...     cache.read("ab" * 32)
-        ({'values': tensor([1., 1.])}, {'layer': 'fc'})
     """
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
@@ -161,12 +102,7 @@ class Cache:
     def read(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read an entry, and note that it was used.
 
-        Args:
-            key: The key, 64 hexadecimal digits.
-
-        Returns:
-            The tensors by name, on the CPU, and what was written about them; ``None`` if there is no such entry. One
-            that cannot be read counts as none, with a warning.
+        ``None`` if there is none, or, with a warning, if it cannot be read.
         """
         path = self._path(key)
         try:
@@ -187,14 +123,6 @@ class Cache:
         """Write an entry, and remove those that have not been used for the longest time, down to the limit.
 
         An entry that is larger than the limit is not written, with a warning.
-
-        Args:
-            key: The key, 64 hexadecimal digits.
-            tensors: Tensors by name.
-            about: JSON values that describe them.
-
-        Raises:
-            OSError: If the file cannot be written.
         """
         size = sum(tensor.nbytes for tensor in tensors.values())
         if size > self.limit:
@@ -208,11 +136,7 @@ class Cache:
         self.shrink()
 
     def entries(self) -> list[Entry]:
-        """List the entries, the last used one first.
-
-        Returns:
-            The entries. Other files of the folder are none.
-        """
+        """List the entries, the last used one first."""
         found = []
         for path in self._files(SUFFIX):
             with contextlib.suppress(FileNotFoundError):  # removed by another process
@@ -223,14 +147,7 @@ class Cache:
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
     def remove(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Remove entries. Tensors that were read from them stay valid.
-
-        Args:
-            entries: The entries.
-
-        Returns:
-            Those that were removed here, and not by another process before.
-        """
+        """Remove entries. Tensors that were read from them stay valid."""
         removed = []
         for entry in entries:
             with contextlib.suppress(OSError):  # gone before, or, on Windows, mapped
@@ -239,14 +156,7 @@ class Cache:
         return removed
 
     def shrink(self, limit: int | None = None) -> list[Entry]:
-        """Remove the entries that have not been used for the longest time, and what killed processes have left.
-
-        Args:
-            limit: Largest size of all remaining entries together, in bytes. ``None`` (default): that of the cache.
-
-        Returns:
-            The removed entries.
-        """
+        """Remove the entries that have not been used for the longest time, and what killed processes have left."""
         self.sweep()
         most, total, surplus = self.limit if limit is None else limit, 0, []
         for entry in self.entries():

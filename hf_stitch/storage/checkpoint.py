@@ -30,29 +30,6 @@ class Checkpoint:
     ``job.json`` describes the job and contains the decisions made when it started. ``state-<rank>.safetensors``
     contains the position and intermediate tensors of one process, ``rows-<rank>`` the rows that it keeps in files.
     Each has a digest. A job that finds another file than it wrote is refused, with the folder to delete.
-
-    Attributes:
-        folder: The folder.
-        lasting: Whether state is saved.
-        rows: Folder of the files with rows of this process.
-
-    Args:
-        folder: The folder; created if needed.
-        rank: Rank of the process.
-        lasting: Whether to save state. A job that keeps rows in files needs a folder even without saved state.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     job = Checkpoint(Path(name), rank=0, lasting=True)
-        ...     decided = job.begin({"metric": "linear_cka"}, lambda: "minibatch route")
-        ...     job.save(3, {"sum": torch.ones(2)})
-        ...     again = Checkpoint(Path(name), rank=0, lasting=True)
-        ...     again.begin({"metric": "linear_cka"}, lambda: "another route")
-        ...     again.load(torch.device("cpu"), range(11), lambda position, tensors: print(tensors))
-        'minibatch route'
-        {'sum': tensor([1., 1.])}
-        3
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
@@ -68,19 +45,7 @@ class Checkpoint:
             shutil.rmtree(self.rows, ignore_errors=True)
 
     def begin(self, recipe: Mapping[str, Any], decide: Callable[[], T]) -> T:
-        """Resume the decisions of an interrupted job, or make and save those of a new one.
-
-        Args:
-            recipe: Description of the job as JSON values; a job resumes only with the same recipe.
-            decide: Makes the decisions of a new job, as JSON values.
-
-        Returns:
-            The saved decisions if the folder contains a job, otherwise the return value of ``decide``.
-
-        Raises:
-            ValueError: If the folder contains the state of a job with another recipe; the message lists the
-                differences.
-        """
+        """Resume the decisions of an interrupted job, or make and save those of a new one."""
         if self._about.is_file():
             with self._readable(self._about):
                 held = json.loads(self._about.read_bytes())
@@ -111,19 +76,7 @@ class Checkpoint:
     def load(
         self, device: torch.device, positions: range, restore: Callable[[int, dict[str, Tensor]], object]
     ) -> int | None:
-        """Load the saved state of this process.
-
-        Args:
-            device: Device of the tensors.
-            positions: The positions that this process can have reached.
-            restore: Takes the position reached and the tensors saved there; it raises an error if they do not fit.
-
-        Returns:
-            The position; ``None`` if there is no saved state.
-
-        Raises:
-            ValueError: If the state is damaged, or of another job; the message names the folder to delete.
-        """
+        """Load the saved state of this process."""
         if not self._path.is_file():
             return None
         with self._readable(self._path):
@@ -149,22 +102,12 @@ class Checkpoint:
     def due(self, done: bool) -> bool:
         """Whether to save now.
 
-        Args:
-            done: Whether the job is finished.
-
-        Returns:
-            True at the end, and whenever saving keeps below :data:`SAVING` of the running time; always False if
-            nothing is to be saved.
+        True at the end, and whenever saving keeps below :data:`SAVING` of the running time.
         """
         return self.lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Save the state atomically; if the process is killed meanwhile, the previous state stays.
-
-        Args:
-            position: The position reached, for example the number of steps or samples.
-            tensors: Intermediate results by name.
-        """
+        """Save the state atomically; if the process is killed meanwhile, the previous state stays."""
         start = time.monotonic()
         write_tensors(self._path, self._key, tensors, {"position": position})
         self._saved = time.monotonic()

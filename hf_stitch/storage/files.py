@@ -24,22 +24,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
     A process that is killed and a full disk leave the old file. Of several processes or threads that write at the same
     time, the last one wins.
 
-    Args:
-        path: The file. An existing file is replaced; missing folders are created.
-        write: Function that writes the content to the path that it receives, which has the same name in a temporary
-            folder.
-        sync: Whether to wait until the disk contains the file, so that it also survives a power failure.
-
-    Raises:
-        OSError: If the file cannot be written; the message contains path and reason.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "new" / "values.txt"
-        ...     write_whole(path, lambda temporary: temporary.write_text("0.5"))
-        ...     path.read_text()
-        '0.5'
+    ``write`` gets a path of the same name in a temporary folder. ``sync`` waits for the disk, so that the file also
+    survives a power failure.
     """
     with readable_errors(f"{path} could not be written", KEPT):
         with written_aside(path) as fresh:
@@ -55,20 +41,6 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Write a file or a folder of files beside its place, which it takes at the end, with modes after the umask.
 
     What processes of this machine that were killed have left of it is removed.
-
-    Args:
-        path: The place. A file there is replaced, or an empty folder by a folder.
-
-    Yields:
-        A path of the same name in a temporary folder beside it, to be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with written_aside(Path(folder) / "made") as fresh:
-        ...         fresh.mkdir()
-        ...     [path.name for path in Path(folder).iterdir()]
-        ['made']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{glob.escape(path.name)}.*{UNFINISHED}"):
@@ -95,28 +67,13 @@ _MACHINE = re.sub(r"\W", "", socket.gethostname())
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether a temporary file or folder is that of a process of this machine that was killed.
-
-    Args:
-        path: The file or folder.
-
-    Example:
-        >>> is_abandoned(Path("values.txt"))
-        False
-    """
+    """Whether a temporary file or folder is that of a process of this machine that was killed."""
     machine, process, _ = ["", "", "", *path.name.removesuffix(UNFINISHED).split(".")][-3:]
     return machine == _MACHINE and process.isdigit() and not psutil.pid_exists(int(process))
 
 
 def remove(path: Path) -> None:
-    """Remove a temporary file or folder, as far as possible.
-
-    Args:
-        path: The file or folder, which need not exist.
-
-    Example:
-        >>> remove(Path("missing"))
-    """
+    """Remove a temporary file or folder, as far as possible."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink(missing_ok=True)
@@ -126,14 +83,6 @@ def follow_umask(folder: Path) -> None:
     """Give all files in a folder that was made with :meth:`Path.mkdir` the modes that the umask asks for.
 
     Some libraries, safetensors among them, write files that their owner alone may read.
-
-    Args:
-        folder: The folder.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     follow_umask(Path(folder))
     """
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
@@ -143,22 +92,7 @@ def follow_umask(folder: Path) -> None:
 
 @contextmanager
 def reading(files: Iterable[Path]) -> Iterator[None]:
-    """Read files from elsewhere: pipes and devices are refused, and files that this user may not read are named.
-
-    Args:
-        files: The files that may be read, and folders, which are skipped.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: If a file is neither a regular one nor a folder: reading it might never end.
-        PermissionError: If reading fails, and a file may not be read.
-
-    Example:
-        >>> with reading(Path(".").iterdir()):
-        ...     pass
-    """
+    """Read files from elsewhere: pipes and devices are refused, and files that this user may not read are named."""
     there = []
     for path in files:
         with suppress(FileNotFoundError):  # other threads and processes may delete it meanwhile
@@ -178,22 +112,7 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
 
 
 def digest(*paths: Path) -> str:
-    """Compute a digest of files.
-
-    Args:
-        *paths: The files.
-
-    Returns:
-        The SHA-256 of their concatenated bytes, as ``sha256:…``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "values.txt"
-        ...     _ = path.write_text("0.5")
-        ...     digest(path)[:15]
-        'sha256:d2cbad71'
-    """
+    """Compute a digest of files."""
     found = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -203,17 +122,7 @@ def digest(*paths: Path) -> str:
 
 
 def flush(*paths: Path) -> None:
-    """Wait until the disk contains files, and the names in folders.
-
-    Args:
-        *paths: Files and folders.
-
-    Raises:
-        OSError: If the disk reports an error.
-
-    Example:
-        >>> flush(Path("."))
-    """
+    """Wait until the disk contains files, and the names in folders."""
     for path in paths:
         if path.is_dir() and os.name == "nt":  # Windows opens no folders
             continue
@@ -226,25 +135,7 @@ def flush(*paths: Path) -> None:
 
 @contextmanager
 def readable_errors(failure: str, remedy: str) -> Iterator[None]:
-    """Raise :class:`OSError` with an explanation for every error of the operating system, also those of libraries.
-
-    Args:
-        failure: What could not be done, with the path.
-        remedy: What is left, or what to do.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        OSError: ``failure``, the reason, and ``remedy``. :class:`PermissionError` keeps its class.
-
-    Example:
-        >>> with readable_errors("values.txt could not be read", "try again"):
-        ...     raise OSError("disk full")
-        Traceback (most recent call last):
-        ...
-        OSError: values.txt could not be read (disk full); try again
-    """
+    """Raise :class:`OSError` with an explanation for every error of the operating system, also those of libraries."""
     try:
         yield
     except Exception as error:

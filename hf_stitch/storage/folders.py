@@ -37,28 +37,8 @@ def replacing(
     A process that is killed, a full disk and an exception leave the old files. One process writes at a time; others
     wait. Files of the folder that are not rewritten stay, except for the stale ones.
 
-    Args:
-        folder: The folder, created if needed.
-        stale: Function of the folder that returns the names of files to delete if they are not rewritten. It is called
-            after other processes have finished.
-        sync: Whether to wait until the disk contains the files, so that they also survive a power failure.
-
-    Yields:
-        An empty temporary folder on the same file system. Subfolders of it are not kept.
-
-    Raises:
-        OSError: If a file cannot be written, or another process saves to the folder for more than :data:`WAIT` seconds.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name)
-        ...     _ = (folder / "old.bin").write_text("old weights")
-        ...     with replacing(folder, stale=lambda folder: ["old.bin"]) as temporary:
-        ...         _ = (temporary / "weights.bin").write_text("weights")
-        ...         _ = (temporary / "config.json").write_text("{}")
-        ...     sorted(path.name for path in folder.iterdir())
-        ['config.json', 'weights.bin']
+    ``stale`` names the files to delete if they are not rewritten; it is called after other processes have finished.
+    ``sync`` waits for the disk, so that the files also survive a power failure.
     """
     with _locked(folder) as aside:
         _finish(folder)
@@ -86,47 +66,14 @@ def replacing(
 
 
 def complete(folder: Path) -> None:
-    """Complete a save that was interrupted after it had written all files.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        OSError: If files cannot be renamed, for example because the folder is read-only.
-        ValueError: If the journal is damaged.
-
-    Example:
-        >>> complete(Path("."))
-    """
+    """Complete a save that was interrupted after it had written all files."""
     if (folder / ASIDE / JOURNAL).is_file():
         with _locked(folder, "an interrupted save must be completed first: load it once from where it can be written"):
             _finish(folder)
 
 
 def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
-    """Load files of a folder that another process may replace meanwhile: all old ones or all new ones.
-
-    Args:
-        folder: The folder.
-        first: Name of a file that every save replaces.
-        load: Function that loads the files, and raises an error if they do not belong together.
-
-    Returns:
-        The return value of ``load``.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If the files do not belong together, or one is a pipe or a device.
-        PermissionError: If a file may not be read.
-        OSError: If a save was interrupted and cannot be completed.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     _ = (Path(name) / "config.json").write_text("{}")
-        ...     load_whole(Path(name), "config.json", lambda: (Path(name) / "config.json").read_text())
-        '{}'
-    """
+    """Load files of a folder that another process may replace meanwhile: all old ones or all new ones."""
     while True:
         before = _identity(folder / first)
         complete(folder)

@@ -16,26 +16,6 @@ class RowStore:
 
     Samples of equal shape are stored as one row each. Samples of different length, for example texts, are stored
     without padding, one row for each real position as given by a mask; :meth:`read` pads them on the right.
-
-    Attributes:
-        path: The file.
-
-    Args:
-        path: The file. An existing file is emptied, unless ``resume`` is given.
-        resume: Number of rows of an existing file to keep; further rows are cut off.
-        like: Required with ``resume``: a tensor with the shape (except for the number of rows) and dtype of the rows.
-
-    Raises:
-        ValueError: If the file has fewer than ``resume`` rows.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store = RowStore(Path(folder) / "values")
-        ...     store.append(torch.arange(6.0).view(3, 2))
-        ...     store.read(torch.tensor([2, 0]))[0]
-        tensor([[4., 5.],
-                [0., 1.]])
     """
 
     def __init__(self, path: Path, *, resume: int = 0, like: Tensor | None = None) -> None:
@@ -60,11 +40,7 @@ class RowStore:
         return int(sum(lengths.sum() for lengths in self._lengths))
 
     def digest(self) -> Tensor:
-        """Compute the SHA-256 of the rows in the file; what was hashed before is not read again.
-
-        Returns:
-            (32,) uint8.
-        """
+        """Compute the SHA-256 of the rows in the file; what was hashed before is not read again."""
         self._hash = self._hash or hashlib.sha256()
         with self.path.open("rb") as file:
             file.seek(self._hashed)
@@ -74,12 +50,7 @@ class RowStore:
         return torch.tensor(list(self._hash.digest()), dtype=torch.uint8)
 
     def append(self, values: Tensor, mask: Tensor | None = None) -> None:
-        """Append a batch of samples.
-
-        Args:
-            values: ``(batch, ...)``, or ``(batch, tokens, ...)`` with a mask; all batches of one dtype.
-            mask: ``(batch, tokens)`` bool, true at real positions; required if samples differ in length.
-        """
+        """Append a batch of samples."""
         if mask is None:
             rows, lengths = values, torch.ones(len(values), dtype=torch.long)
         else:
@@ -92,11 +63,7 @@ class RowStore:
             file.write(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
     def rows(self) -> Tensor:
-        """Map all rows into memory.
-
-        Returns:
-            ``(rows, ...)`` in the dtype of the appended values.
-        """
+        """Map all rows into memory."""
         if self._mapped is None:
             shape = torch.Size((len(self), *self._like.shape[1:]))
             flat = torch.from_file(str(self.path), False, shape.numel(), dtype=self._like.dtype)
@@ -106,12 +73,7 @@ class RowStore:
     def read(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
         """Read samples by index.
 
-        Args:
-            places: Indices of the samples, ``(n,)`` int64.
-
-        Returns:
-            Values ``(n, ...)`` and ``None``; for samples of different length, values ``(n, tokens, ...)`` padded with
-            zeros on the right and the mask ``(n, tokens)`` bool.
+        Samples of different length are padded with zeros on the right, and come with the mask ``(n, tokens)``.
         """
         rows = self.rows()
         if not self._ragged:

@@ -16,24 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_tensors(path: Path, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a safetensors file, atomically.
-
-    Args:
-        path: The file.
-        key: What the tensors belong to; they are read with the same key only.
-        tensors: Tensors by name.
-        about: JSON values that describe them.
-
-    Raises:
-        OSError: If the file cannot be written.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_tensors(Path(folder, "sums"), "job", {"sum": torch.ones(2)}, {"position": 3})
-        ...     read_tensors(Path(folder, "sums"), "job")
-        ({'sum': tensor([1., 1.])}, {'position': 3})
-    """
+    """Write a safetensors file, atomically."""
     from safetensors.torch import save_file
 
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -44,19 +27,7 @@ def write_tensors(path: Path, key: str, tensors: Mapping[str, Tensor], about: Ma
 
 
 def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Map a file of :func:`write_tensors` into memory; it is opened once, because it may be replaced meanwhile.
-
-    Args:
-        path: The file.
-        key: What the tensors belong to.
-
-    Returns:
-        The tensors by name, on the CPU, and what was written about them.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is damaged, or belongs to another key.
-    """
+    """Map a file of :func:`write_tensors` into memory; it is opened once, because it may be replaced meanwhile."""
     try:
         with reading([path]):
             return _read(path, key)

@@ -21,35 +21,14 @@ SIDES: tuple[str, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class Affine:
-    """An affine map of vectors, in float64.
-
-    Attributes:
-        weight: (out, in).
-        bias: (out,).
-
-    Example:
-        >>> there = Affine(torch.diag(torch.tensor([2.0, 4.0])).double(), torch.ones(2).double())
-        >>> there.inverse(rcond=1e-6).weight.diagonal().tolist()
-        [0.5, 0.25]
-    """
+    """An affine map of vectors, in float64."""
 
     weight: Tensor
     bias: Tensor
 
     @classmethod
     def of(cls, stitch: Stitching) -> Self:
-        """Read the map of a stitch: of a stitching layer, that of positions or pooled vectors.
-
-        Args:
-            stitch: A stitch, a stitching layer, a stitcher or a stitched model.
-
-        Returns:
-            The map.
-
-        Raises:
-            TypeError: If it contains no stitch.
-            ValueError: If the stitch is not affine, or has values that are NaN or infinite.
-        """
+        """Read the map of a stitch: of a stitching layer, that of positions or pooled vectors."""
         layer = stitch.stitch if isinstance(stitch, (Stitcher, StitchedModel)) else stitch
         body = layer.body if isinstance(layer, StitchingLayer) else layer
         if not isinstance(body, Stitch):
@@ -65,28 +44,14 @@ class Affine:
         return cls(weight, bias)
 
     def inverse(self, rcond: float) -> Self:
-        """Return the pseudo-inverse: the least vector whose image is nearest.
-
-        Args:
-            rcond: Singular values below this share of the largest are taken for zero.
-
-        Returns:
-            The map back.
-        """
+        """Return the pseudo-inverse: the least vector whose image is nearest."""
         back = torch.linalg.pinv(self.weight, rtol=rcond)
         return type(self)(back, -back @ self.bias)
 
 
 @dataclass(frozen=True)
 class Route:
-    """The maps between the network of what is carried, and the one that it is carried to.
-
-    Attributes:
-        stitch: The stitch.
-        to: ``"target"`` or ``"source"`` of the stitch.
-        reverse: A stitch from its target to its source.
-        rcond: Without it, for the pseudo-inverse.
-    """
+    """The maps between the network of what is carried, and the one that it is carried to."""
 
     stitch: Stitching
     to: Side
@@ -125,21 +90,7 @@ class Route:
 
 
 def route(stitch: Stitching, to: Side, reverse: Stitching | None, rcond: float | None, *, inverts: bool) -> Route:
-    """Check the options of a transfer.
-
-    Args:
-        stitch: The stitch.
-        to: The network that something is carried to.
-        reverse: A stitch in the other direction.
-        rcond: Relative bound of singular values.
-        inverts: Whether the map from target to source is used.
-
-    Returns:
-        The route.
-
-    Raises:
-        ValueError: If an option has no effect, or is out of range.
-    """
+    """Check the options of a transfer."""
     if to not in SIDES:
         raise ValueError(f"to must be {' or '.join(map(repr, SIDES))} of the stitch, got {to!r}")
     given = [name for name, value in (("reverse", reverse), ("rcond", rcond)) if value is not None]
