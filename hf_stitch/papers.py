@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Paper:
     """A reference to a paper."""
 
-    title: str
-    url: str
+    title: str  # authors and title
+    url: str  # link to the arXiv page or the DOI
 
 
 def arxiv(title: str, id: str) -> Paper:

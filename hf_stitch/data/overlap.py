@@ -34,8 +34,8 @@ class ContentSketch:
     sketch of Broder 1997).
     """
 
-    n: int
-    hashes: NDArray[np.uint64]
+    n: int  # number of samples
+    hashes: NDArray[np.uint64]  # the smallest hashes, sorted: (min(n, SIZE),) uint64; fewer if contents repeat
 
     @classmethod
     def of(cls, *parts: Samples) -> Self:

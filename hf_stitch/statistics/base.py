@@ -252,8 +252,8 @@ class Statistic(ABC):
 class _Declared(NamedTuple):
     """A part of a state."""
 
-    reduce: Reduce
-    form: tuple[torch.Size, torch.dtype, torch.device] | None
+    reduce: Reduce  # how it combines with that of another statistic
+    form: tuple[torch.Size, torch.dtype, torch.device] | None  # shape, dtype and device; None for rows
 
 
 def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

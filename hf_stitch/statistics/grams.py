@@ -91,12 +91,11 @@ class Grams:
 class Packed(NamedTuple):
     """Centred Gram matrices of several layers in float64, with each pair of rows stored once.
 
-    ``products`` are the entries below the diagonal times √2, and the diagonal: their inner products are those of the
-    matrices. ``lengths`` are the diagonals, ``(layers, n)``.
+    Inner products of ``products`` are those of the matrices.
     """
 
-    products: Tensor
-    lengths: Tensor
+    products: Tensor  # for each layer the entries below the diagonal times √2, and the diagonal
+    lengths: Tensor  # (layers, n): the diagonals
 
 
 def packed(grams: Iterable[Gram], layers: int, n: int, device: torch.device) -> Packed:

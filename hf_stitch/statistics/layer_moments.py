@@ -197,7 +197,7 @@ class _Side(Statistic):
 
     sums: Tensor
     own: Tensor
-    pending: list[Tensor]
+    pending: list[Tensor]  # the filled part of the buffer, if any
 
     def __init__(self, origins: Sequence[Tensor]) -> None:
         if not origins or any(origin.dim() != 1 or not len(origin) for origin in origins):

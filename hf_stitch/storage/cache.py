@@ -66,9 +66,9 @@ class Entry:
     """An entry of a cache."""
 
     key: str
-    size: int
-    used: float
-    path: Path
+    size: int  # size of its file in bytes
+    used: float  # when it was last read or written, in seconds since 1970
+    path: Path  # its file
 
     @cached_property
     def about(self) -> dict[str, Any]:

@@ -37,12 +37,7 @@ class Part:
     run: Callable[[], object]
 
     def __call__(self) -> None:
-        """Check this part.
-
-        Raises:
-            AssertionError: If the entry violates the contract.
-            unittest.SkipTest: If the part does not apply to the entry; pytest reports the test as skipped.
-        """
+        """Check this part."""
         self.run()
 
     def __str__(self) -> str:

@@ -316,11 +316,7 @@ class ProbingCallback(TrainerCallback, ABC):
             trainer.control.should_log = due  # trainer.log resets it, and the loss of this step would not be logged
 
     def _undefined(self, what: str, error: Exception) -> float:
-        """Return NaN for a value that has been defined before and cannot be computed now.
-
-        Raises:
-            ValueError: At the first measurement, because no training time is lost yet.
-        """
+        """Return NaN for a value that has been defined before and cannot be computed now."""
         if not self.history:
             raise ValueError(f"{what}: {error}") from error
         logger.warning("%s: %s is undefined at this step and becomes NaN: %s", self.name, what, error)

@@ -210,12 +210,7 @@ class Dynamics(Result):
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return all values as a data frame.
-
-        Returns:
-            One row for each layer and ordered pair of moments, with the columns ``layer``, ``step_a``, ``epoch_a``,
-            ``step_b``, ``epoch_b`` and the name of the metric.
-        """
+        """Return all values as a data frame."""
         import pandas
 
         moments = list(enumerate(zip(self.steps, self.epochs, strict=True)))
@@ -428,23 +423,14 @@ class DynamicsRecorder(ProbingCallback):
 
 
 class _Index:
-    """Index of the recordings in a folder; written after the recordings, so that all files that it lists exist.
-
-    Args:
-        folder: The folder.
-        epochs: Epoch of each recording by step.
-    """
+    """Index of the recordings in a folder; written after the recordings, so that all files that it lists exist."""
 
     def __init__(self, folder: Path, epochs: dict[int, float | None]) -> None:
         self.folder, self.epochs = folder, epochs
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the index of a folder.
-
-        Raises:
-            FileNotFoundError: If the folder has no index.
-        """
+        """Read the index of a folder."""
         path = folder / INDEX
         if not path.is_file():
             raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")

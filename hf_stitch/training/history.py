@@ -78,11 +78,7 @@ class History(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return all measurements as a data frame.
-
-        Returns:
-            One row for each measurement and value, with the columns ``step``, ``epoch``, ``figure`` and ``value``.
-        """
+        """Return all measurements as a data frame."""
         import pandas
 
         return pandas.DataFrame(

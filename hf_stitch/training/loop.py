@@ -70,22 +70,6 @@ def train(
     With validation samples, each stitch ends with the weights of its lowest validation loss, otherwise with those of
     the last step. A stitch whose loss is NaN or infinite is trained no further, and the others go on. If no stitch
     goes on, the last saved state is kept.
-
-    Args:
-        stitches: The stitches and the frozen target half.
-        prepared: Training samples.
-        schedule: Number of steps, learning rate and order of the samples.
-        accelerator: Accelerator for mixed precision, gradient accumulation and trackers.
-        processes: The processes that train.
-        checkpoint: Where to save and resume, or ``None``.
-        save_every: Steps between two saved states.
-        validation: Held-out samples, or ``None``.
-        callback: Called with 0 before the first step and then after every step.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The loss of each stitch, an exponential moving average over about its last ten steps, ``(stitches,)`` float32;
-        the number of its steps, ``(stitches,)`` int64; and name -> how it diverged, of the stitches that did.
     """
     from tqdm.auto import tqdm
 

@@ -14,17 +14,6 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
     """Copy a stitching layer such that its maps can be trained; identity maps become affine maps.
 
     Maps in half precision are trained in float32, because updates smaller than the last bit of a weight would be lost.
-
-    Args:
-        layer: The layer; it is not changed.
-        orthogonal: Whether to keep the weights of affine maps orthogonal. They start from the nearest orthogonal
-            matrix (polar factor).
-
-    Returns:
-        The copy, with weights in float32 or higher precision.
-
-    Raises:
-        ValueError: If a map has no parameters, or ``orthogonal`` is set and a map is not affine.
     """
     made = copy.deepcopy(layer)
     for part in made.parts:
@@ -44,15 +33,7 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
 
 
 def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
-    """Copy a trained layer to plain weights, without parametrizations.
-
-    Args:
-        layer: The trained layer.
-        first: The layer before training, whose dtypes the copy gets.
-
-    Returns:
-        The copy, in eval mode.
-    """
+    """Copy a trained layer to plain weights, without parametrizations."""
     made = copy.deepcopy(layer)
     for part in made.parts:
         stitch = getattr(made, part)

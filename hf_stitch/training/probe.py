@@ -23,21 +23,7 @@ from hf_stitch.representation import POOLINGS, Pooling, Representation
 
 
 class Probe:
-    """The fixed samples on which a network is measured during training.
-
-    Attributes:
-        samples: Raw samples.
-        pooling: Pooling of the activations.
-        batch_size: Number of samples per forward pass.
-
-    Args:
-        data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts; not the data loader used for training.
-        pooling: Pooling of the activations.
-        batch_size: Number of samples per forward pass.
-
-    Raises:
-        ValueError: If there are fewer than two samples, the pooling is unknown, or ``batch_size`` is below 1.
-    """
+    """The fixed samples on which a network is measured during training."""
 
     def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
         check_choice("pooling", pooling, POOLINGS)
@@ -48,32 +34,14 @@ class Probe:
         self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
-        """Compute activations of the samples, distributed over the processes.
-
-        Args:
-            adapter: Adapter of the network.
-            layers: Names of the layers.
-            processes: The processes that share the samples.
-
-        Returns:
-            Activations of all samples, on every process.
-        """
+        """Compute activations of the samples, distributed over the processes."""
         return extract_activations(
             adapter, self.samples, layers=layers, pooling=self.pooling,
             batch_size=self.batch_size, accelerator=processes.accelerator, progress=False,
         )  # fmt: skip
 
     def rehearse(self, adapter: Adapter, layers: Iterable[str]) -> None:
-        """Run one sample to every layer, so that errors occur before training starts.
-
-        Args:
-            adapter: Adapter of the network.
-            layers: Names of the layers.
-
-        Raises:
-            NotACutError: If a layer does not exist, does not run, or runs several times.
-            ValueError: If the network does not accept such samples, or the pooling does not apply to a layer.
-        """
+        """Run one sample to every layer, so that errors occur before training starts."""
         batch = next(self.samples.batches(1))
         for name, representation in representations(adapter, batch, layers).items():
             try:
@@ -83,17 +51,7 @@ class Probe:
 
 
 def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
-    """Return the probe of a callback, if it computes activations.
-
-    Args:
-        data: As for :class:`Probe`; ``None`` if there are no samples.
-        pooling: Pooling of the activations.
-        batch_size: Number of samples per forward pass.
-        runs: Whether the callback runs the network.
-
-    Raises:
-        ValueError: If samples are missing, or given although no metric needs them.
-    """
+    """Return the probe of a callback, if it computes activations."""
     if runs and data is None:
         raise ValueError("metrics of activations are measured on samples: pass probe=")
     if not runs and data is not None:
@@ -103,16 +61,7 @@ def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) ->
 
 @torch.no_grad()
 def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> dict[str, Representation]:
-    """Compute activations of a batch at layers that need not be cuts.
-
-    Args:
-        adapter: Adapter of the network.
-        batch: Raw samples.
-        layers: Names of the layers.
-
-    Returns:
-        Activations by layer, without context.
-    """
+    """Compute activations of a batch at layers that need not be cuts."""
     found: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
@@ -123,14 +72,7 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise an error if this process does not have all weights of a network.
-
-    Args:
-        model: The network, unwrapped.
-
-    Raises:
-        ValueError: If the weights are sharded (FSDP, DeepSpeed's ZeRO-3) or on the meta device.
-    """
+    """Raise an error if this process does not have all weights of a network."""
     sharded = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
     if sharded or any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.is_meta for p in model.parameters()):
         raise ValueError(
@@ -148,16 +90,6 @@ def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
     compiled in place run uncompiled. With several processes, the buffers (BatchNorm statistics) differ between
     processes because each has trained on other batches; inside the context, all processes use the buffers of rank 0,
     which are the ones saved in checkpoints, so that all measure the same network.
-
-    Args:
-        model: The network in training, unwrapped.
-        processes: The processes that train it.
-
-    Example:
-        >>> from torch import nn
-        >>> with unnoticed(nn.Linear(2, 2), Processes.of(None)):
-        ...     torch.is_grad_enabled()
-        False
     """
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

@@ -20,16 +20,6 @@ class Progress:
     """State of a training run: layers, optimizer, gradient scaler, and best weights, steps and loss of each stitch.
 
     A stitch whose loss is NaN or infinite is trained no further, and the others go on.
-
-    Attributes:
-        steps: Number of steps of each stitch, ``(stitches,)`` int64.
-        loss: Exponential moving average of the loss of each stitch, ``(stitches,)`` float32.
-
-    Args:
-        stitches: The stitches.
-        optimizer: Optimizer of their weights.
-        scaler: Gradient scaler of mixed precision, or ``None``.
-        patience: Number of evaluations without improvement after which a stitch stops; ``None`` for no limit.
     """
 
     def __init__(self, stitches: Stitches, optimizer: Any, scaler: Any, patience: int | None) -> None:
@@ -49,13 +39,7 @@ class Progress:
         return going if self._patience is None else going & (self._since < self._patience)
 
     def check(self, losses: Tensor, step: int, figure: str) -> None:
-        """Stop the stitches whose loss is NaN or infinite.
-
-        Args:
-            losses: Loss of each stitch, ``(stitches,)``.
-            step: Number of completed steps.
-            figure: Name of the loss, one of :data:`FIGURES`.
-        """
+        """Stop the stitches whose loss is NaN or infinite."""
         losses = losses.cpu().double()
         for place in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
             self._diverged[place] = torch.tensor([step, FIGURES.index(figure), losses[place]], dtype=torch.float64)
@@ -76,23 +60,13 @@ class Progress:
         return found
 
     def note(self, losses: Tensor, step: int, first: bool) -> None:
-        """Update the moving average of the losses after a step.
-
-        Args:
-            losses: Loss of each stitch, ``(stitches,)``.
-            step: Number of completed steps.
-            first: Whether to start a new average, as at the first step with an objective.
-        """
+        """Update the moving average of the losses after a step."""
         losses, active = losses.float().cpu(), self.active
         self.loss = torch.where(active, losses if first else torch.lerp(self.loss, losses, 0.1), self.loss)
         self.steps[active] = step
 
     def judge(self, losses: Tensor) -> None:
-        """Store the weights of stitches with a new lowest validation loss.
-
-        Args:
-            losses: Validation loss of each stitch, ``(stitches,)``.
-        """
+        """Store the weights of stitches with a new lowest validation loss."""
         states = [copy.deepcopy(layer.state_dict()) for layer in self._stitches.layers]
         losses, active = losses.cpu(), self.active
         better = active & (losses < self._best)
@@ -121,14 +95,7 @@ class Progress:
         return tensors | {"loss": self.loss, "steps": self.steps, "judged": self._best, "since": self._since}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the output of :meth:`state`.
-
-        Args:
-            tensors: The state.
-
-        Raises:
-            ValueError: If the shape of a tensor is not that of what it restores.
-        """
+        """Restore the output of :meth:`state`."""
         held: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, _, key = name.partition("/")

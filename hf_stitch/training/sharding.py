@@ -14,20 +14,7 @@ from hf_stitch.artefacts.placing import whole_blocks
 
 
 def blocks_of(half: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together, for the time of their forward.
-
-    Args:
-        half: Half of a network.
-
-    Returns:
-        The modules that transformers does not split, or else the outermost elements with weights of stacks
-        (``Sequential``, ``ModuleList``); none that contains another.
-
-    Example:
-        >>> stack = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
-        >>> len(blocks_of(stack))
-        2
-    """
+    """Return the modules whose weights are gathered together, for the time of their forward."""
     whole = set(whole_blocks(half))
     found: dict[str, nn.Module] = {}
     for name, module in half.named_modules():
@@ -43,15 +30,7 @@ def blocks_of(half: nn.Module) -> list[nn.Module]:
 
 
 def shard_bytes(half: nn.Module) -> int:
-    """Return the bytes of the weights of a half that this process holds between forwards.
-
-    Args:
-        half: Half of a network, sharded or not.
-
-    Example:
-        >>> shard_bytes(nn.Linear(3, 2))
-        32
-    """
+    """Return the bytes of the weights of a half that this process holds between forwards."""
     held: list[Any] = list({id(p): p for p in half.parameters()}.values())
     return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in held)
 
@@ -63,11 +42,6 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
     Each process keeps an equal part of every weight, and gathers those of a block for the time of its forward and its
     backward pass. All processes must run the halves equally often. On a GPU, whole weights wait in the memory of the
     machine; on the CPU they stay where they are, so that nothing is saved there.
-
-    Args:
-        halves: Halves whose parameters require no gradient.
-        device: Where they run.
-        processes: Number of processes, all of which enter.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -23,8 +23,8 @@ SIDES: tuple[str, ...] = get_args(Side)
 class Affine:
     """An affine map of vectors, in float64."""
 
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (out, in)
+    bias: Tensor  # (out,)
 
     @classmethod
     def of(cls, stitch: Stitching) -> Self:
@@ -54,9 +54,9 @@ class Route:
     """The maps between the network of what is carried, and the one that it is carried to."""
 
     stitch: Stitching
-    to: Side
-    reverse: Stitching | None
-    rcond: float | None
+    to: Side  # "target" or "source" of the stitch
+    reverse: Stitching | None  # a stitch from its target to its source
+    rcond: float | None  # without it, for the pseudo-inverse
 
     def there(self) -> Affine:
         """Return the map to the network that it is carried to."""

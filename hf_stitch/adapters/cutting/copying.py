@@ -15,27 +15,13 @@ WRAPPED = "._orig_mod"
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules that torch.compile has wrapped or marked.
-
-    Args:
-        model: Model to search.
-
-    Returns:
-        Module names in the order of ``model.named_modules()``.
-    """
+    """Return the names of the modules that torch.compile has wrapped or marked."""
     modules = model.named_modules()
     return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
 
 
 def hollow(module: nn.Module) -> nn.Module:
-    """Return a shallow copy of a module with its plain attributes, but without parameters, buffers and children.
-
-    Args:
-        module: Module to copy; it is not changed.
-
-    Returns:
-        A module of the same class, for a copy of a network that does not need the weights.
-    """
+    """Return a shallow copy of a module with its plain attributes, but without parameters, buffers and children."""
     twin = object.__new__(type(module))  # copy.copy raises an error for parametrized modules
     vars(twin).update(vars(module))
     for name in ("_hf_hook", "_old_forward", "forward"):  # set by accelerate, which moves weights
@@ -48,17 +34,6 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
     """Copy a model in eval mode and without hooks, with some modules replaced before the copy.
 
     A copy of a model whose weights accelerate has offloaded shares them, and the hooks that load them.
-
-    Args:
-        model: Model to copy; it is not changed.
-        without: Module name -> replacement. The replaced modules are not copied, which saves memory.
-
-    Returns:
-        The copy.
-
-    Raises:
-        ValueError: If weights are not loaded (there is nothing to copy), if modules are compiled, or if a hook would
-            be lost.
     """
     if wrapped := [name for name in compiled_modules(model) if name.endswith(WRAPPED)]:
         raise ValueError(

@@ -170,19 +170,7 @@ class Cut:
 
 
 def in_context(representation: Representation, interface: Interface) -> Representation:
-    """Return a representation with its own context, or with a blank one if it comes from another network.
-
-    Args:
-        representation: Representation, with or without a context.
-        interface: How the network takes its input.
-
-    Returns:
-        The representation itself if it has a context, otherwise a copy with a blank context.
-
-    Raises:
-        ValueError: If the context belongs to another network, or if the network also reads inputs from which no blank
-            context can be created.
-    """
+    """Return a representation with its own context, or with a blank one if it comes from another network."""
     if representation.context:
         missing = [name for name in interface.content if name not in representation.context]
         if missing:
@@ -205,15 +193,7 @@ def in_context(representation: Representation, interface: Interface) -> Represen
 
 
 def size_of(representation: Representation, interface: Interface) -> tuple[int, int]:
-    """Return the batch size and the number of tokens of a representation.
-
-    Args:
-        representation: Representation; its context, if any, determines the number of tokens.
-        interface: How the network takes its input.
-
-    Returns:
-        ``(batch, tokens)``; ``tokens`` is 0 unless the modality is text.
-    """
+    """Return the batch size and the number of tokens of a representation."""
     if interface.modality != "text":
         return representation.batch, 0
     ids = representation.context.get(interface.content[0])

@@ -51,21 +51,7 @@ class ValuesReadError(RuntimeError):
 
 
 class Flow:
-    """Follow marked tensors through all operations inside ``with flow:``.
-
-    Args:
-        special_ids: Token ids that a network may search for. Comparing a marked id with one of these, or finding its
-            position in a text, does not mark the result. Default: none.
-        largest_id: The largest id of the vocabulary; ``None`` (default) if unknown.
-
-    Example:
-        >>> import torch
-        >>> with Flow() as flow:
-        ...     marked, clean = flow.mark(torch.zeros(2)), torch.ones(2)
-        ...     hidden = torch.where(marked > 5, 1.0, clean)
-        >>> flow.reaches(hidden), flow.reaches(clean), flow.reaches(torch.zeros_like(marked))
-        (True, False, False)
-    """
+    """Follow marked tensors through all operations inside ``with flow:``."""
 
     def __init__(self, special_ids: tuple[int, ...] = (), largest_id: int | None = None) -> None:
         """Start without marked tensors."""
@@ -85,24 +71,13 @@ class Flow:
         self._modes.close()
 
     def mark(self, values: Any) -> Any:
-        """Mark the tensors of a tree.
-
-        Args:
-            values: Tensor, or a tree of tuples, lists and mappings. Integer tensors are treated as token ids.
-
-        Returns:
-            ``values`` itself.
-        """
+        """Mark the tensors of a tree."""
         for leaf in tree.tensors(values).values():
             self._put(leaf, ids=not leaf.is_floating_point())
         return values
 
     def reaches(self, values: Any) -> bool:
-        """Return whether any tensor of a tree was computed from marked tensors.
-
-        Args:
-            values: Tensor, or a tree of tuples, lists and mappings.
-        """
+        """Return whether any tensor of a tree was computed from marked tensors."""
         return any(map(self._is_marked, tree.tensors(values).values()))
 
     def _is_marked(self, value: Any) -> bool:
@@ -118,19 +93,7 @@ class Flow:
         return all(self._marked[storage._cdata][1] for storage in _storages(value) if storage._cdata in self._marked)
 
     def run(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation and mark its output if an argument is marked.
-
-        Args:
-            operation: Overload of an ATen operator.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            The output of the operation.
-
-        Raises:
-            ValuesReadError: If the operation converts marked values to Python values or to the shape of its output.
-        """
+        """Run an operation and mark its output if an argument is marked."""
         packet = operation.overloadpacket
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         marked = [value for value in given if self._is_marked(value)]

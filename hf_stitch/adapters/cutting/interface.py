@@ -19,14 +19,7 @@ DECODER = "decoder_"
 
 
 def mask_of(name: str) -> str:
-    """Return the name of the attention mask that belongs to an argument of token ids.
-
-    Args:
-        name: Name of the argument of token ids.
-
-    Returns:
-        ``"decoder_attention_mask"`` for arguments of the decoder, otherwise ``"attention_mask"``.
-    """
+    """Return the name of the attention mask that belongs to an argument of token ids."""
     return DECODER + MASK if name.startswith(DECODER) else MASK
 
 
@@ -160,14 +153,6 @@ class Interface:
 
 
 def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
-    """Return the batch size and the number of tokens of inputs.
-
-    Args:
-        inputs: Inputs of the network.
-        interface: How the network takes its input.
-
-    Returns:
-        ``(batch, tokens)``; ``tokens`` is 0 unless the modality is text.
-    """
+    """Return the batch size and the number of tokens of inputs."""
     content = inputs[interface.content[0]]
     return content.shape[0], content.shape[1] if interface.modality == "text" else 0

@@ -14,9 +14,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Gradient checkpointing of timm is off meanwhile: a backward pass would repeat the forward in the restored mode.
     (Layers of transformers use checkpoints in training mode only, those of timm in both modes.)
-
-    Args:
-        model: Model to set to eval mode.
     """
     flags = ("training", "grad_checkpointing")
     on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]

@@ -124,13 +124,7 @@ class CutPlan:
 
 
 def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
-    """Reset a slot before a forward.
-
-    Args:
-        slot: State that the replacement modules share.
-        values: Values that enter at the cut; ``None`` if the forward computes them.
-        size: Batch size and number of tokens.
-    """
+    """Reset a slot before a forward."""
     slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
 
 
@@ -142,19 +136,7 @@ def run_before(
     interface: Interface,
     inputs: Mapping[str, Any],
 ) -> Representation:
-    """Run the part up to the cut as the front half does, and restore the model afterwards.
-
-    Args:
-        model: The network.
-        run: Function that calls the model with a mapping of inputs.
-        cut: Cut at which the part ends.
-        plan: Plan with the modules to replace.
-        interface: How the network takes its input.
-        inputs: Inputs of the network.
-
-    Returns:
-        The representation at the cut.
-    """
+    """Run the part up to the cut as the front half does, and restore the model afterwards."""
     slot = Slot()
     fill(slot, None, size_of_inputs(inputs, interface))
     with swapped(model, plan.before_cut(model, cut, slot)):
@@ -163,18 +145,7 @@ def run_before(
 
 
 def came_out(slot: Slot, cut: Cut) -> Tensor:
-    """Return the values that a forward captured at the cut.
-
-    Args:
-        slot: State that the replacement modules share.
-        cut: The cut.
-
-    Returns:
-        The values.
-
-    Raises:
-        RuntimeError: If the forward did not run the layer of the cut.
-    """
+    """Return the values that a forward captured at the cut."""
     if slot.values is None:
         raise RuntimeError(f"the forward ended without running layer {cut.layer!r}: no representation was captured")
     return slot.values
@@ -190,21 +161,7 @@ def run_after(
     flow: Flow | None = None,
     noise: bool = False,
 ) -> Any:
-    """Run the part after a cut on a representation, and restore the model afterwards.
-
-    Args:
-        model: The network.
-        run: Function that calls the model with a mapping of inputs.
-        cut: Cut at which the part begins.
-        plan: Plan with the modules to replace.
-        interface: How the network takes its input.
-        representation: Representation at the cut, with a context.
-        flow: Marks and follows the outputs of the stubs and the erased content; ``None`` (default) to follow nothing.
-        noise: Whether stubs and erased content are noise instead of zeros (default: ``False``).
-
-    Returns:
-        The output of the network.
-    """
+    """Run the part after a cut on a representation, and restore the model afterwards."""
     slot = Slot()
     slot.flow, slot.noise = flow, noise
     fill(slot, cut.restore(representation.values), size_of(representation, interface))
@@ -222,21 +179,7 @@ def run_between(
     flow: Flow | None = None,
     noise: bool = False,
 ) -> Tensor:
-    """Run the part between two cuts on a representation, and restore the model afterwards.
-
-    Args:
-        model: The network.
-        run: Function that calls the model with a mapping of inputs.
-        cuts: Cut at which the part begins, and the later cut at which it ends.
-        plans: Plans of the two cuts.
-        interface: How the network takes its input.
-        representation: Representation at the first cut, with a context.
-        flow: As for :func:`run_after`.
-        noise: As for :func:`run_after`.
-
-    Returns:
-        Values at the second cut, with axes in the order of the network.
-    """
+    """Run the part between two cuts on a representation, and restore the model afterwards."""
     (first, last), (before, after) = cuts, plans
     entering, leaving = Slot(), Slot()
     entering.flow, entering.noise = flow, noise

@@ -32,16 +32,7 @@ arguments. Other values are stored unchanged.
 
 
 class Slot(threading.local):
-    """State that the replacement modules of one network share during a forward; every thread has its own.
-
-    Attributes:
-        values: Values that enter at the cut or that were captured there; ``None`` before and after a forward.
-        batch: Number of samples.
-        tokens: Number of tokens of the text, 0 for images.
-        passed: Whether the forward has passed the cut.
-        flow: Marks and follows the outputs of stubs while a cut is verified; otherwise ``None``.
-        noise: Whether stubs return noise instead of zeros; only while a cut is verified.
-    """
+    """State that the replacement modules of one network share during a forward; every thread has its own."""
 
     def __init__(self) -> None:
         """Create an empty slot."""
@@ -62,14 +53,6 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
 
     Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text needs four examples (two batch sizes x two
     lengths), everything else two.
-
-    Args:
-        examples: ``(batch, tokens, output)`` with a ``TracedTensor`` for each tensor of the output, in ascending order
-            of lengths and batch sizes (batch sizes vary fastest).
-        cut_dtype: dtype at the cut; tensors of this dtype follow that of the representation if the model is cast later.
-
-    Returns:
-        The outline, or ``None`` if no such function yields the traced shapes.
     """
     outputs = [output for _, _, output in examples]
     first = outputs[0]
@@ -137,16 +120,7 @@ PERIOD = 997
 
 
 def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create large random numbers of both signs, the same ones in every call; they repeat after :data:`PERIOD`.
-
-    Args:
-        shape: Shape of the tensor.
-        dtype: dtype of the tensor; integer dtypes yield zeros.
-        device: Device of the tensor.
-
-    Returns:
-        Normally distributed values with standard deviation 1e4.
-    """
+    """Create large random numbers of both signs, the same ones in every call; they repeat after :data:`PERIOD`."""
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
     few = (1e4 * torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))).to(device, dtype)
@@ -205,11 +179,7 @@ class _Absent(nn.Module):
 
 
 def is_bookkeeping(hook: Any) -> bool:
-    """Return whether a hook belongs to transformers or accelerate, whose hooks record or move tensors only.
-
-    Args:
-        hook: Forward hook or forward pre-hook.
-    """
+    """Return whether a hook belongs to transformers or accelerate, whose hooks record or move tensors only."""
     return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
 
 
@@ -230,16 +200,7 @@ class _StandIn(nn.Module):
 
 
 class Stub(_StandIn, _Absent):
-    """Replacement of a module of the other half, which returns empty tensors of the same shapes.
-
-    Args:
-        name: Name of the replaced module.
-        original: The replaced module.
-        rule: Outline of its output.
-        slot: State that the replacement modules share.
-        materialise: Whether the tensors allocate their full memory.
-        after: Whether the replaced module runs after the cut (default: ``False``, before it).
-    """
+    """Replacement of a module of the other half, which returns empty tensors of the same shapes."""
 
     def __init__(
         self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool, after: bool = False
@@ -249,18 +210,7 @@ class Stub(_StandIn, _Absent):
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return empty tensors, or the arguments that the replaced module would pass on.
-
-        Args:
-            *args: Positional arguments of the replaced module; their values are not read.
-            **kwargs: Its keyword arguments; their values are not read.
-
-        Returns:
-            Output of the same structure and shapes as that of the replaced module.
-
-        Raises:
-            RuntimeError: If it runs on the other side of the cut, where its values would matter.
-        """
+        """Return empty tensors, or the arguments that the replaced module would pass on."""
         if not self._after:
             _present(self._slot)
         if self._slot.passed != self._after:
@@ -299,13 +249,6 @@ class Entry(_AtCut):
 
     If the output also contains tensors that do not depend on the input (a position bias), the part of the layer that
     computes them runs.
-
-    Args:
-        name: Name of the layer.
-        original: The layer.
-        rule: Outline of its output; ``None`` to run the layer for the other tensors of its output.
-        path: Path of the representation in the output.
-        slot: State that the replacement modules share; contains the representation.
     """
 
     def __init__(self, name: str, original: nn.Module, rule: Outline | None, path: tree.Path, slot: Slot) -> None:
@@ -314,15 +257,7 @@ class Entry(_AtCut):
         self._rule = rule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the layer with the given representation at its path.
-
-        Args:
-            *args: Positional arguments of the layer.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            Output of the same structure as that of the layer.
-        """
+        """Return the output of the layer with the given representation at its path."""
         values = _present(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
@@ -337,29 +272,14 @@ class CutReached(BaseException):
 
 
 class Exit(_AtCut):
-    """Replacement of the layer of a cut in the front half, which runs the layer and stores the representation.
-
-    Args:
-        name: Name of the layer.
-        original: The layer.
-        path: Path of the representation in its output.
-        slot: State that the replacement modules share; receives the representation.
-    """
+    """Replacement of the layer of a cut in the front half, which runs the layer and stores the representation."""
 
     def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot) -> None:
         """Keep ``original``, which runs in each forward."""
         super().__init__(name, original, path, slot, kept=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer and store the representation.
-
-        Args:
-            *args: Positional arguments of the layer.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            The output of the layer with a detached copy of the representation, which later code may overwrite.
-        """
+        """Run the layer and store the representation."""
         assert self.inner is not None
         output = self.inner(*args, **kwargs)
         self._slot.values, self._slot.passed = tree.get(output, self._path), True
@@ -367,11 +287,7 @@ class Exit(_AtCut):
 
 
 class Gone(_Absent):
-    """Replacement of a module that no forward runs.
-
-    Args:
-        name: Name of the replaced module.
-    """
+    """Replacement of a module that no forward runs."""
 
     def __init__(self, name: str) -> None:
         """Keep the name of the module."""
@@ -379,15 +295,7 @@ class Gone(_Absent):
         self._name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error.
-
-        Args:
-            *args: Positional arguments of the removed module.
-            **kwargs: Its keyword arguments.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Raise an error."""
         raise RuntimeError(
             f"module {self._name!r} was removed because it did not run when the network was cut; load the network with "
             "example_inputs with which it runs, and cut it again"
@@ -405,9 +313,6 @@ def alone(model: Any) -> Iterator[None]:
     """Keep other threads from using a network, or another network that shares modules with it.
 
     The same thread may enter several times.
-
-    Args:
-        model: The network. Objects that are not modules have no lock.
     """
     locks: dict[int, threading.RLock] = {}
     with ExitStack() as held:
@@ -432,10 +337,6 @@ def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator
     """Replace modules temporarily, in every place where the model holds them.
 
     The original modules are restored afterwards, also after an error.
-
-    Args:
-        model: Model whose modules are replaced.
-        replacements: Module name -> replacement.
     """
     places = exchange(model, replacements)
     try:
@@ -446,15 +347,7 @@ def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator
 
 
 def exchange(model: nn.Module, replacements: Mapping[str, nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Replace modules permanently, in every place where the model holds them.
-
-    Args:
-        model: Model whose modules are replaced.
-        replacements: Module name -> replacement.
-
-    Returns:
-        ``(parent, attribute, original module)`` for each place.
-    """
+    """Replace modules permanently, in every place where the model holds them."""
     targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
     places = [
         (parent, key, child)

@@ -13,19 +13,7 @@ Path = tuple[int | str, ...]
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Iterate over the leaves of a tree of tuples, lists and mappings.
-
-    Args:
-        value: The tree.
-        path: Prefix of all paths (default: empty).
-
-    Yields:
-        ``(path, leaf)``, where the path contains the keys and indices that lead to the leaf.
-
-    Example:
-        >>> list(leaves({"a": (1, 2)}))
-        [(('a', 0), 1), (('a', 1), 2)]
-    """
+    """Iterate over the leaves of a tree of tuples, lists and mappings."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, (*path, key))
@@ -37,27 +25,12 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def tensors(value: Any) -> dict[Path, Tensor]:
-    """Return the tensors of a tree.
-
-    Args:
-        value: The tree.
-
-    Returns:
-        Path -> tensor.
-    """
+    """Return the tensors of a tree."""
     return {path: leaf for path, leaf in leaves(value) if isinstance(leaf, Tensor)}
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[Any, Any]) -> dict[int | str, Any]:
-    """Return the arguments of a call as one mapping.
-
-    Args:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-
-    Returns:
-        Position or name -> argument.
-    """
+    """Return the arguments of a call as one mapping."""
     return {**dict(enumerate(args)), **kwargs}
 
 
@@ -65,9 +38,6 @@ def is_plain(value: Any) -> bool:
     """Return whether a tree contains only tuples, lists, dicts, tensors, numbers, strings and ``None``.
 
     The outline of such a tree can be stored as JSON.
-
-    Args:
-        value: The tree.
     """
     if type(value) in (tuple, list):
         return all(map(is_plain, value))
@@ -77,16 +47,7 @@ def is_plain(value: Any) -> bool:
 
 
 def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> Any:
-    """Apply a function to every leaf of a tree; model outputs and named tuples keep their type.
-
-    Args:
-        value: The tree; it is not changed.
-        function: Function of a leaf that returns the new leaf.
-        path: Not used.
-
-    Returns:
-        The new tree.
-    """
+    """Apply a function to every leaf of a tree; model outputs and named tuples keep their type."""
     if isinstance(value, Mapping):
         items = {key: transform(item, function) for key, item in value.items()}
         if type(value) is dict:
@@ -105,20 +66,7 @@ def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> An
 
 
 def put(value: Any, path: Path, leaf: Any) -> Any:
-    """Replace the leaf at a path.
-
-    Args:
-        value: The tree; it is not changed.
-        path: Keys and indices that lead to the leaf.
-        leaf: The new leaf.
-
-    Returns:
-        The new tree.
-
-    Example:
-        >>> put({"a": (1, 2)}, ("a", 1), 3)
-        {'a': (1, 3)}
-    """
+    """Replace the leaf at a path."""
     if not path:
         return leaf
     head, rest = path[0], path[1:]
@@ -131,12 +79,7 @@ def put(value: Any, path: Path, leaf: Any) -> Any:
 
 
 def get(value: Any, path: Path) -> Any:
-    """Return the leaf at a path.
-
-    Args:
-        value: The tree.
-        path: Keys and indices that lead to the leaf.
-    """
+    """Return the leaf at a path."""
     for key in path:
         value = value[key]
     return value

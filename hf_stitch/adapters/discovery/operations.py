@@ -14,33 +14,20 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(frozen=True)
 class Fold:
-    """A view that splits one axis of three into two, or merges two into one (tokens and their grid, width and heads).
+    """A view that splits one axis of three into two, or merges two into one (tokens and grid, width and heads)."""
 
-    Attributes:
-        axis: Index of the merged axis in the tensor of three axes.
-        length: Length of the merged axis.
-        sides: Lengths of the two axes; empty if the merged axes are not rows and columns.
-        shape: Shape of the tensor with split axes; empty if the operation implies that the axis contains positions
-            (``unfold``).
-    """
-
-    axis: int
-    length: int
-    sides: tuple[int, int] | tuple[()]
-    shape: tuple[int, ...]
+    axis: int  # index of the merged axis in the tensor of three axes
+    length: int  # length of the merged axis
+    sides: tuple[int, int] | tuple[()]  # lengths of the two axes; empty if the merged axes are not rows and columns
+    shape: tuple[int, ...]  # shape of the tensor with split axes
 
 
 @dataclass(frozen=True)
 class Join:
-    """A concatenation of tensors of two or three axes, or padding around one tensor.
+    """A concatenation of tensors of two or three axes, or padding around one tensor."""
 
-    Attributes:
-        axis: Axis of the concatenation.
-        lengths: Length of each part along this axis.
-    """
-
-    axis: int
-    lengths: tuple[int, ...]
+    axis: int  # axis of the concatenation
+    lengths: tuple[int, ...]  # length of each part along this axis
 
 
 Arrangement = Fold | Join
@@ -48,18 +35,7 @@ Arrangement = Fold | Join
 
 
 class Operations(TorchDispatchMode):
-    """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs.
-
-    Attributes:
-        count: Number of floating-point operations so far.
-        arrangements: Changes of the arrangement of positions so far.
-
-    Example:
-        >>> with Operations() as counted:
-        ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
-        >>> counted.count
-        48
-    """
+    """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs."""
 
     def __init__(self) -> None:
         """Start at zero."""

@@ -13,12 +13,7 @@ from hf_stitch.adapters.cutting.interface import Interface, mask_of
 
 
 class Probes:
-    """Derive inputs from an example.
-
-    Args:
-        interface: How the network takes its input.
-        example: Batch of inputs with any number of samples.
-    """
+    """Derive inputs from an example."""
 
     def __init__(self, interface: Interface, example: Mapping[str, Any]) -> None:
         """Keep the example; inputs are created on demand."""
@@ -34,13 +29,6 @@ class Probes:
 
         Of an example with one sample, every second repetition differs, because state that one forward leaves would
         otherwise be right for the next one.
-
-        Args:
-            batch: Number of samples.
-            tokens: Number of tokens; ``None`` (default) keeps that of the example.
-
-        Returns:
-            Inputs of the network.
         """
         old_batch = self.example[self.interface.content[0]].shape[0]
         varied = {}
@@ -65,14 +53,7 @@ class Probes:
         return content
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the token ids of the content by others.
-
-        Args:
-            inputs: Inputs of the network.
-
-        Returns:
-            The inputs with other token ids; floating-point content is unchanged.
-        """
+        """Replace the token ids of the content by others."""
         ids = {n: inputs[n] for n in self.interface.content if not inputs[n].is_floating_point()}
         return {**inputs, **{name: self._mixed(value) for name, value in ids.items()}}
 
@@ -89,9 +70,6 @@ class Probes:
         """Iterate over inputs of other sizes than those of the traces, for text also padded right and left.
 
         Consecutive inputs differ in size, so that state which one forward leaves for the next becomes apparent.
-
-        Yields:
-            Inputs of the network.
         """
         if self.interface.modality != "text":
             yield self.vary(1)
@@ -119,11 +97,7 @@ class Probes:
                 yield {**ragged, **padded, mask: real.long()}
 
     def further(self) -> Iterator[dict[str, Any]]:
-        """Iterate over texts that the network may refuse: one up to four times as long, and all tokenizer outputs.
-
-        Yields:
-            Inputs of the network; none unless the modality is text.
-        """
+        """Iterate over texts that the network may refuse: one up to four times as long, and all tokenizer outputs."""
         if self.interface.modality != "text":
             return
         yield self.vary(1, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
@@ -139,12 +113,5 @@ class Probes:
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy inputs, so that a forward may overwrite them.
-
-    Args:
-        inputs: Inputs of the network.
-
-    Returns:
-        A new dictionary with cloned tensors and deep copies of other values.
-    """
+    """Copy inputs, so that a forward may overwrite them."""
     return {n: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for n, value in inputs.items()}

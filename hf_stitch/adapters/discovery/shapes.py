@@ -39,29 +39,15 @@ FIRST = (
 
 @dataclass(frozen=True)
 class Axes:
-    """The meaning of the axes of a tensor.
+    """The meaning of the axes of a tensor."""
 
-    Attributes:
-        spec: Layout, width, grid and prefix tokens.
-        order: Permutation from the axes of the tensor to those of the layout; empty if they are in order.
-        padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
-    """
-
-    spec: RepresentationSpec
-    order: tuple[int, ...]
-    padding: Padding
+    spec: RepresentationSpec  # layout, width, grid and prefix tokens
+    order: tuple[int, ...]  # permutation from the axes of the tensor to those of the layout; empty if they are in order
+    padding: Padding  # which positions are padding: masked, behind, absent or unknown
 
 
 class Shapes:
-    """Determine the meaning of axes from traced forwards.
-
-    Args:
-        model: The model.
-        traces: Traces of 2 and of 3 samples; for text, two more with one more token.
-        longer: Function that traces a forward of a text several times as long.
-        content: Shape of the content in the first trace.
-        modality: ``image``, ``text`` or ``tensor``.
-    """
+    """Determine the meaning of axes from traced forwards."""
 
     def __init__(
         self,
@@ -76,20 +62,7 @@ class Shapes:
         self._longer = longer
 
     def axes(self, name: str, path: tree.Path, what: str) -> Axes:
-        """Return the meaning of the axes of a tensor that a module returns.
-
-        Args:
-            name: Name of the module.
-            path: Path of the tensor in the output of the module.
-            what: Description of the module for error messages.
-
-        Returns:
-            The axes.
-
-        Raises:
-            NotACutError: If axis 0 is not the samples, if the axis of the channels cannot be determined, or if the
-                tensor contains a number instead of a vector for each token.
-        """
+        """Return the meaning of the axes of a tensor that a module returns."""
         call = self.traces[0].calls[name]
         seen = call.seen()[path]
         order = self._order(call, path, what)
@@ -290,16 +263,7 @@ def _token_split(
     arranged: Sequence[Arrangement],
     whole: Callable[[int, Sequence[Arrangement]], Whole | None],
 ) -> tuple[int, Whole, int] | None:
-    """Return the number of positions before a whole (a grid, the tokens), the whole, and the number after it.
-
-    Args:
-        positions: Number of positions.
-        arranged: Arrangements of positions so far.
-        whole: Function of a number of positions and of arrangements that returns the whole, or ``None``.
-
-    Returns:
-        ``None`` if the positions contain no whole.
-    """
+    """Return the number of positions before a whole (a grid, the tokens), the whole, and the number after it."""
     if (found := whole(positions, arranged)) is not None:
         return 0, found, 0
     for place, one in reversed(list(enumerate(arranged))):

@@ -30,15 +30,7 @@ INSTEAD = "Cut instead at"
 
 
 class Survey:
-    """The cuts of one model for inputs of one size; results are cached.
-
-    Args:
-        model: The model.
-        run: Function that calls the model with a mapping of inputs, in eval mode.
-        interface: How the model takes its input.
-        example: Batch of inputs with any number of samples.
-        named: Names of the blocks from an architecture override; ``None`` (default) to find them.
-    """
+    """The cuts of one model for inputs of one size; results are cached."""
 
     def __init__(
         self,
@@ -64,13 +56,7 @@ class Survey:
 
     @cached_property
     def trace(self) -> Trace:
-        """The trace of a forward of two samples.
-
-        Raises:
-            ExampleError: If the model does not run on the example inputs.
-            ValueError: If the output of the model cannot be compared, if it is random in eval mode, or if autograd
-                finds no dependence on the content of the input.
-        """
+        """The trace of a forward of two samples."""
         with unchanged(self.model):
             watched = self._first_trace()
             with torch.no_grad():
@@ -209,11 +195,7 @@ class Survey:
         return any(classes[type(element)] > 1 for element in elements)
 
     def dominates(self, name: str) -> bool:
-        """Return whether a module can be a candidate: it runs once, and one of its outputs is on every path.
-
-        Args:
-            name: Name of a module.
-        """
+        """Return whether a module can be a candidate: it runs once, and one of its outputs is on every path."""
         call = self.trace.calls.get(name)
         if call is None or len(call.outputs) != 1:
             return False
@@ -225,18 +207,7 @@ class Survey:
 
     # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:
-        """Return the cut at a layer, without verification.
-
-        Args:
-            layer: Name of the module.
-
-        Returns:
-            The cut.
-
-        Raises:
-            NotACutError: If the layer does not exist, does not run or runs several times, or if its output contains no
-                suitable tensor.
-        """
+        """Return the cut at a layer, without verification."""
         if layer not in self._cuts:
             self._cuts[layer] = self._describe(layer)
         return self._cuts[layer]
@@ -278,17 +249,7 @@ class Survey:
 
     # -- plans ------------------------------------------------------------------------------------------------------
     def plan(self, layer: str) -> CutPlan:
-        """Return the verified plan of the cut at a layer.
-
-        Args:
-            layer: Name of the module.
-
-        Returns:
-            The first plan that passes verification.
-
-        Raises:
-            NotACutError: If the output depends on the input by a path around the layer; the message names it.
-        """
+        """Return the verified plan of the cut at a layer."""
         if layer in self._refused:
             raise NotACutError(self._refused[layer])
         if layer not in self._plans:
@@ -302,11 +263,7 @@ class Survey:
         return self._plans[layer]
 
     def verify(self, layers: Iterable[str]) -> None:
-        """Verify several cuts, which takes a fraction of the time of one after the other.
-
-        Args:
-            layers: Names of modules.
-        """
+        """Verify several cuts, which takes a fraction of the time of one after the other."""
         pending = []
         for layer in layers:
             if self.status(layer) == "pending":
@@ -327,11 +284,7 @@ class Survey:
         raise NotACutError(self._why_not(cut))
 
     def status(self, layer: str) -> str:
-        """Return the state of the verification of a layer: ``verified``, ``refused`` or ``pending``.
-
-        Args:
-            layer: Name of the module.
-        """
+        """Return the state of the verification of a layer: ``verified``, ``refused`` or ``pending``."""
         return "verified" if layer in self._plans else "refused" if layer in self._refused else "pending"
 
     def _proposals(self, cut: Cut) -> Iterator[CutPlan]:

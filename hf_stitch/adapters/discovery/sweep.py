@@ -22,17 +22,7 @@ from hf_stitch.adapters.discovery.verify import Observed, Verifier
 
 
 def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan]) -> dict[str, CutPlan]:
-    """Verify cuts together.
-
-    Args:
-        verifier: Tests plans on the model.
-        cuts: Cuts in the order in which they run.
-        propose: Returns the first plan for a cut, given the modules that the verifier knows to be read.
-
-    Returns:
-        Name of the layer -> plan, for each verified cut. The others may be cuts with other plans, or none; there are
-        no verified ones if the model does not run on all probes.
-    """
+    """Verify cuts together."""
     try:
         observed = verifier.observe(cuts)
     except torch.OutOfMemoryError:

@@ -29,78 +29,44 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that a module returned or received.
+    """A tensor that a module returned or received."""
 
-    Attributes:
-        shape: Shape of the tensor.
-        dtype: dtype of the tensor.
-        depends: Whether the tensor depends on the content of the input.
-        dominates: Whether every path from the outputs of the model to the input passes through the tensor.
-        is_output: Whether the model returns the tensor.
-        given: Path of the tensor among the arguments of the module (by position or name) if the module passed it on;
-            otherwise ``None``.
-        value: Number that identifies the tensor within a trace; ``None`` if it does not depend on the content.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    depends: bool
-    dominates: bool
-    is_output: bool
+    shape: tuple[int, ...]  # shape of the tensor
+    dtype: torch.dtype  # dtype of the tensor
+    depends: bool  # whether the tensor depends on the content of the input
+    dominates: bool  # whether every path from the outputs of the model to the input passes through the tensor
+    is_output: bool  # whether the model returns the tensor
     given: tree.Path | None
-    value: int | None
+    value: int | None  # number that identifies the tensor within a trace; None if it does not depend on the content
 
 
 @dataclass
 class Call:
-    """The calls of one module in a forward.
+    """The calls of one module in a forward."""
 
-    Attributes:
-        name: Name of the module.
-        entered: Tick of the first entry.
-        exited: Tick of the last exit.
-        outputs: Output of each call, with tensors replaced by :class:`TracedTensor`.
-        flops: Number of floating-point operations of the forward up to the last exit.
-        arguments: Path -> tensor for the arguments of each call, with tensors replaced by :class:`TracedTensor`.
-        arranged: Number of arrangements of the trace up to the last exit.
-    """
-
-    name: str
-    entered: int
-    exited: int = -1
+    name: str  # name of the module
+    entered: int  # tick of the first entry
+    exited: int = -1  # tick of the last exit
     outputs: list[Any] = field(default_factory=list)
-    flops: int = 0
+    flops: int = 0  # number of floating-point operations of the forward up to the last exit
     arguments: list[Mapping[tree.Path, Any]] = field(default_factory=list)
-    arranged: int = 0
+    arranged: int = 0  # number of arrangements of the trace up to the last exit
 
     def seen(self) -> dict[tree.Path, TracedTensor]:
-        """Return the tensors of the last output.
-
-        Returns:
-            Path -> tensor.
-        """
+        """Return the tensors of the last output."""
         return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, TracedTensor)}
 
 
 @dataclass
 class Trace:
-    """The trace of a forward; it contains shapes and no activations.
+    """The trace of a forward; it contains shapes and no activations."""
 
-    Attributes:
-        calls: Module name -> calls, in the order of first entry; modules that did not run are absent.
-        sources: Names of the modules that turn the content of the input (token ids) into the first values.
-        has_source: Whether any differentiable value is computed from the content.
-        reaches: Whether any output of the model depends on the content.
-        flops: Number of floating-point operations of the whole forward.
-        arrangements: Changes of the arrangement of positions, in order.
-    """
-
-    calls: dict[str, Call]
-    sources: list[str]
-    has_source: bool
-    reaches: bool
-    flops: int
-    arrangements: tuple[Arrangement, ...]
+    calls: dict[str, Call]  # module name -> calls, in the order of first entry; modules that did not run are absent
+    sources: list[str]  # names of the modules that turn the content of the input (token ids) into the first values
+    has_source: bool  # whether any differentiable value is computed from the content
+    reaches: bool  # whether any output of the model depends on the content
+    flops: int  # number of floating-point operations of the whole forward
+    arrangements: tuple[Arrangement, ...]  # changes of the arrangement of positions, in order
 
 
 def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
@@ -172,15 +138,6 @@ def readers(
 
     The comparison of two forwards detects ids however the model transforms them (pads, transposes, hashes). Integers
     that depend only on the positions of padding (position ids) are the same in both.
-
-    Args:
-        model: The model.
-        run: Function that calls the model with the inputs.
-        inputs: Inputs of the model.
-        other: The same inputs with other token ids.
-
-    Returns:
-        The calls.
     """
     given: tuple[dict[tuple[str, int], list[Tensor]], ...] = ({}, {})
 
@@ -219,18 +176,7 @@ def trace(
     content: tuple[str, ...],
     reads: Reads = frozenset(),
 ) -> Trace:
-    """Run a model once and trace it.
-
-    Args:
-        model: The model.
-        run: Function that calls the model with the inputs.
-        inputs: Inputs of the model.
-        content: Names of the inputs that are the content (pixels, token ids); the others are masks and positions.
-        reads: The calls that read the content if it is token ids (:func:`readers`); default: none.
-
-    Returns:
-        The trace.
-    """
+    """Run a model once and trace it."""
     watch = _Watch(reads)
     handles = []
     try:

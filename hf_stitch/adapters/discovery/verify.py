@@ -32,32 +32,16 @@ FOLLOWED = 2
 
 @dataclass(frozen=True)
 class Observed:
-    """What the whole model returned for a probe.
+    """What the whole model returned for a probe."""
 
-    Attributes:
-        inputs: The probe.
-        values: Name of a layer -> values at its cut.
-        output: Output of the model.
-        followed: Whether :class:`Flow` follows the parts on this probe.
-    """
-
-    inputs: Mapping[str, Any]
-    values: Mapping[str, Tensor]
-    output: Any
-    followed: bool
+    inputs: Mapping[str, Any]  # the probe
+    values: Mapping[str, Tensor]  # name of a layer -> values at its cut
+    output: Any  # output of the model
+    followed: bool  # whether Flow follows the parts on this probe
 
 
 class Verifier:
-    """Test plans on a model.
-
-    Args:
-        model: The model.
-        run: Function that calls the model with a mapping of inputs, in eval mode.
-        probes: Inputs for the tests.
-
-    Attributes:
-        read: Names of modules whose attributes other code reads, so that no plan can replace them.
-    """
+    """Test plans on a model."""
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
         """Keep the arguments; nothing is tested yet."""
@@ -67,14 +51,7 @@ class Verifier:
         self._failure: dict[str, str] = {}
 
     def failure(self, cut: Cut) -> str:
-        """Return the error of the code of the model with plans for a cut.
-
-        Args:
-            cut: The cut.
-
-        Returns:
-            That values before the cut are read, or else the last error; empty if there was none.
-        """
+        """Return the error of the code of the model with plans for a cut."""
         return self._reading.get(cut.layer) or self._failure.get(cut.layer, "")
 
     def holds(self, cut: Cut, plan: CutPlan) -> bool:
@@ -82,13 +59,6 @@ class Verifier:
 
         The whole model runs on all probes first, then each part on all probes, so that no part can rely on state that
         a forward of the same inputs left in the model.
-
-        Args:
-            cut: The cut.
-            plan: Plan with the modules to replace.
-
-        Raises:
-            NotACutError: If the layer does not run for all inputs, or returns nested tensors.
         """
         return self._tried(cut, lambda: self._holds(cut, plan))
 
@@ -103,17 +73,7 @@ class Verifier:
         return self.front_holds(cut, plan, observed) and self.back_holds(cut, plan, observed)
 
     def observe(self, cuts: Iterable[Cut]) -> list[Observed]:
-        """Run the whole model on all probes.
-
-        Args:
-            cuts: Cuts whose values are kept.
-
-        Returns:
-            One record per probe. A layer that does not run for a probe is missing in its values.
-
-        Raises:
-            NotACutError: If a layer returns nested tensors.
-        """
+        """Run the whole model on all probes; a layer that does not run for a probe is missing in its values."""
         kept = list(cuts)
         with torch.no_grad():
             observed = [self._observed(kept, inputs, place < FOLLOWED) for place, inputs in enumerate(self.probes)]
@@ -123,13 +83,7 @@ class Verifier:
         return observed
 
     def front_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
-        """Return whether the part before a cut, without the modules after it, returns the values at the cut.
-
-        Args:
-            cut: The cut.
-            plan: Plan with the modules to replace.
-            observed: Output of :meth:`observe`.
-        """
+        """Return whether the part before a cut, without the modules after it, returns the values at the cut."""
 
         def holds(one: Observed) -> bool:
             found = run_before(self.model, self.run, cut, plan, self.interface, copied(one.inputs))
@@ -138,13 +92,7 @@ class Verifier:
         return self._tried(cut, lambda: all(map(holds, observed)))
 
     def back_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
-        """Return whether the output of the model depends on the content only through the values at a cut.
-
-        Args:
-            cut: The cut.
-            plan: Plan with the modules to replace.
-            observed: Output of :meth:`observe`.
-        """
+        """Return whether the output of the model depends on the content only through the values at a cut."""
 
         def runs(one: Observed, flow: Flow | None) -> Any:
             seen = self._seen(cut, one)
@@ -158,11 +106,6 @@ class Verifier:
         """Return whether the values at the second of two cuts depend on the content only through those at the first.
 
         What runs between them runs without the modules before the first and after the second.
-
-        Args:
-            cuts: The cuts, the earlier one first.
-            plans: Their plans.
-            observed: Output of :meth:`observe`.
         """
 
         def runs(one: Observed, flow: Flow | None) -> Tensor:
@@ -250,15 +193,7 @@ class Verifier:
                 handle.remove()
 
     def bypass(self, cut: Cut, before: Iterable[str]) -> str:
-        """Return the first module before a cut whose output matters while that of the layer is held fixed.
-
-        Args:
-            cut: The cut.
-            before: Names of modules before the cut, in the order of the search.
-
-        Returns:
-            Name of the module; empty if there is none.
-        """
+        """Return the first module before a cut whose output matters while that of the layer is held fixed."""
         inputs = self.probes.vary(2)
         with torch.no_grad():
             whole = self._observed([cut], inputs)
@@ -281,12 +216,7 @@ def _origin(error: BaseException) -> BaseException:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two outputs are equal, tensors with the same dtype and bit for bit; NaN equals NaN.
-
-    Args:
-        a: Tensor, or a tree of tuples, lists and mappings.
-        b: The output to compare it with.
-    """
+    """Return whether two outputs are equal, tensors with the same dtype and bit for bit; NaN equals NaN."""
     left, right = dict(tree.leaves(a)), dict(tree.leaves(b))
     return left.keys() == right.keys() and all(_equal(x, right[path]) for path, x in left.items())
 
@@ -305,9 +235,6 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
     A forward on a short text may change the mode of a network permanently, or leave values in a buffer. Attributes with
     a leading underscore are not restored, because libraries record there which hooks they have installed.
-
-    Args:
-        model: The model.
     """
     modules = [(module, dict(module._modules), dict(module._buffers)) for module in model.modules()]
     attributes = [

@@ -13,11 +13,7 @@ from hf_stitch.adapters.overrides.base import Override
 
 
 class OfWaveforms(Override):
-    """Override for models that turn ``input_values``, shape (batch, samples), into frames by convolutions.
-
-    Attributes:
-        frames: Number of frames of an example.
-    """
+    """Override for models that turn ``input_values``, shape (batch, samples), into frames by convolutions."""
 
     frames = 12
 

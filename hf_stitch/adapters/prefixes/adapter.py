@@ -89,21 +89,12 @@ class PrefixAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return False: :func:`hf_stitch.load` never creates this adapter.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return False: :func:`hf_stitch.load` never creates this adapter."""
         return False
 
     @classmethod
     def of(cls, model: Any, reference: ModelReference, *_: Any, **__: Any) -> Adapter:
-        """Refuse: this adapter is created from two others.
-
-        Args:
-            model: A network.
-            reference: Where it comes from.
-        """
+        """Refuse: this adapter is created from two others."""
         raise TypeError("PrefixAdapter(source, target) takes two adapters")
 
     # -- what is the source's ----------------------------------------------------------------------
@@ -126,19 +117,11 @@ class PrefixAdapter(Adapter):
         return self.source.settings()
 
     def module_name(self, layer: str) -> str:
-        """Return the name of the module at a layer of the source.
-
-        Args:
-            layer: Name of a layer or of a module.
-        """
+        """Return the name of the module at a layer of the source."""
         return self.source.module_name(layer)
 
     def layer_name(self, module: str) -> str:
-        """Return the name of a module of the source as a layer.
-
-        Args:
-            module: Name in ``model.named_modules()``.
-        """
+        """Return the name of a module of the source as a layer."""
         return self.source.layer_name(module)
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
@@ -169,14 +152,7 @@ class PrefixAdapter(Adapter):
 
     # -- what is read -------------------------------------------------------------------------------
     def spec(self, layer: str) -> RepresentationSpec:
-        """Return the spec at a layer: that of the source, wider by the embedding of the target if ``own``.
-
-        Args:
-            layer: Name of a module of the source.
-
-        Raises:
-            ValueError: If the source does not output one vector per token there.
-        """
+        """Return the spec at a layer: that of the source, wider by the embedding of the target if ``own``."""
         cut = self._survey().cut(self.module_name(layer))
         if cut.spec.layout != "bnd" or cut.spec.prefix_tokens or cut.padding != "masked":
             raise ValueError(
@@ -186,15 +162,7 @@ class PrefixAdapter(Adapter):
         return dataclasses.replace(cut.spec, width=cut.spec.width + (self.own.embedding_dim if self.own else 0))
 
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
-        """Run the source and return its activations at each token of the target.
-
-        Args:
-            inputs: Inputs of the target.
-            layers: Names of layers of the source.
-
-        Returns:
-            The representation at each layer, by name. See :meth:`hf_stitch.adapters.Adapter.encode`.
-        """
+        """Run the source and return its activations at each token of the target."""
         names = [layers] if isinstance(layers, str) else list(layers)
         for name in names:
             self.cut(name)
@@ -205,17 +173,7 @@ class PrefixAdapter(Adapter):
     def run_with_callback(
         self, inputs: Any, layers: Iterable[str], callback: LayerCallback, *, complete: bool = False
     ) -> Any:
-        """Run the source once, and call a function with the activations at each token of the target.
-
-        Args:
-            inputs: Inputs of the target.
-            layers: Names of modules of the source.
-            callback: Receives the name of each layer and its representation.
-            complete: Must be False: the source has no output at the tokens of the target.
-
-        Raises:
-            ValueError: If ``complete`` is set.
-        """
+        """Run the source once, and call a function with the activations at each token of the target."""
         if complete:
             raise ValueError("the source has no output at the tokens of the target: leave out complete=True")
         ids, mask, reading, _ = split(self.inputs(inputs), self.interface)
@@ -227,34 +185,15 @@ class PrefixAdapter(Adapter):
         self.source.run_branches(arguments(given, place_of(self.model)[1]), layers, read)
 
     def forward(self, inputs: Any) -> Any:
-        """Refuse: the source has no output at the tokens of the target.
-
-        Args:
-            inputs: Inputs of the target.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuse: the source has no output at the tokens of the target."""
         raise ValueError("the source has no output at the tokens of the target: run the source itself, adapter.source")
 
     def decode(self, representation: Representation, layer: str) -> Any:
-        """Refuse, as :meth:`forward`.
-
-        Args:
-            representation: Activations.
-            layer: Name of a layer.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuse, as :meth:`forward`."""
         raise ValueError("the source has no output at the tokens of the target: run the source itself, adapter.source")
 
     def front(self, layer: str) -> PrefixFront:
-        """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`.
-
-        Args:
-            layer: Name of the cut.
-        """
+        """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`."""
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
         copied = copy_without(self.model, gone)

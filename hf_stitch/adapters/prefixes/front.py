@@ -107,16 +107,7 @@ class PrefixFront(Front):
         return self.reader.read(input_ids, attention_mask, new, held)
 
     def forward(self, **inputs: Any) -> Representation:
-        """Compute the representation at the cut for each token of the other tokenizer.
-
-        Args:
-            **inputs: ``input_ids`` and ``attention_mask`` in tokens of the other tokenizer, and the tensors of a
-                :class:`~hf_stitch.adapters.prefixes.Reading` by name. Without these, they are computed from the ids.
-                Further arguments are passed to the decoder, for example a cache.
-
-        Returns:
-            The representation, with the mask of the tokens.
-        """
+        """Compute the representation at the cut for each token of the other tokenizer."""
         ids, mask, reading, options = split(inputs, self.takes)
         if reading is None:
             reading = self.read(ids, mask).to_inputs()

@@ -246,25 +246,15 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
 
 @dataclass
 class _Tree:
-    """The tokens of several prefixes of a text.
+    """The tokens of several prefixes of a text."""
 
-    Attributes:
-        past: Tokens of this text in a cache.
-        have: How many of them are used; the others are read again.
-        tokens: Token of each node.
-        depths: Position of each node.
-        above: Ancestors of each node among the nodes, and the node itself.
-        alignment: For each token of the target its node.
-        chain: Nodes of the whole text; those in a cache have their place there, others ``-1 - node``.
-    """
-
-    past: int
-    have: int
-    tokens: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
+    past: int  # tokens of this text in a cache
+    have: int  # how many of them are used; the others are read again
+    tokens: list[int] = field(default_factory=list)  # token of each node
+    depths: list[int] = field(default_factory=list)  # position of each node
     above: list[tuple[int, ...]] = field(default_factory=list)
-    alignment: list[int] = field(default_factory=list)
-    chain: list[int] = field(default_factory=list)
+    alignment: list[int] = field(default_factory=list)  # for each token of the target its node
+    chain: list[int] = field(default_factory=list)  # nodes of the whole text
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, tokens: Sequence[int]) -> int:
