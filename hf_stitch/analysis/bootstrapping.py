@@ -61,9 +61,8 @@ class ConfidenceInterval(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the interval as a data frame.
 
-        Returns:
-            One row with the columns ``metric``, ``value``, ``low``, ``high``, ``confidence``, ``samples``, ``rows``,
-            ``seed``, ``standard_error`` and ``resamples``.
+        Returns one row with the columns ``metric``, ``value``, ``low``, ``high``, ``confidence``, ``samples``,
+        ``rows``, ``seed``, ``standard_error`` and ``resamples``.
         """
         import pandas
 

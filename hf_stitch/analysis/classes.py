@@ -17,22 +17,6 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     the numbers change, or if several columns could be the labels: the samples then count as unlabelled. Classes are
     matched if the data or the network have all names of the other; classes that the network lacks then get numbers
     behind its own. Otherwise, labels stay as they are.
-
-    Args:
-        samples: Raw samples. They need no labels.
-        config: Config of the network, with the names in ``id2label``; names such as ``LABEL_0`` are none.
-
-    Returns:
-        The samples, with their labels numbered as the classes of the network.
-
-    Example:
-        >>> import transformers
-        >>> from datasets import ClassLabel, Dataset, Features, Value
-        >>> kinds = Features(text=Value("string"), label=ClassLabel(names=["cat", "dog"]))
-        >>> samples = Samples.of(Dataset.from_dict({"text": ["miaow"], "label": [0]}, features=kinds))
-        >>> config = transformers.BertConfig(id2label={0: "Dog", 1: "Cat"})
-        >>> numbered_as(samples, config).labels
-        [1]
     """
     if samples.undecided:
         warnings.warn(f"{samples.undecided}. Until then, the samples count as without labels", stacklevel=3)
@@ -60,10 +44,6 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
     """Warn if samples are labelled with other classes than those of a network.
 
     Names decide, as in :func:`numbered_as`. Names that mean the same, ``NEG`` and ``negative``, count as others.
-
-    Args:
-        samples: Samples from :func:`numbered_as`.
-        config: Config of the network.
     """
     names, theirs = samples.label_names, _names_of(config)
     if names and theirs and any(_plain(own) != _plain(name) for own, name in zip(names, theirs, strict=False)):
@@ -77,12 +57,7 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
 
 
 def warn_of_unused_labels(samples: Samples, task: str | None) -> None:
-    """Warn if samples have labels, which the scores of a task other than classification do not use.
-
-    Args:
-        samples: Samples.
-        task: Task of the stitched model; ``None`` for one without a head.
-    """
+    """Warn if samples have labels, which the scores of a task other than classification do not use."""
     if samples.is_labelled:
         how = "next tokens are scored" if task else "a model without a head is compared with its target by outputs"
         warnings.warn(f"the labels of the data are not used: {how}", stacklevel=3)

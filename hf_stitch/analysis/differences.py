@@ -14,15 +14,7 @@ from hf_stitch.data import Samples
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
-    """Return the names of the target's classes, from the data if the target has none, as networks of timm.
-
-    Args:
-        stitched: A stitched model.
-        samples: Samples whose labels are classes of the target.
-
-    Returns:
-        Number of a class -> its name.
-    """
+    """Return the names of the target's classes, from the data if the target has none, as networks of timm."""
     names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
     generic = all(name == f"LABEL_{number}" for number, name in names.items())
     if generic and samples.label_names and len(samples.label_names) == stitched.config.num_labels:
@@ -31,20 +23,7 @@ def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
 
 
 def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict[str, dict[str, int]]:
-    """Count which class the stitched model predicts where the target predicts a class.
-
-    Args:
-        predicted: Answers of ``stitched`` and ``target``, with the measure ``class``.
-        names: Number of a class -> its name.
-
-    Returns:
-        Class of the target -> class of the stitched model -> number of samples, without zeros.
-
-    Example:
-        >>> answers = {"target": {"class": np.array([0.0, 0.0, 1.0])}, "stitched": {"class": np.array([0.0, 1.0, 1.0])}}
-        >>> confused(answers, {0: "cat", 1: "dog"})
-        {'cat': {'cat': 1, 'dog': 1}, 'dog': {'dog': 1}}
-    """
+    """Count which class the stitched model predicts where the target predicts a class."""
     classes = (predicted[who]["class"].astype(int).tolist() for who in ("target", "stitched"))
     found: dict[str, dict[str, int]] = {}
     for (target, own), count in sorted(Counter(zip(*classes, strict=True)).items()):
@@ -56,23 +35,7 @@ def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict
 def differing(
     predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
 ) -> tuple[Example, ...]:
-    """Find the samples on which the stitched model and the target differ most.
-
-    Args:
-        predicted: Answers of ``stitched`` and ``target``.
-        samples: The samples.
-        names: Number of a class -> its name.
-        count: Number of samples; fewer if there are fewer.
-
-    Returns:
-        The samples, those that differ most first.
-
-    Example:
-        >>> target, own = {"class": np.array([0.0, 1.0])}, {"class": np.zeros(2), "distance": np.array([0.1, 0.8])}
-        >>> (example,) = differing({"target": target, "stitched": own}, Samples.of(["a", "b"]), {}, 1)
-        >>> example.sample, example.target, example.stitched
-        ('b', '1', '0')
-    """
+    """Find the samples on which the stitched model and the target differ most."""
     if not count:
         return ()
     own, target = predicted["stitched"], predicted["target"]

@@ -118,11 +118,7 @@ def _batches(count: int, batch_size: int, processes: Processes) -> str:
 def _record(
     adapter: Adapter, batches: Iterable[Batch], names: Sequence[str], pooling: Pooling, processes: Processes, count: int
 ) -> dict[str, Recorded]:
-    """Run the network on the samples of this process, and return the activations of all processes.
-
-    Raises:
-        ValueError: If the activations of all samples do not fit into memory; known after the first batch.
-    """
+    """Run the network on the samples of this process, and return the activations of all processes."""
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     masks: dict[str, list[Tensor]] = {name: [] for name in names}
     grids: dict[str, tuple[int, int]] = {}

@@ -112,9 +112,8 @@ class Identification(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the verdicts in long format.
 
-        Returns:
-            One row per axis, pair and layer, with the columns ``axis``, ``a``, ``b``, ``layer``, ``verdict`` and
-            ``hit``.
+        Returns one row per axis, pair and layer, with the columns ``axis``, ``a``, ``b``, ``layer``, ``verdict`` and
+        ``hit``.
         """
         import pandas
 
@@ -247,12 +246,7 @@ class _Found:
 
     @classmethod
     def of(cls, better: Array, alike: Flags) -> _Found:
-        """Compare the candidates.
-
-        Args:
-            better: (pairs, layers, candidates), higher is more similar; minus infinity where undefined.
-            alike: (pairs, layers), whether the corresponding candidate is as good as the best.
-        """
+        """Compare the candidates."""
         own = np.einsum("pll->pl", better)
         judged = own > -np.inf
         best = better.max(2)

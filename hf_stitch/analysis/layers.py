@@ -8,23 +8,7 @@ from hf_stitch.registry import check_name
 
 
 def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of layers.
-
-    Args:
-        argument: Name of the argument, for error messages.
-        layers: Names of layers.
-
-    Returns:
-        The names.
-
-    Raises:
-        TypeError: If it is a single name, whose characters would be the layers.
-        ValueError: If there are no names, or a name occurs twice.
-
-    Example:
-        >>> layer_names("layers", ["1", "3"])
-        ('1', '3')
-    """
+    """Check a list of layers."""
     if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise TypeError(f"{argument} must be a list of names, got {layers!r}; write [{layers!r}]")
     names = tuple(layers)

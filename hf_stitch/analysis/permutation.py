@@ -94,9 +94,8 @@ class PermutationTestResult(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the result as a data frame.
 
-        Returns:
-            One row with the columns ``metric``, ``observed``, ``samples``, ``rows``, ``seed``, ``chance``,
-            ``calibrated``, ``p_value``, ``z`` and ``permutations``.
+        Returns one row with the columns ``metric``, ``observed``, ``samples``, ``rows``, ``seed``, ``chance``,
+        ``calibrated``, ``p_value``, ``z`` and ``permutations``.
         """
         import pandas
 
@@ -187,11 +186,7 @@ def permutation_test(
 
 
 def _exchangeable(groups: Sequence[Places]) -> list[Places]:
-    """Stack the samples with the same number of rows: one (samples, rows per sample) array per number of rows.
-
-    Raises:
-        ValueError: If a sample is the only one with its number of rows.
-    """
+    """Stack the samples with the same number of rows: one (samples, rows per sample) array per number of rows."""
     by_size: dict[int, list[Places]] = {}
     for places in groups:
         by_size.setdefault(len(places), []).append(places)
@@ -214,16 +209,7 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
 
 
 def pairing(metric: ActivationMetric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
-    """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once.
-
-    Args:
-        metric: The metric.
-        x: (n, dx) float64 rows.
-        y: (n, dy) float64 rows.
-
-    Returns:
-        Function of an (n,) permutation, as a tensor of indices, that returns the value for ``x`` and ``y[order]``.
-    """
+    """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once."""
     debiased = metric.statistic == "debiased"
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()

@@ -27,18 +27,7 @@ def check_count(name: str, count: int) -> None:
 
 
 def rows_by_sample(samples: Any, n: int) -> list[Places]:
-    """Return the row indices of each sample, with the samples sorted by id.
-
-    Args:
-        samples: (n,) id of the sample that each row belongs to; ``None`` treats each row as a sample.
-        n: Number of rows.
-
-    Returns:
-        One array of ascending row indices per sample.
-
-    Raises:
-        ValueError: If ``samples`` does not have the shape (n,).
-    """
+    """Return the row indices of each sample, with the samples sorted by id."""
     if samples is None:
         return list(np.arange(n)[:, None])
     ids = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
@@ -49,16 +38,7 @@ def rows_by_sample(samples: Any, n: int) -> list[Places]:
 
 
 def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
-    """Return which candidates of each row Holm's procedure (1979) does not tell from the best one.
-
-    Args:
-        p_values: (rows, candidates) of the difference from the best of the row, which has the p-value 1; NaN for
-            candidates that take no part.
-        level: Level of the tests of a row, together.
-
-    Returns:
-        (rows, candidates) bool; False for NaN.
-    """
+    """Return which candidates of each row Holm's procedure (1979) does not tell from the best one."""
     found = np.zeros(p_values.shape, bool)
     for row, kept in zip(p_values, found, strict=True):
         rivals = np.flatnonzero(~np.isnan(row))

@@ -13,14 +13,7 @@ HEAD_WIDTH = 64
 
 
 class GridClassifier(nn.Module):
-    """A ResNet-18 for small images, whose channels are those of the activations (Balogh and Jelasity 2025).
-
-    Args:
-        channels: Channels of the activations.
-        classes: Number of classes.
-        width: Channels of the first stage; each of the three others has twice as many as the one before.
-        size: Side to which activations are resized (bilinear).
-    """
+    """A ResNet-18 for small images, whose channels are those of the activations (Balogh and Jelasity 2025)."""
 
     def __init__(self, channels: int, classes: int, width: int, size: int) -> None:
         super().__init__()
@@ -65,13 +58,7 @@ class _Block(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """Blocks of a ViT without its embedding, and a head on the class token or on the mean of all tokens.
-
-    Args:
-        width: Features of the activations.
-        classes: Number of classes.
-        blocks: Number of blocks.
-    """
+    """Blocks of a ViT without its embedding, and a head on the class token or on the mean of all tokens."""
 
     def __init__(self, width: int, classes: int, blocks: int) -> None:
         super().__init__()

@@ -14,18 +14,7 @@ from hf_stitch.statistics import LayerMoments, Moments
 
 
 def position_moments(activations: Iterable[Representation], what: str) -> Moments:
-    """Collect the moments of all positions, as both sides of one :class:`Moments`.
-
-    Args:
-        activations: Batches of activations.
-        what: Name of the positions in the error message.
-
-    Returns:
-        Mean and covariance, in float64.
-
-    Raises:
-        ValueError: If there are at most as many positions as features.
-    """
+    """Collect the moments of all positions, as both sides of one :class:`Moments`."""
     kept: LayerMoments | None = None
     for batch in activations:
         rows = batch.rows("none")
@@ -39,27 +28,14 @@ def position_moments(activations: Iterable[Representation], what: str) -> Moment
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal distribution of positions.
+    """A normal distribution of positions."""
 
-    Attributes:
-        mean: ``(d,)`` float64.
-        whitening: ``(d, d)`` float64, lower triangular; rows times its transpose have the covariance 1.
-    """
-
-    mean: Tensor
-    whitening: Tensor
+    mean: Tensor  # (d,) float64
+    whitening: Tensor  # (d, d) float64, lower triangular; rows times its transpose have the covariance 1
 
     @classmethod
     def of(cls, moments: Moments, added: Tensor) -> Self:
-        """Make the normal distribution with given moments.
-
-        Args:
-            moments: Moments of the positions.
-            added: ``(d,)`` variance added to each feature, so that the covariance is invertible.
-
-        Raises:
-            ValueError: If the covariance is singular.
-        """
+        """Make the normal distribution with given moments."""
         root, failed = torch.linalg.cholesky_ex(moments.sxx / moments.n + torch.diag(added))
         if failed:
             raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
@@ -67,47 +43,18 @@ class Gaussian:
         return cls(moments.mean_x, torch.linalg.solve_triangular(root, identity, upper=False))
 
     def distances(self, rows: Tensor) -> Tensor:
-        """Return the squared Mahalanobis distance of each row from the mean.
-
-        Args:
-            rows: ``(n, d)``.
-
-        Returns:
-            ``(n,)`` float64.
-
-        Raises:
-            ValueError: If the rows have another width.
-        """
+        """Return the squared Mahalanobis distance of each row from the mean."""
         if rows.shape[1] != len(self.mean):
             raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
         return torch.linalg.vector_norm((rows.to(self.mean) - self.mean) @ self.whitening.T, dim=1).square()
 
     def log_density(self, rows: Tensor) -> Tensor:
-        """Return the log density of each row, without the term that depends on the dimension only.
-
-        Args:
-            rows: ``(n, d)``.
-
-        Returns:
-            ``(n,)`` float64.
-        """
+        """Return the log density of each row, without the term that depends on the dimension only."""
         return -self.distances(rows) / 2 + self.whitening.diagonal().log().sum()
 
 
 def added_variance(moments: Moments, tolerance: float) -> Tensor:
-    """Return the variance to add to each feature.
-
-    Args:
-        moments: Moments of the network's own positions.
-        tolerance: Share of the variance of the feature. Dead features get the mean variance, so that any deviation
-            there is strange.
-
-    Returns:
-        ``(d,)`` float64.
-
-    Raises:
-        ValueError: If no feature varies.
-    """
+    """Return the variance to add to each feature."""
     variances = moments.sxx.diagonal() / moments.n
     if not variances.any():
         raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
@@ -116,18 +63,7 @@ def added_variance(moments: Moments, tolerance: float) -> Tensor:
 
 
 def sample_means(activations: Representation, values: Tensor) -> Tensor:
-    """Return the mean over the positions of each sample.
-
-    Args:
-        activations: The activations.
-        values: ``(n,)`` one number for each of their rows (pooling ``none``).
-
-    Returns:
-        ``(batch,)``.
-
-    Raises:
-        ValueError: If a sample has no position.
-    """
+    """Return the mean over the positions of each sample."""
     owners = activations.row_samples("none").to(values.device)
     counts = torch.bincount(owners, minlength=activations.batch)
     if not bool(counts.all()):

@@ -179,12 +179,7 @@ Item = tuple[Tensor, Tensor | None]
 
 
 class _Gathered:
-    """Samples of batches, taken in any order. They are kept on the CPU, and moved to their device when taken.
-
-    Raises:
-        ValueError: If a batch has another layout, width, grid or number of prefix tokens than the first one, or than
-            ``like``.
-    """
+    """Samples of batches, taken in any order. They are kept on the CPU, and moved to their device when taken."""
 
     def __init__(self, batches: Iterable[Representation], like: Representation | None = None) -> None:
         self._values: list[Item] = []

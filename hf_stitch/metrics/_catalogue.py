@@ -14,21 +14,13 @@ _ANGLES = ("orthogonal", "scaling", "permutation")
 
 @dataclass(frozen=True)
 class Described:
-    """What to know of a metric before it is used, with its default options.
+    """What to know of a metric before it is used, with its default options."""
 
-    Attributes:
-        title: Name in text.
-        higher_is_better: Whether a higher value means more similar.
-        range: Smallest and largest value.
-        invariances: Transformations of a side that do not change the value.
-        use: When to use it.
-    """
-
-    title: str
-    higher_is_better: bool
-    range: Range
-    invariances: tuple[str, ...]
-    use: str
+    title: str  # name in text
+    higher_is_better: bool  # whether a higher value means more similar
+    range: Range  # smallest and largest value
+    invariances: tuple[str, ...]  # transformations of a side that do not change the value
+    use: str  # when to use it
 
     @property
     def direction(self) -> str:

@@ -266,12 +266,7 @@ def _whitening(moments: SecondMoments) -> Tensor:
 
 
 def _settled(parts: Tensor, correlations: Tensor) -> Tensor:
-    """Choose the principal axes as the basis of directions with equal correlations.
-
-    Args:
-        parts: ``(directions, dx)`` products of each canonical variate with each feature of x.
-        correlations: ``(directions,)``, descending.
-    """
+    """Choose the principal axes as the basis of directions with equal correlations."""
     starts = torch.cat([correlations.new_ones(1, dtype=torch.bool), -correlations.diff() > _EQUAL])
     sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(parts)], device=parts.device)).tolist()
     return torch.cat([group if len(group) == 1 else _axes(group) for group in parts.split(sizes)])

@@ -305,20 +305,7 @@ def _check_k(name: str, k: int, rows: int) -> None:
 
 
 def shared_neighbours(x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
-    """Return for every sample the share of its k nearest neighbours that both sides have in common.
-
-    Args:
-        x: (n, dx) float64 rows.
-        y: (n, dy) float64 rows.
-        k: Number of neighbours, from 1 to n - 1.
-        distance: Distance that ranks the neighbours.
-
-    Returns:
-        (n,) float64, whose mean is :func:`mutual_knn`.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
-    """
+    """Return for every sample the share of its k nearest neighbours that both sides have in common."""
     return _shared("mutual_knn", x, y, k, distance).sum((1, 2)) / k
 
 

@@ -58,11 +58,7 @@ def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def check_names(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check that the function has these options.
-
-    Raises:
-        TypeError: An option is unknown; the message lists the options.
-    """
+    """Check that the function has these options."""
     known = defaults(function)
     for option in options.keys() - known.keys():
         hint = did_you_mean(option, known)
@@ -73,11 +69,7 @@ def check_names(name: str, function: Callable[..., Any], options: Mapping[str, A
 
 
 def check_values(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check values against the annotations of their options.
-
-    Raises:
-        ValueError: A value is invalid; the message names the option, what is expected, and the value.
-    """
+    """Check values against the annotations of their options."""
     annotations = _annotations(function)
     for option, value in options.items():
         expected = _unmet(annotations.get(option), value)

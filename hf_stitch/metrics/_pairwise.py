@@ -21,11 +21,7 @@ def pairwise(rows: Tensor, distance: Distance) -> Tensor:
 
 
 def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine") -> Tensor:
-    """Normalise rows so that their inner products are cosines or correlations; keep them for Euclidean distances.
-
-    Raises:
-        ValueError: A row has no direction.
-    """
+    """Normalise rows so that their inner products are cosines or correlations; keep them for Euclidean distances."""
     if distance == "euclidean":
         return rows
     if distance == "correlation":

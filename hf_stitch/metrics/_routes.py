@@ -18,44 +18,25 @@ Collected = Literal["moments", "rows", "minibatches"]
 
 @dataclass(frozen=True)
 class PairValues:
-    """Values of a metric for all pairs of layers.
+    """Values of a metric for all pairs of layers."""
 
-    Attributes:
-        values: ``(layers of x, layers of y)`` float64; NaN where the metric is undefined.
-        undefined: Indices of the two layers of each such pair -> why.
-    """
-
-    values: Tensor
-    undefined: Mapping[tuple[int, int], str]
+    values: Tensor  # (layers of x, layers of y) float64; NaN where the metric is undefined
+    undefined: Mapping[tuple[int, int], str]  # indices of the two layers of each such pair -> why
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way to compute a metric for all pairs of layers. All routes of one metric give the same values.
+    """A way to compute a metric for all pairs of layers. All routes of one metric give the same values."""
 
-    Attributes:
-        name: Name of the route in results.
-        collects: The statistic that is collected during the pass over the data.
-        values: Function of that statistic and the workload that returns the values. It raises :class:`LayerError` or
-            :class:`PairError` where arithmetic fails.
-        cost: Cost after the pass, in addition to the cost of collecting.
-        options: Options of the statistic (``size`` of minibatches).
-    """
-
-    name: str
-    collects: Collected
-    values: Callable[[Any, Workload], PairValues]
-    cost: Callable[[Workload], Cost]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # name of the route in results
+    collects: Collected  # the statistic that is collected during the pass over the data
+    values: Callable[[Any, Workload], PairValues]  # function of that statistic and the workload that returns the values
+    cost: Callable[[Workload], Cost]  # cost after the pass, in addition to the cost of collecting
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the statistic (size of minibatches)
 
 
 class LayerError(ValueError):
-    """The arithmetic of a metric fails for a layer.
-
-    Attributes:
-        side: ``x`` or ``y``.
-        place: Index of the layer on its side.
-    """
+    """The arithmetic of a metric fails for a layer."""
 
     def __init__(self, side: str, place: int, why: str) -> None:
         super().__init__(why)
@@ -63,11 +44,7 @@ class LayerError(ValueError):
 
 
 class PairError(ValueError):
-    """The arithmetic of a metric fails for a pair of layers.
-
-    Attributes:
-        places: Indices of the two layers on their sides.
-    """
+    """The arithmetic of a metric fails for a pair of layers."""
 
     def __init__(self, places: tuple[int, int], why: str) -> None:
         super().__init__(why)
@@ -75,12 +52,7 @@ class PairError(ValueError):
 
 
 def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
-    """The route from the moments of each pair of layers.
-
-    Args:
-        value: Function from the moments of a pair to the value.
-        symmetric: Whether a pair and the reversed pair have the same value.
-    """
+    """The route from the moments of each pair of layers."""
 
     def values(moments: LayerMoments, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(moments.moments(i, j)), work, symmetric)
@@ -92,13 +64,7 @@ def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
 
 
 def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compares_samples: bool) -> Route:
-    """The route from the rows of each pair of layers.
-
-    Args:
-        value: The function of the metric.
-        symmetric: Whether a pair and the reversed pair have the same value.
-        compares_samples: Whether the function compares every row with every other, which needs n² numbers at a time.
-    """
+    """The route from the rows of each pair of layers."""
 
     def values(rows: LayerRows, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(rows.x(i), rows.y(j)).item(), work, symmetric)
@@ -120,15 +86,7 @@ def from_hsic(
     cost: Callable[[Workload], Cost],
     options: Mapping[str, Any] | None = None,
 ) -> Route:
-    """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself.
-
-    Args:
-        name: Name of the route.
-        collects: The statistic.
-        hsic: Function from the statistic to the HSIC of all pairs.
-        cost: Cost after the pass.
-        options: Options of the statistic.
-    """
+    """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself."""
     return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), cost, options or {})
 
 

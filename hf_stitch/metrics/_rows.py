@@ -70,11 +70,7 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
 
 
 def paired(name: str, x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
-    """Check both sides and convert them to float64.
-
-    Raises:
-        ValueError: A side is not a matrix of finite real floating-point numbers, or the sides differ in length.
-    """
+    """Check both sides and convert them to float64."""
     x, y = _float64(name, "x", x), _float64(name, "y", y)
     if len(x) != len(y):
         raise ValueError(f"{name}: row i of x and row i of y must be the same sample, got {len(x)} and {len(y)} rows")
@@ -204,11 +200,7 @@ def check_features_vary(name: str, moments: SecondMoments, sides: Sequence[Liter
 
 
 def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
-    """Set rounding errors below 0 to 0 in a difference of numbers near ``scale`` that is non-negative in theory.
-
-    Raises:
-        ArithmeticError: The value is too negative to be rounding.
-    """
+    """Set rounding errors below 0 to 0 in a difference of numbers near ``scale`` that is non-negative in theory."""
     if value < -8 * terms * _EPS * scale:
         raise ArithmeticError(
             f"{name}: {value.item():.3e} must not be negative; rounding of {scale.item():.3e} does not explain it"

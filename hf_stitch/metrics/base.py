@@ -473,20 +473,7 @@ class MeanMetric(ActivationMetric):
 
 
 def activation_metric(metric: str | Mapping[str, Any] | Metric, **options: Any) -> ActivationMetric:
-    """Build a metric of activations or outputs.
-
-    Args:
-        metric: A name, a name with options, a record, or a metric.
-        **options: Options of the metric, if given by name.
-
-    Returns:
-        The metric.
-
-    Raises:
-        UnknownNameError: If no metric has that name.
-        TypeError: If an option is unknown.
-        ValueError: If the value of an option is invalid, or the metric compares weights.
-    """
+    """Build a metric of activations or outputs."""
     built = registries.metrics.build(metric, **options)
     if not isinstance(built, ActivationMetric):
         raise ValueError(

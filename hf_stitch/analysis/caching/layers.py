@@ -34,21 +34,11 @@ OF_ADAPTERS = ("model", "reference", "processor", "interface", "override", "_exa
 
 @dataclass(frozen=True)
 class Recorded:
-    """The activations of a layer on all samples.
+    """The activations of a layer on all samples."""
 
-    Attributes:
-        values: ``(samples, d)``, or ``(samples, positions, d)``.
-        mask: ``(samples, positions)`` bool, true at real tokens; ``None`` if the layer has no mask.
-        grid: Height and width of the grid that the positions form; ``None`` if they form none.
-
-    Example:
-        >>> Recorded(torch.ones(3, 8), None, None).values.shape
-        torch.Size([3, 8])
-    """
-
-    values: Tensor
-    mask: Tensor | None
-    grid: tuple[int, int] | None
+    values: Tensor  # (samples, d), or (samples, positions, d)
+    mask: Tensor | None  # (samples, positions) bool, true at real tokens; None if the layer has no mask
+    grid: tuple[int, int] | None  # height and width of the grid that the positions form; None if they form none
 
 
 class LayerCache:
@@ -57,27 +47,6 @@ class LayerCache:
     A key covers everything that changes a bit of the values: weights, modules and code of the network, its processor,
     the samples and their order, layer, pooling, batches, versions of packages, the kind of the device, its precision
     and its number of threads. Weights and samples are read once for it; the network does not run.
-
-    Args:
-        cache: The cache.
-        adapter: The adapter of the network.
-        samples: The samples.
-        pooling: Pooling of the activations.
-        batches: What decides which samples share a forward. Padding depends on it, and so does rounding, because
-            libraries choose other kernels for other sizes.
-
-    Raises:
-        ValueError: If the code of the network cannot be read.
-
-    Example:
-        >>> import tempfile, hf_stitch
-        >>> from pathlib import Path
-        >>> adapter = hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     cached = LayerCache(Cache(Path(name)), adapter, Samples.of(torch.randn(3, 4)), "mean", "of 3")
-        ...     cached.write({"0": Recorded(torch.ones(3, 2), None, None)})
-        ...     list(cached.read(["0", "1"]))
-        ['0']
     """
 
     def __init__(self, cache: Cache, adapter: Adapter, samples: Samples, pooling: Pooling, batches: str) -> None:
@@ -93,11 +62,7 @@ class LayerCache:
         self._about_data = {**self._recipe, "modality": samples.modality, "samples": len(samples)}
 
     def candidates(self) -> list[str]:
-        """Return the candidates of the adapter, which a network that has run before does not run again to find.
-
-        Returns:
-            The names of the layers.
-        """
+        """Return the candidates of the adapter, which a network that has run before does not run again to find."""
         key = _key({"network": self._network, "list": "candidates"})
         if (found := self._cache.read(key)) is not None:
             return list(map(str, found[1]["candidates"]))
@@ -106,23 +71,12 @@ class LayerCache:
         return names
 
     def read(self, layers: Iterable[str]) -> dict[str, Recorded]:
-        """Read the activations of layers.
-
-        Args:
-            layers: Names of the layers.
-
-        Returns:
-            Name of a layer -> its activations, of those that are in the cache.
-        """
+        """Read the activations of layers."""
         read = {layer: self._cache.read(self._key_of(layer)) for layer in layers}
         return {layer: _recorded(*entry) for layer, entry in read.items() if entry is not None}
 
     def write(self, recorded: Mapping[str, Recorded]) -> None:
-        """Write the activations of layers. Where this is impossible, a warning gives the reason.
-
-        Args:
-            recorded: Name of a layer -> its activations.
-        """
+        """Write the activations of layers. Where this is impossible, a warning gives the reason."""
         for layer, each in recorded.items():
             tensors = {"values": each.values} | ({} if each.mask is None else {"mask": each.mask})
             dtype = str(each.values.dtype).removeprefix("torch.")

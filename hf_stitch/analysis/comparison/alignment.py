@@ -37,18 +37,8 @@ def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], l
     drops), and segments that extend before the first or beyond the last character of the other side, where the text may
     have been truncated at the maximum length of a model.
 
-    Args:
-        text: The text.
-        a: Character span of each token of one side; the empty span ``(0, 0)`` for special tokens.
-        b: Character span of each token of the other side.
-
-    Returns:
-        For each token of both sides, the index of its segment, from 0 in the order of the text. -1 for tokens that are
-        left out: tokens in segments that only one side covers, white space, and special tokens.
-
-    Example:
-        >>> align("naive cat", [(0, 2), (2, 5), (6, 9)], [(0, 5), (5, 9), (0, 0)])
-        ([0, 0, 1], [0, 1, -1])
+    Returns for each token of both sides, the index of its segment, from 0 in the order of the text. -1 for tokens that
+    are left out: tokens in segments that only one side covers, white space, and special tokens.
     """
     sides = [[_visible(text, span) for span in spans] for spans in (a, b)]
     segments: list[Span] = []
@@ -76,17 +66,7 @@ def _visible(text: str, span: Span) -> Span | None:
 
 
 def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
-    """Wrap sides that read the same texts so that their rows are shared text segments instead of tokens.
-
-    Args:
-        sides: Both networks, or one network that is both sides.
-
-    Returns:
-        The wrapped sides.
-
-    Raises:
-        ValueError: If a side is not a network, or the sides read different samples.
-    """
+    """Wrap sides that read the same texts so that their rows are shared text segments instead of tokens."""
     networks = [side for side in sides if isinstance(side, Network)]
     if len(networks) < len(sides):
         raise ValueError("align='offsets' needs networks on both sides: saved activations contain no character offsets")
@@ -142,19 +122,12 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Segments:
-    """The tokens of each segment of a batch.
+    """The tokens of each segment of a batch."""
 
-    Attributes:
-        shape: Shape of the batch, (samples, tokens).
-        tokens: (assigned tokens,) flat indices in the batch of the tokens with a segment, sorted by segment.
-        starts: (segments,) index in ``tokens`` of the first token of each segment.
-        mask: (samples, greatest number of segments) bool, true where there is a segment.
-    """
-
-    shape: tuple[int, int]
-    tokens: Tensor
-    starts: Tensor
-    mask: Tensor
+    shape: tuple[int, int]  # shape of the batch, (samples, tokens)
+    tokens: Tensor  # (assigned tokens,) flat indices in the batch of the tokens with a segment, sorted by segment
+    starts: Tensor  # (segments,) index in tokens of the first token of each segment
+    mask: Tensor  # (samples, greatest number of segments) bool, true where there is a segment
 
     @classmethod
     def of(cls, segments: Sequence[Sequence[int]], ids: Sequence[Id]) -> _Segments:

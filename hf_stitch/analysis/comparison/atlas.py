@@ -29,20 +29,10 @@ Axis = Literal["a", "b"]
 
 @dataclass(frozen=True)
 class LayerSize:
-    """Size of a layer.
+    """Size of a layer."""
 
-    Attributes:
-        width: Number of features.
-        share: Share of the parameters of the network that the layer contains, from 0 to 1; ``None`` for saved
-            activations.
-
-    Example:
-        >>> LayerSize(64, 0.02).width
-        64
-    """
-
-    width: int
-    share: float | None
+    width: int  # number of features
+    share: float | None  # share of the parameters of the network that the layer contains, from 0 to 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +104,6 @@ class SimilarityAtlas(Result):
 
         ``atlas["linear_cka"]`` finds the linear CKA of the atlas whatever its options are, if there is only one.
         Options distinguish several: ``atlas["linear_cka:debiased=True"]``.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
         atlas, label = self._of(metric)
         return atlas.values[label]
@@ -303,10 +290,9 @@ class SimilarityAtlas(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
 
-        Returns:
-            One row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and ``value``,
-            ``p_value`` (:meth:`p_values`) if the atlas has a test, and ``undefined`` (the reason, or None) if a pair is
-            undefined.
+        Returns one row per metric and pair of layers, with the columns ``metric``, ``layer_a``, ``layer_b`` and
+        ``value``, ``p_value`` (:meth:`p_values`) if the atlas has a test, and ``undefined`` (the reason, or None) if a
+        pair is undefined.
         """
         import pandas
 

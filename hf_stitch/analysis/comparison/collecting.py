@@ -39,16 +39,7 @@ def run_pass(
     batch_size: int,
     progress: bool,
 ) -> None:
-    """Run the samples of this process through the collectors, resuming from a checkpoint if there is one.
-
-    Args:
-        reader: Reader of the layers.
-        collectors: One collector per group of layers.
-        state: Checkpoint of the pass.
-        processes: The processes that share the samples.
-        batch_size: Samples per forward.
-        progress: Show a progress bar.
-    """
+    """Run the samples of this process through the collectors, resuming from a checkpoint if there is one."""
     from tqdm.auto import tqdm
 
     start, stop = processes.part(reader.n)
@@ -74,17 +65,7 @@ def run_pass(
 
 
 class Collector:
-    """Collects the statistics of a group of layers and computes the metrics from them.
-
-    Args:
-        group: The group of layers.
-        reader: Reader of all layers.
-        metrics: Label -> metric.
-        taken: Label -> name of the chosen route.
-        folder: Folder for files of rows.
-        n: Number of samples of this process.
-        keep_rows: Whether to collect the rows even if no route does, for :meth:`test` and :meth:`rows_of_a`.
-    """
+    """Collects the statistics of a group of layers and computes the metrics from them."""
 
     def __init__(
         self,
@@ -114,15 +95,7 @@ class Collector:
             self._kept[_ROWS] = {}
 
     def take(self, key: Key, rows: Tensor) -> bool:
-        """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch.
-
-        Args:
-            key: The matrix.
-            rows: (rows, d) rows of the matrix.
-
-        Returns:
-            Whether the rows are finite.
-        """
+        """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
             self._kept[name][key] = kept = statistic.keep(rows)
@@ -158,15 +131,8 @@ class Collector:
     def values(self, label: str) -> tuple[Array, dict[tuple[int, int], str]]:
         """Compute a metric for all pairs of the layers of a and the layers of b in the group.
 
-        Args:
-            label: Label of the metric.
-
-        Returns:
-            (layers of a, layers of b in the group) float64, NaN where the metric is undefined; and the indices of these
-            pairs among all layers of a and of b -> why.
-
-        Raises:
-            ValueError: If arithmetic fails for a layer or a pair of layers; the message contains their names.
+        Returns (layers of a, layers of b in the group) float64, NaN where the metric is undefined; and the indices of
+        these pairs among all layers of a and of b -> why.
         """
         route = self._routes[label]
         try:
@@ -196,18 +162,7 @@ class Collector:
         return rows
 
     def test(self, label: str, defined: NDArray[np.bool_], permutations: int, seed: int, memory: int) -> MaximumTest:
-        """Test a metric for all pairs of layers of the group, from the rows, with one row per sample.
-
-        Args:
-            label: Label of the metric.
-            defined: (layers of a, layers of b) bool, where the metric is defined.
-            permutations: Number of permutations of the samples.
-            seed: Seed of the permutations.
-            memory: Bytes that the test may take.
-
-        Returns:
-            The test.
-        """
+        """Test a metric for all pairs of layers of the group, from the rows, with one row per sample."""
         rows = self._rows()
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
         distinct = np.zeros((len(x), len(y)), bool)

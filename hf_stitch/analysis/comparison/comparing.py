@@ -53,19 +53,7 @@ BY_CHANCE, CHEAP = 0.9, 1024
 
 
 class Comparison:
-    """Comparison of all layers of two sides: planned from two samples, then run over all samples.
-
-    Args:
-        sides: Both sides, or one side that is compared with itself.
-        metrics: Metrics, or names of registered metrics.
-        layers_a: Layers of a; ``None`` uses all layers of the side.
-        layers_b: Layers of b; ``None`` uses all layers of the side.
-        pooling: The pooling.
-        processes: The processes that share the samples.
-
-    Raises:
-        ValueError: If layers cannot be compared under the pooling, or there are too few samples for a metric.
-    """
+    """Comparison of all layers of two sides: planned from two samples, then run over all samples."""
 
     @torch.no_grad()
     def __init__(
@@ -91,11 +79,6 @@ class Comparison:
         """Return the predicted cost of the comparison, after two batches.
 
         Where no route of a metric fits, the plan contains the route that takes least memory, and does not fit.
-
-        Args:
-            permutations: Permutations of a test; 0 for no test.
-            batch_size: Samples per forward.
-            resampled: Whether samples will be resampled, which keeps the rows in files. Its time is left out.
         """
         reader, rate = self._reader, speed()
         of_metrics = [[route for route in self._routes if route.metric == label] for label in self._metrics]
@@ -132,24 +115,7 @@ class Comparison:
         then: Then | None = None,
         progress: bool = False,
     ) -> SimilarityAtlas:
-        """Read the samples once and compute all values.
-
-        Args:
-            batch_size: Samples per forward.
-            folder: Folder for checkpoints, from which an interrupted comparison is resumed.
-            recipe: Additional entries of the recipe, besides sides, layers and metrics.
-            permutations: Permutations of the samples for a test of the highest similarities; 0 for no test.
-            seed: Seed of the permutations.
-            then: Called once with the rows of all layers of a, one row per sample, before their files are removed.
-            progress: Show a progress bar.
-
-        Returns:
-            The values of all metrics.
-
-        Raises:
-            ValueError: If no route fits into memory, the folder contains the checkpoint of another job, activations
-                are NaN or infinite, or a metric is undefined for all pairs of layers.
-        """
+        """Read the samples once and compute all values."""
         reader, processes = self._reader, self._processes
         recipe = self._recipe(batch_size, recipe or {})
         if permutations:
@@ -186,11 +152,7 @@ class Comparison:
         )  # fmt: skip
 
     def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
-        """Compute all metrics for all pairs of layers, and return why they are undefined where they are.
-
-        Raises:
-            ValueError: If a metric is undefined for all pairs of layers.
-        """
+        """Compute all metrics for all pairs of layers, and return why they are undefined where they are."""
         layers_a, layers_b = self._reader.layers_a, self._reader.layers_b
         values = {label: np.empty((len(layers_a), len(layers_b))) for label in self._metrics}
         undefined: dict[str, str] = {}
@@ -262,15 +224,7 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
 
 
 def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
-    """Return the metrics by label: the name with all non-default options.
-
-    Args:
-        metrics: Metrics, or names of registered metrics.
-
-    Raises:
-        TypeError: If ``metrics`` is a single metric, or an option is unknown.
-        ValueError: If there are no metrics, or one is unknown, requested twice, or compares outputs.
-    """
+    """Return the metrics by label: the name with all non-default options."""
     if isinstance(metrics, (str, Metric)):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     scores: dict[str, ActivationMetric] = {}

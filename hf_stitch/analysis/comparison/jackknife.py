@@ -35,20 +35,9 @@ def differences_from_best(
     over groups of samples. The best is chosen on the same samples, so that p-values of close rivals are somewhat too
     small.
 
-    Args:
-        metric: The metric.
-        x: Rows of each layer of x, (n, d), one row per sample.
-        y: Rows of each layer of y, as many layers.
-        values: (layers, layers) float64; NaN where the metric is undefined.
-        groups: Places of the samples of each group.
-
-    Returns:
-        (2, layers, layers) float64 p-values. First, of the difference of each layer of y from the best one for the same
-        layer of x; second, with x and y exchanged. 1 for the best itself. NaN where the metric is undefined, and for
-        layers whose corresponding layer is the best.
-
-    Raises:
-        ValueError: If the samples without a group do not determine the metric.
+    Returns (2, layers, layers) float64 p-values. First, of the difference of each layer of y from the best one for the
+    same layer of x; second, with x and y exchanged. 1 for the best itself. NaN where the metric is undefined, and for
+    layers whose corresponding layer is the best.
     """
     better = np.where(np.isnan(values), -np.inf, values if metric.higher_is_better else -values)
     best_y, best_x = better.argmax(1), better.argmax(0)
@@ -70,16 +59,7 @@ def differences_from_best(
 
 
 def groups_of(n: int, count: int, seed: int) -> list[Places]:
-    """Divide samples at random into groups whose sizes differ by at most one.
-
-    Args:
-        n: Number of samples.
-        count: Number of groups.
-        seed: Seed of the groups.
-
-    Returns:
-        Sorted places of the samples of each group.
-    """
+    """Divide samples at random into groups whose sizes differ by at most one."""
     order = np.random.default_rng(seed).permutation(n)
     return [np.sort(part) for part in np.array_split(order, count)]
 
@@ -140,15 +120,7 @@ def _from_moments(metric: MomentsMetric, x: Sequence[Tensor], y: Sequence[Tensor
 
 
 class _Rest:
-    """Moments of one layer without each of the groups of samples.
-
-    Attributes:
-        rows: (groups, samples of the largest group, d) float64, about the mean of all; zeros fill smaller groups.
-        sums: (groups, d), sums of these rows.
-        counts: (groups,), number of samples without each group.
-        means: (groups, d), means without each group.
-        scatters: (groups, d, d), co-moments without each group.
-    """
+    """Moments of one layer without each of the groups of samples."""
 
     def __init__(self, rows: Tensor, groups: Sequence[Places]) -> None:
         rows = rows.double()

@@ -38,21 +38,13 @@ Take = Callable[[Key, Tensor], bool]
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices with the same rows: layers of b with the same grid, and all layers of a resized to this grid.
+    """Matrices with the same rows: layers of b with the same grid, and all layers of a resized to this grid."""
 
-    Attributes:
-        x: The distinct matrices of a.
-        y: The distinct matrices of b; the same object as ``x`` if they are the same matrices.
-        of_a: For each layer of a, its index in ``x``.
-        of_b: For each layer of b in the group, its index in ``y``.
-        places: For each layer of b in the group, its index among all layers of b.
-    """
-
-    x: tuple[Key, ...]
-    y: tuple[Key, ...]
-    of_a: tuple[int, ...]
-    of_b: tuple[int, ...]
-    places: tuple[int, ...]
+    x: tuple[Key, ...]  # the distinct matrices of a
+    y: tuple[Key, ...]  # the distinct matrices of b; the same object as x if they are the same matrices
+    of_a: tuple[int, ...]  # for each layer of a, its index in x
+    of_b: tuple[int, ...]  # for each layer of b in the group, its index in y
+    places: tuple[int, ...]  # for each layer of b in the group, its index among all layers of b
 
     @property
     def same(self) -> bool:
@@ -70,25 +62,6 @@ class LayerReader:
 
     A probe of a few samples is run first. It determines the shapes, and which layers return the same tensor, so that
     this tensor is processed once.
-
-    Attributes:
-        layers_a: Layers of a.
-        layers_b: Layers of b.
-        n: Number of samples.
-        groups: Groups of layers that are compared with each other.
-        probe: Matrix -> rows of the probe.
-
-    Args:
-        sides: Both sides, or one side that is compared with itself.
-        layers_a: Layers of a; ``None`` uses all layers of the side.
-        layers_b: Layers of b; ``None`` uses all layers of the side.
-        pooling: The pooling.
-        ordered: Whether pooling ``flatten`` must order features by position at every layer. If not, the order in
-            memory is kept, which avoids a copy.
-
-    Raises:
-        TypeError: If layers are given as a single string.
-        ValueError: If there are fewer than 2 samples, no layers, or layers that cannot be compared under the pooling.
     """
 
     def __init__(
@@ -121,25 +94,11 @@ class LayerReader:
         self.probe = {key: rows.to(self._device) for key, rows in self.probe.items()}
 
     def rows(self, start: int, stop: int, take: Take) -> None:
-        """Call ``take`` with the ``(rows, d)`` rows of each matrix for the samples from ``start`` to ``stop``.
-
-        Args:
-            start: Index of the first sample.
-            stop: Index after the last sample.
-            take: Receives each matrix and its rows, and returns whether the rows are finite.
-
-        Raises:
-            ValueError: If a sample is masked entirely, an activation is NaN or infinite (the message contains layer and
-                sample), or the sides have different tokens.
-        """
+        """Call ``take`` with the ``(rows, d)`` rows of each matrix for the samples from ``start`` to ``stop``."""
         self._read(start, take, [partial(side.run_with_callback, start, stop) for side in self.sides])
 
     def seconds_per_sample(self, batch_size: int) -> float:
-        """Measure the forward passes of all sides on a batch.
-
-        Args:
-            batch_size: Samples per forward.
-        """
+        """Measure the forward passes of all sides on a batch."""
         count = min(batch_size, self.n)
         assert self._device is not None
         return seconds_of(lambda: self.rows(0, count, lambda key, rows: True), self._device) / count
@@ -243,12 +202,7 @@ def all_finite(rows: Tensor) -> bool:
 
 
 class _Probe:
-    """Activations of one side for the first samples.
-
-    Attributes:
-        first: Layer -> first layer that returns the same tensor.
-        specs: Layer -> spec of its activations.
-    """
+    """Activations of one side for the first samples."""
 
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}

@@ -95,23 +95,7 @@ def maximum_test(
     metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
     permutations: int, seed: int, memory: int,
 ) -> MaximumTest:  # fmt: skip
-    """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
-
-    Args:
-        metric: The metric.
-        x: Rows of each layer of x, (n, d), one row per sample.
-        y: Rows of each layer of y.
-        defined: (layers of x, layers of y) bool, where the metric is defined; ``None`` for everywhere.
-        permutations: Number of permutations.
-        seed: Seed of the permutations.
-        memory: Bytes that the matrices of samples may take.
-
-    Returns:
-        The test.
-
-    Raises:
-        ValueError: If the metric is undefined for a pair.
-    """
+    """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs."""
     random, n = np.random.default_rng(seed), len(x[0])
     orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
     known = np.ones((len(x), len(y)), bool) if defined is None else defined
@@ -127,14 +111,7 @@ def maximum_test(
 
 
 def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
-    """Return the test from the values of all pairs under all orders of the samples.
-
-    Args:
-        values: (1 + permutations, layers of a, layers of b) float64, with the observed order first; NaN for pairs that
-            take no part.
-        higher_is_better: Whether a higher value means more similar.
-        seed: Seed of the permutations, to be recorded.
-    """
+    """Return the test from the values of all pairs under all orders of the samples."""
     chance, spread = values.mean(0), values.std(0)
     varies = spread > _ROUNDING * np.abs(values).max(0)
     scores = np.where(varies, (values - chance) / np.where(varies, spread, 1.0), 0.0) * (1 if higher_is_better else -1)

@@ -250,9 +250,8 @@ class NetworkAtlas(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the values in long format.
 
-        Returns:
-            One row per metric and pair of layers, with the columns ``metric``, ``network_a``, ``layer_a``,
-            ``network_b``, ``layer_b`` and ``value``, and ``undefined`` (the reason, or None) if a pair is undefined.
+        Returns one row per metric and pair of layers, with the columns ``metric``, ``network_a``, ``layer_a``,
+        ``network_b``, ``layer_b`` and ``value``, and ``undefined`` (the reason, or None) if a pair is undefined.
         """
         frame = self.atlas.to_pandas()
         for side in "ab":

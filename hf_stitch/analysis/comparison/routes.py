@@ -20,23 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """One way to compute a metric, with its cost.
+    """One way to compute a metric, with its cost."""
 
-    Attributes:
-        metric: Label of the metric.
-        name: ``moments``, ``grams``, ``features`` or ``minibatches``.
-        flops: Floating-point operations, most of them in float64.
-        memory: Memory in bytes.
-        disk: Size in bytes of the rows stored in files.
-        chosen: Whether the comparison uses this route.
-    """
-
-    metric: str
-    name: str
-    flops: float
-    memory: int
-    disk: int
-    chosen: bool = False
+    metric: str  # label of the metric
+    name: str  # moments, grams, features or minibatches
+    flops: float  # floating-point operations, most of them in float64
+    memory: int  # memory in bytes
+    disk: int  # size in bytes of the rows stored in files
+    chosen: bool = False  # whether the comparison uses this route
 
 
 @dataclass(frozen=True)
@@ -103,11 +94,6 @@ def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, avail
 
     Only routes that fit into memory are chosen. Metrics with a single route are processed first, because the statistics
     that they collect are free for the other metrics.
-
-    Args:
-        scores: Label -> metric.
-        reader: Reader of the layers.
-        available: Memory in bytes that a route may use.
     """
     routes: dict[str, list[Route]] = {}
     collected: set[tuple[str, str]] = set()
@@ -134,13 +120,7 @@ def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bo
 
 
 def flops_of_permutation(scores: Mapping[str, ActivationMetric], routes: Sequence[Route], reader: LayerReader) -> float:
-    """Return the operations of one permutation of a test of all metrics, roughly.
-
-    Args:
-        scores: Label -> metric.
-        routes: All routes of these metrics.
-        reader: Reader of the layers, with one row per sample.
-    """
+    """Return the operations of one permutation of a test of all metrics, roughly."""
     (group,) = reader.groups
     x, y = len(group.x), len(group.y)
     total = 0.0
@@ -153,15 +133,7 @@ def flops_of_permutation(scores: Mapping[str, ActivationMetric], routes: Sequenc
 
 
 def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
-    """Return the name of the chosen route of each metric.
-
-    Args:
-        routes: All routes.
-        available: Memory in bytes that a route may use, for the error message.
-
-    Raises:
-        ValueError: If no route of a metric fits into memory.
-    """
+    """Return the name of the chosen route of each metric."""
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
         if metric not in taken:

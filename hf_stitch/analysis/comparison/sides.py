@@ -32,11 +32,7 @@ class Side(Protocol):
 
 
 class Reader:
-    """Reader of raw samples. A batch that both sides request is read once.
-
-    Args:
-        samples: The samples.
-    """
+    """Reader of raw samples. A batch that both sides request is read once."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -52,12 +48,7 @@ class Reader:
 
 
 class Network:
-    """A network with its samples as one side of a comparison.
-
-    Args:
-        adapter: The network.
-        reader: Reader of the raw samples.
-    """
+    """A network with its samples as one side of a comparison."""
 
     def __init__(self, adapter: Adapter, reader: Reader) -> None:
         self.adapter, self.reader = adapter, reader
@@ -89,13 +80,6 @@ class Networks:
     """Several networks or saved activations as a single side, which is compared with itself.
 
     The layers are named ``network/layer``. Each network runs once per batch.
-
-    Attributes:
-        sides: Name -> network or saved activations of the same samples.
-
-    Args:
-        sides: Name -> network or saved activations of the same samples.
-        layers: Name -> layers; ``None`` uses the default layers of each.
     """
 
     def __init__(self, sides: Mapping[str, Side], layers: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -135,25 +119,14 @@ class Networks:
 
 
 def networks_of(side: Side) -> list[nn.Module]:
-    """Return the networks that run for a side; none for saved activations.
-
-    Args:
-        side: The side.
-    """
+    """Return the networks that run for a side; none for saved activations."""
     if isinstance(side, Networks):
         return [network for own in side.sides.values() for network in networks_of(own)]
     return [side.adapter.model] if isinstance(side, Network) else []
 
 
 def shares_of(side: Side) -> dict[str, float]:
-    """Return the share of the parameters of its network that each module contains.
-
-    Args:
-        side: A side of a comparison.
-
-    Returns:
-        Name of the module, with that of its network if there are several -> from 0 to 1; empty for saved activations.
-    """
+    """Return the share of the parameters of its network that each module contains."""
     if isinstance(side, Networks):
         parts = {name: shares_of(own) for name, own in side.sides.items()}
         return {f"{name}/{layer}": share for name, found in parts.items() for layer, share in found.items()}

@@ -24,18 +24,7 @@ Array = NDArray[np.float64]
 
 
 def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetric], dict[str, WeightMetric]]:
-    """Build metrics, and sort them into those of activations and those of weights.
-
-    Args:
-        metrics: Metrics, or names of registered metrics.
-
-    Returns:
-        The metrics of activations, and the metrics of weights by label.
-
-    Raises:
-        TypeError: If ``metrics`` is a single metric, or an option is unknown.
-        ValueError: If a metric is unknown, or a metric of weights is requested twice.
-    """
+    """Build metrics, and sort them into those of activations and those of weights."""
     if isinstance(metrics, str | Metric):
         raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     activations: list[ActivationMetric] = []
@@ -54,15 +43,10 @@ def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetr
 
 @dataclass(frozen=True)
 class WeightSide:
-    """A network whose weights are compared.
+    """A network whose weights are compared."""
 
-    Attributes:
-        model: The network.
-        description: What identifies it, as JSON values.
-    """
-
-    model: nn.Module
-    description: Mapping[str, Any]
+    model: nn.Module  # the network
+    description: Mapping[str, Any]  # what identifies it, as JSON values
 
 
 def compare_weights(
@@ -71,21 +55,7 @@ def compare_weights(
     layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None,
 ) -> SimilarityAtlas:
-    """Compare the layers of two networks by metrics of weights.
-
-    Args:
-        sides: The networks a and b.
-        metrics: Label -> metric.
-        layers_a: Modules of a: themselves, and what is in them, as far as a metric reads it. ``None`` takes all layers
-            that a metric reads.
-        layers_b: Modules of b.
-
-    Returns:
-        The values of all pairs of layers, and of the whole networks.
-
-    Raises:
-        ValueError: If a network has nothing that a metric reads, or a metric has no value for any pair of layers.
-    """
+    """Compare the layers of two networks by metrics of weights."""
     read_a, read_b = (
         read_of(side.model, metrics, layers, argument)
         for side, layers, argument in zip(sides, (layers_a, layers_b), ("layers_a", "layers_b"), strict=True)
@@ -99,21 +69,7 @@ def compare_weights(
 def read_of(
     model: nn.Module, metrics: Mapping[str, WeightMetric], layers: Iterable[str] | None, argument: str = "layers"
 ) -> dict[str, dict[str, Weights]]:
-    """Read what metrics of weights compare of some modules of a network, and of the modules in them.
-
-    Args:
-        model: The network.
-        metrics: Label -> metric.
-        layers: Names of modules; ``None`` for all. Modules of which a metric reads nothing are left out.
-        argument: Name of the argument, for error messages.
-
-    Returns:
-        Label -> layer -> what was read of it.
-
-    Raises:
-        TypeError: If ``layers`` is a single name.
-        ValueError: If the network does not have a module, or a metric reads nothing.
-    """
+    """Read what metrics of weights compare of some modules of a network, and of the modules in them."""
     names = None if layers is None else layer_names(argument, layers)
     modules = dict(model.named_modules())
     if unknown := [name for name in names or () if name not in modules]:
@@ -139,19 +95,7 @@ def read_of(
 def compare_readings(
     a: Mapping[str, Mapping[str, Weights]], b: Mapping[str, Mapping[str, Weights]], metrics: Mapping[str, WeightMetric]
 ) -> SimilarityAtlas:
-    """Compare what metrics of weights have read of two networks.
-
-    Args:
-        a: Label of the metric -> layer -> what was read of it.
-        b: The same of the other network. If it is the same object, half of the values of symmetric metrics are copied.
-        metrics: Label -> metric.
-
-    Returns:
-        The values, without a recipe.
-
-    Raises:
-        ValueError: If a metric has no value for any pair of layers.
-    """
+    """Compare what metrics of weights have read of two networks."""
     names_a, names_b = (tuple(dict.fromkeys(layer for read in side.values() for layer in read)) for side in (a, b))
     values = {label: np.full((len(names_a), len(names_b)), np.nan) for label in metrics}
     whole: dict[str, float] = {}
@@ -189,17 +133,8 @@ def compare_all_weights(
 ) -> tuple[SimilarityAtlas, dict[str, tuple[str, ...]], dict[str, Array]]:
     """Compare the layers of several networks by metrics of weights.
 
-    Args:
-        sides: Name -> network.
-        metrics: Label -> metric.
-        layers: Name -> modules of the network. Networks that are left out take part with all their layers.
-
-    Returns:
-        The atlas of all layers, named ``network/layer``; the layers of each network; and by metric the values of whole
-        networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
-
-    Raises:
-        ValueError: If a network has nothing that a metric reads, or a metric has no value for any pair of layers.
+    Returns the atlas of all layers, named ``network/layer``; the layers of each network; and by metric the values of
+    whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
     read = {name: read_of(side.model, metrics, layers.get(name)) for name, side in sides.items()}
     named = {name: tuple(dict.fromkeys(x for found in own.values() for x in found)) for name, own in read.items()}
@@ -226,19 +161,7 @@ def compare_all_weights(
 def same_layers(
     a: Mapping[str, Weights], b: Mapping[str, Weights], metric: WeightMetric
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Compare the layers of two networks with those of the same names, and the whole networks.
-
-    Args:
-        a: Layer -> what the metric has read of it.
-        b: The same of the other network.
-        metric: The metric.
-
-    Returns:
-        Layer, or :data:`WHOLE` -> value, NaN if it has none; and layer -> why it has none.
-
-    Raises:
-        ValueError: If the networks have other layers.
-    """
+    """Compare the layers of two networks with those of the same names, and the whole networks."""
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
     values: dict[str, float] = {}

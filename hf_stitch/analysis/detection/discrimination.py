@@ -24,26 +24,10 @@ RECALL = 0.95
 def discrimination(strange: Array, own: Array, *, two_sided: bool, paired: bool, seed: int = 0) -> dict[str, Array]:
     """Compute how well scores tell strange samples from the network's own, with 95% intervals.
 
-    Args:
-        strange: ``(n,)`` scores of the strange samples, larger for stranger ones.
-        own: ``(m,)`` scores of the others.
-        two_sided: Whether the detector is two-sided, which decides what ``auroc``, ``aupr`` and ``fpr95`` mean.
-        paired: Whether both are scores of the same samples, which are then resampled together.
-        seed: Seed of the bootstrap.
-
-    Returns:
-        Figure -> ``(3,)``: the value and both ends of its interval. ``one_sided`` and ``two_sided`` are AUROCs of the
-        scores and of their distances from the median of the others (:func:`sided`); ``auroc`` is the one that the
-        detector declares. ``aupr`` is the average precision with the strange samples as positives, ``fpr95`` the share
-        of the network's own samples above the threshold above which 95% of the strange ones are.
-
-    Raises:
-        ValueError: If scores are missing, NaN or infinite.
-
-    Example:
-        >>> found = discrimination(np.arange(9.0) + 100, np.arange(9.0), two_sided=False, paired=True)
-        >>> {name: float(value[0]) for name, value in found.items()}
-        {'auroc': 1.0, 'one_sided': 1.0, 'two_sided': 1.0, 'aupr': 1.0, 'fpr95': 0.0}
+    Returns figure -> ``(3,)``: the value and both ends of its interval. ``one_sided`` and ``two_sided`` are AUROCs of
+    the scores and of their distances from the median of the others (:func:`sided`); ``auroc`` is the one that the
+    detector declares. ``aupr`` is the average precision with the strange samples as positives, ``fpr95`` the share of
+    the network's own samples above the threshold above which 95% of the strange ones are.
     """
     check_scores(strange, own)
     folded = sided(strange, own), sided(own, own)
@@ -54,14 +38,7 @@ def discrimination(strange: Array, own: Array, *, two_sided: bool, paired: bool,
 
 
 def check_scores(*sets: Array) -> None:
-    """Check that scores can be compared.
-
-    Args:
-        *sets: Sets of scores.
-
-    Raises:
-        ValueError: If there are none in a set, or some are NaN or infinite.
-    """
+    """Check that scores can be compared."""
     for scores in sets:
         if not len(scores):
             raise ValueError("there are no scores to compare: give more samples")
@@ -70,19 +47,7 @@ def check_scores(*sets: Array) -> None:
 
 
 def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
-    """Compute the AUROC of two sets of scores, with its 95% interval (DeLong et al. 1988).
-
-    Args:
-        positive: ``(n,)`` scores that should be higher.
-        negative: ``(m,)`` other scores.
-        paired: Whether both are scores of the same samples.
-
-    Returns:
-        ``(3,)``: the AUROC, where ties count half, and both ends of its interval, which are cut to [0, 1].
-
-    Raises:
-        ValueError: If scores are missing, NaN or infinite.
-    """
+    """Compute the AUROC of two sets of scores, with its 95% interval (DeLong et al. 1988)."""
     check_scores(positive, negative)
     above = _share_below(np.sort(negative), positive)
     below = 1 - _share_below(np.sort(positive), negative)
@@ -96,15 +61,7 @@ def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
 
 
 def sided(scores: Array, own: Array) -> Array:
-    """Return scores that are larger the further they are from the middle of others, on either side.
-
-    Args:
-        scores: ``(n,)`` scores.
-        own: ``(m,)`` scores of the network's own samples.
-
-    Returns:
-        ``(n,)``: distance of the rank among ``own`` from the middle, from 0 to 0.5.
-    """
+    """Return scores that are larger the further they are from the middle of others, on either side."""
     distances: Array = np.abs(_share_below(np.sort(own), scores) - 0.5)
     return distances
 
@@ -147,18 +104,8 @@ def _interval(drawn: Array) -> Array:
 def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Array:
     """Return the dose of noise that a detector tells apart as well as it tells apart a stitch.
 
-    Args:
-        values: ``(…)`` AUROCs of stitches at one layer of the target.
-        doses: ``(doses,)`` AUROCs of the target's activations with noise.
-        sizes: The doses.
-
-    Returns:
-        ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of .5
-        and below that of the smallest dose, infinity above that of the largest, NaN where an AUROC is NaN.
-
-    Example:
-        >>> equivalent_dose(np.array([0.5, 0.7, 0.99]), np.array([0.6, 0.8]), (0.1, 1.0)).round(3).tolist()
-        [0.0, 0.316, inf]
+    Returns ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of
+    .5 and below that of the smallest dose, infinity above that of the largest, NaN where an AUROC is NaN.
     """
     rising, logs = np.maximum.accumulate(np.maximum(doses, 0.5)), np.log(sizes)
     # The first dose that reaches the value, and the one before: where detection saturates, several have one AUROC.

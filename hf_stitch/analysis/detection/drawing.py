@@ -19,13 +19,7 @@ POSITIONS = 8
 
 
 def generator(id_: Id, seed: int, purpose: str) -> np.random.Generator:
-    """Return the random numbers of one sample.
-
-    Args:
-        id_: Id of the sample.
-        seed: Seed of all choices.
-        purpose: What the numbers are for; different purposes have independent numbers.
-    """
+    """Return the random numbers of one sample."""
     key = hashlib.sha256(f"{seed} {purpose} {id_!r}".encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:8]))
 
@@ -38,65 +32,28 @@ def _drawn(ids: tuple[Id, ...], seed: int, purpose: str) -> NDArray[np.float64]:
 
 
 def drawn(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.float64]:
-    """Draw a number for each sample. The last few draws are kept: hashing 10,000 ids takes half a second.
-
-    Args:
-        ids: Ids of the samples.
-        seed: Seed of all choices.
-        purpose: What the numbers are for; different purposes have independent numbers.
-
-    Returns:
-        ``(n,)`` numbers from 0 to 1, each of which depends on the id of the sample alone.
-    """
+    """Draw a number for each sample. The last few draws are kept: hashing 10,000 ids takes half a second."""
     return _drawn(tuple(ids), seed, purpose)
 
 
 def folds(ids: Sequence[Id], seed: int) -> NDArray[np.bool_]:
     """Return the folds of samples in which detectors of stitched activations are fitted and score.
 
-    Args:
-        ids: Ids of the samples.
-        seed: Seed of the split.
-
-    Returns:
-        ``(n,)``, true for the second fold. That of a sample depends on its id alone, whatever the other samples are, so
-        that the noise of a batch can differ between folds. Folds are therefore of nearly equal size only.
+    Returns ``(n,)``, true for the second fold. That of a sample depends on its id alone, whatever the other samples
+    are, so that the noise of a batch can differ between folds. Folds are therefore of nearly equal size only.
     """
     return drawn(ids, seed, "fold") >= 0.5
 
 
 def halves(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.bool_]:
-    """Split samples at random into two halves of equal size.
-
-    Args:
-        ids: Ids of the samples.
-        seed: Seed of the split.
-        purpose: What the split is for; different purposes have independent splits.
-
-    Returns:
-        ``(n,)``, true for the second half. The order of the samples does not matter.
-    """
+    """Split samples at random into two halves of equal size."""
     second = np.zeros(len(ids), bool)
     second[np.argsort(drawn(ids, seed, purpose))[len(ids) // 2 :]] = True
     return second
 
 
 def drawn_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
-    """Return some rows of each sample, for detectors of stitched activations.
-
-    Args:
-        activations: A batch.
-        ids: Ids of its samples.
-        seed: Seed of the positions.
-        reads: ``"positions"``: :data:`POSITIONS` positions of each sample, drawn by its id; a sample with fewer repeats
-            some. ``"samples"``: the mean over all positions.
-
-    Returns:
-        ``(batch, positions, d)`` float32 on the CPU.
-
-    Raises:
-        ValueError: If a sample has no position.
-    """
+    """Return some rows of each sample, for detectors of stitched activations."""
     if reads == "samples" or activations.layout == "bd":
         return activations.rows("mean").float().cpu()[:, None]
     rows, owners = activations.rows("none"), activations.row_samples("none").cpu()

@@ -13,18 +13,8 @@ BINS = 30
 def binned(strange: Array, own: Array) -> dict[str, Array]:
     """Count scores in bins of equal width between the 1st and the 99th percentile of all.
 
-    Args:
-        strange: ``(n,)`` finite scores of stitched activations.
-        own: ``(m,)`` finite scores of the target's own.
-
-    Returns:
-        ``edges``, ``(BINS + 1,)``, of which the first and the last are infinite; ``stitched`` and ``own``, ``(BINS,)``
-        counts, which add up to n and m.
-
-    Example:
-        >>> found = binned(np.arange(100.0), np.arange(50.0))
-        >>> found["stitched"].sum(), found["own"].sum()
-        (np.float64(100.0), np.float64(50.0))
+    Returns ``edges``, ``(BINS + 1,)``, of which the first and the last are infinite; ``stitched`` and ``own``,
+    ``(BINS,)`` counts, which add up to n and m.
     """
     low, high = np.percentile(np.concatenate([strange, own]), [1, 99])
     if low == high:  # nearly all scores are equal

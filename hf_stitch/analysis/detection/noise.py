@@ -30,43 +30,22 @@ DONORS = 64
 
 
 def donors_among(ids: Sequence[Id], seed: int) -> list[int]:
-    """Return the places of the samples whose activations or residuals are added to those of others.
-
-    Args:
-        ids: Ids of the samples to which detectors are fitted.
-        seed: Seed of the draw, which depends on the ids alone.
-    """
+    """Return the places of the samples whose activations or residuals are added to those of others."""
     return sorted(range(len(ids)), key=drawn(ids, seed, "donor").__getitem__)[:DONORS]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise for the activations of a layer, with a mean square equal to theirs, in each prefix token and all positions.
+    """Noise for the activations of a layer whose mean square is theirs, in each prefix token and all positions."""
 
-    Attributes:
-        scales: ``(prefix tokens + 1,)`` standard deviations of isotropic noise: of each prefix token, and of positions.
-        donors: Kind -> ``(prefix tokens + positions, d)`` float64 for each of some samples.
-    """
-
-    scales: Tensor
-    donors: Mapping[str, Sequence[Tensor]]
+    scales: Tensor  # (prefix tokens + 1,) standard deviations of isotropic noise
+    donors: Mapping[str, Sequence[Tensor]]  # kind -> (prefix tokens + positions, d) float64 for each of some samples
 
     @classmethod
     def of(
         cls, activations: Sequence[Representation], ids: Sequence[Id], seed: int, residuals: Sequence[Tensor] = ()
     ) -> Self:
-        """Measure the activations.
-
-        Args:
-            activations: Batches of activations of the layer.
-            ids: Ids of their samples.
-            seed: Seed of the draw of donors of coloured noise.
-            residuals: ``(prefix tokens + positions, d)`` for each of some samples, of any size: donors of residual
-                noise.
-
-        Raises:
-            ValueError: If there are fewer than two samples, all positions are equal, or those of the donors are.
-        """
+        """Measure the activations."""
         if len(ids) < 2:
             raise ValueError(f"noise is made of other samples: at least 2 are needed, got {len(ids)}")
         means, squares = _moments(activations)
@@ -92,19 +71,7 @@ class Noise:
         return tuple(kind for kind in KINDS if kind == "isotropic" or kind in self.donors)
 
     def draw(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
-        """Draw noise.
-
-        Args:
-            kind: One of :attr:`kinds`.
-            activations: Activations of the target. Padding gets no noise.
-            ids: Ids of the samples, on which alone the noise of each depends. Samples of two folds
-                (:func:`hf_stitch.analysis.detection.drawing.folds`) have no donor in common, so that a detector that is
-                fitted to one of them was not fitted to the noise of the other.
-            seed: Seed of the noise.
-
-        Returns:
-            The noise, in the shape of the values.
-        """
+        """Draw noise."""
         (batch, length, width), device = activations.positions().shape, self.scales.device
         prefix = len(self.scales) - 1
         real = torch.ones(batch, prefix + length, dtype=torch.bool, device=device)

@@ -28,12 +28,7 @@ View = Pooling | Literal["prefix"]
 
 
 def received(activations: Representation, view: View) -> Representation:
-    """Return the target's own activations in the form in which a stitch hands over its own.
-
-    Args:
-        activations: Activations of the target.
-        view: Pooling of the stitch, or ``"prefix"``.
-    """
+    """Return the target's own activations in the form in which a stitch hands over its own."""
     if view == "prefix":
         return Representation(activations.prefix(), "bnd")
     if view not in POOLED or activations.layout == "bd":
@@ -42,12 +37,7 @@ def received(activations: Representation, view: View) -> Representation:
 
 
 def handed_over(mapped: Representation, view: View) -> Representation:
-    """Return the output of a stitch, as one vector per sample if the pooling leaves one.
-
-    Args:
-        mapped: Output of a stitching layer.
-        view: Its pooling, or ``"prefix"``.
-    """
+    """Return the output of a stitch, as one vector per sample if the pooling leaves one."""
     if view == "prefix":
         return Representation(mapped.prefix(), "bnd")
     if view not in POOLED or mapped.layout == "bd":
@@ -71,23 +61,6 @@ def recorded(
     As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
     a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
     Several processes share the samples of layers that fit; each keeps a file of its own for one that does not.
-
-    Args:
-        network: The network.
-        layers: Its layers.
-        data: Sets of raw samples.
-        view: Form of the activations (:func:`received`).
-        batch_size: Number of samples per forward pass.
-        memory: Bytes to keep in memory.
-        progress: Whether to show a progress bar.
-        processes: The processes that share the samples; all of them get all activations.
-
-    Yields:
-        Each layer with the batches of each set of samples. They are valid until the next layer.
-
-    Raises:
-        ValueError: If activations are NaN or infinite, or have another shape than those of the first samples; the
-            message names layer and sample.
     """
     sizes, specs = _sizes(network, layers, data, view, batch_size)
     for group in _groups(layers, sizes, memory):
@@ -107,11 +80,7 @@ def recorded(
 def _sizes(
     network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int
 ) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
-    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them.
-
-    Returns:
-        Layer -> bytes; and layer -> shape of its activations.
-    """
+    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
     first = next(iter(data[0].batches(batch_size)))
     with torch.no_grad():
         found = network.encode(network.preprocess(first.samples), list(layers))

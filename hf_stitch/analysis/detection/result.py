@@ -111,10 +111,9 @@ class Detection(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the controls and the AUROCs of noise in long format.
 
-        Returns:
-            One row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``, ``train``,
-            ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector does not
-            tell far samples apart at this layer.
+        Returns one row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``,
+        ``train``, ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector does
+        not tell far samples apart at this layer.
         """
         import pandas
 
@@ -176,40 +175,19 @@ class Detection(Result):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a watch kept of all activations of a test.
+    """What a watch kept of all activations of a test."""
 
-    Attributes:
-        ids: Ids of the test samples.
-        own: Layer of the target -> what is kept of its own activations.
-        doses: Layer -> what is kept of its own activations with noise (:meth:`Watch.see_doses`).
-        stitched: Cell -> what is kept of stitched activations.
-        known_ids: Ids of the samples to which detectors were fitted.
-        far: Layer -> what is kept of far samples; empty without far samples.
-        far_ids: Ids of the far samples.
-    """
-
-    ids: Sequence[Id]
-    own: Mapping[str, Seen]
-    doses: Mapping[str, Seen]
-    stitched: Mapping[Cell, Seen]
-    known_ids: Sequence[Id]
-    far: Mapping[str, Seen] = field(default_factory=dict)
-    far_ids: Sequence[Id] = ()
+    ids: Sequence[Id]  # ids of the test samples
+    own: Mapping[str, Seen]  # layer of the target -> what is kept of its own activations
+    doses: Mapping[str, Seen]  # layer -> what is kept of its own activations with noise (Watch.see_doses)
+    stitched: Mapping[Cell, Seen]  # cell -> what is kept of stitched activations
+    known_ids: Sequence[Id]  # ids of the samples to which detectors were fitted
+    far: Mapping[str, Seen] = field(default_factory=dict)  # layer -> what is kept of far samples
+    far_ids: Sequence[Id] = ()  # ids of the far samples
 
 
 def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence, *, two_sided: bool) -> Detection:
-    """Compute what one detector finds.
-
-    Args:
-        watch: The fitted detectors.
-        label: Label of the detector.
-        layers_a: Layers of the source.
-        evidence: What was kept of all activations.
-        two_sided: Whether unusually small scores count as strange.
-
-    Returns:
-        The figures of all stitches, noises and controls.
-    """
+    """Compute what one detector finds."""
     asked = _Asked(watch, label, evidence, two_sided)
     layers = tuple(evidence.own)
     doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}

@@ -30,41 +30,24 @@ for detectors that learn from stitched activations."""
 
 @dataclass(frozen=True)
 class Layer:
-    """The detectors of one layer.
+    """The detectors of one layer."""
 
-    Attributes:
-        noise: Noise for the target's own activations.
-        scorers: Label -> fitted detector; those that learn from stitched activations are fitted later.
-        known: What is kept of the samples to which the detectors were fitted.
-    """
-
-    noise: Noise
-    scorers: Mapping[str, Scorer]
-    known: Seen
+    noise: Noise  # noise for the target's own activations
+    scorers: Mapping[str, Scorer]  # label -> fitted detector
+    known: Seen  # what is kept of the samples to which the detectors were fitted
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Detectors at the layers of a target.
+    """Detectors at the layers of a target."""
 
-    Attributes:
-        detectors: Label -> detector.
-        seed: Seed of drawn positions, of noise and of halves.
-        layers: Layer -> its fitted detectors.
-        kinds: Kinds of noise with which the detectors are calibrated, as far as there are such at a layer.
-    """
-
-    detectors: Mapping[str, Detector]
-    seed: int
-    layers: Mapping[str, Layer] = field(default_factory=dict)
+    detectors: Mapping[str, Detector]  # label -> detector
+    seed: int  # seed of drawn positions, of noise and of halves
+    layers: Mapping[str, Layer] = field(default_factory=dict)  # layer -> its fitted detectors
     kinds: Sequence[str] = KINDS
 
     def kinds_at(self, layer: str) -> tuple[str, ...]:
-        """Return the kinds of noise at a layer.
-
-        Args:
-            layer: The layer.
-        """
+        """Return the kinds of noise at a layer."""
         return tuple(kind for kind in self.kinds if kind in self.layers[layer].noise.kinds)
 
     @property
@@ -78,29 +61,11 @@ class Watch:
         return hashlib.sha256(b"".join(scores)).digest() if scores else b""
 
     def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
-        """Show activations to the detectors of a layer.
-
-        Args:
-            layer: The layer.
-            activations: The target's own activations, or those that a stitch hands over.
-            ids: Ids of the samples.
-
-        Returns:
-            What is kept of them, as :data:`Seen`.
-        """
+        """Show activations to the detectors of a layer."""
         return _seen(self.detectors, self.layers[layer].scorers, activations, ids, self.seed)
 
     def see_doses(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
-        """Show the target's own activations with noise to the detectors of a layer.
-
-        Args:
-            layer: The layer.
-            activations: The target's own activations.
-            ids: Ids of the samples.
-
-        Returns:
-            ``<kind>.<dose>.<what is kept>``, for every kind of noise and every dose.
-        """
+        """Show the target's own activations with noise to the detectors of a layer."""
         found: dict[str, NDArray[np.floating]] = {}
         for kind in self.kinds_at(layer):
             noise = self.layers[layer].noise.draw(kind, activations, ids, self.seed)
@@ -122,20 +87,6 @@ class Watch:
 
         A detector of stitched activations is fitted to one half of the samples and scores the other, twice. The strange
         and the own activations of a sample are in the same half.
-
-        Args:
-            label: Label of the detector.
-            layer: The layer.
-            strange: What is kept of the strange activations.
-            own: What is kept of the target's own activations.
-            ids: Ids of the samples of the own activations.
-            others: Ids of the samples of the strange ones, if they are other samples.
-
-        Returns:
-            ``(n,)`` and ``(m,)`` scores.
-
-        Raises:
-            ValueError: If the detector cannot be fitted to one half.
         """
         detector = self.detectors[label]
         if detector.auxiliary != "stitched":
@@ -151,20 +102,7 @@ def crossfitted(
     strange: NDArray[np.floating],
     split: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> tuple[Array, Array]:
-    """Fit a detector to one half of own and of strange rows, and score the other half, twice.
-
-    Args:
-        detector: A detector of stitched activations.
-        own: ``(n, positions, d)`` rows of the target's own activations.
-        strange: ``(m, positions, d)`` strange rows.
-        split: ``(n,)`` and ``(m,)`` bool: the half of each sample.
-
-    Returns:
-        ``(m,)`` scores of the strange samples and ``(n,)`` of the own ones.
-
-    Raises:
-        ValueError: If the detector cannot be fitted to one half.
-    """
+    """Fit a detector to one half of own and of strange rows, and score the other half, twice."""
     scores = np.empty(len(strange)), np.empty(len(own))
     for half in (False, True):
         fitted_own, fitted_strange = (_as_batch(x[f == half]) for x, f in zip((own, strange), split, strict=True))
@@ -222,29 +160,7 @@ def fit_watch(
     progress: bool = False,
     processes: Processes = ALONE,
 ) -> Watch:
-    """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them.
-
-    Args:
-        detectors: Label -> detector.
-        network: The target.
-        layers: Its layers.
-        samples: Raw samples.
-        view: Pooling of the stitches, or another form of the activations (:data:`View`).
-        batch_size: Number of samples per forward pass.
-        outliers: Raw samples of other data, for detectors that need them.
-        residuals: Layer -> residuals of least squares, ``(prefix tokens + positions, d)`` for each of some samples, for
-            noise of this kind. Layers that are left out have no such noise.
-        kinds: Kinds of noise with which the detectors are calibrated.
-        seed: Seed of drawn positions, of noise and of halves.
-        progress: Whether to show a progress bar.
-        processes: The processes that share the samples; each fits all detectors to the activations of all samples.
-
-    Returns:
-        The fitted detectors.
-
-    Raises:
-        ValueError: If a detector cannot be fitted; the message names detector and layer.
-    """
+    """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them."""
     if not detectors:
         return Watch(detectors, seed, kinds=kinds)
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
@@ -274,20 +190,7 @@ def see_all(
     watch: Watch, network: Adapter, samples: Samples, view: View, batch_size: int, *, progress: bool = False,
     processes: Processes = ALONE,
 ) -> dict[str, Seen]:  # fmt: skip
-    """Show the target's activations of samples to the detectors of all layers.
-
-    Args:
-        watch: The fitted detectors.
-        network: The target.
-        samples: Raw samples.
-        view: Pooling of the stitches, or another form of the activations (:data:`View`).
-        batch_size: Number of samples per forward pass.
-        progress: Whether to show a progress bar.
-        processes: The processes that share the samples; all of them return the same.
-
-    Returns:
-        Layer -> what is kept.
-    """
+    """Show the target's activations of samples to the detectors of all layers."""
     found: dict[str, Seen] = {}
     layers = list(watch.layers)
     each_layer = recorded(network, layers, [samples], view, batch_size, progress=progress, processes=processes)
@@ -300,18 +203,7 @@ def see_all(
 def check_needs(
     detectors: Mapping[str, Detector], samples: Samples, outliers: Samples | None, far: Samples | None
 ) -> None:
-    """Check before any work that detectors get what they need.
-
-    Args:
-        detectors: Label -> detector.
-        samples: Samples to which they will be fitted.
-        outliers: Samples of other data (``auxiliary_data=``).
-        far: Far samples, on which they will be tested (``far_data=``).
-
-    Raises:
-        ValueError: If labels or samples of other data are missing, other data are given that no detector needs, these
-            are also the far samples, or a detector of stitched activations reads more than positions.
-    """
+    """Check before any work that detectors get what they need."""
     for label, detector in detectors.items():
         if detector.needs_labels and samples.labels is None:
             raise ValueError(f"detector {label} needs the class of each sample, but the data have no labels")
