@@ -330,6 +330,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if passes_on(first) and not isinstance(first, PreTrainedModel):  # user code may use anything
             return inputs
         used = {*front.takes.content, *arguments_of(first, front.interface.content[0])}
+        if self.can_generate():
+            used.add("use_cache")  # set here with the cache; networks of transformers may read it from **kwargs
         if front.takes.modality == "text":
             used.add(front.takes.mask)
         if isinstance(self.source, PrefixFront):

@@ -502,3 +502,11 @@ def test_a_decoder_that_counts_positions_from_padding_equals_itself(use: bool, t
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids, use_cache=use).logits, a.model(input_ids=ids, use_cache=use).logits)
     assert torch.equal(generated(model).sequences, generated(a.model).sequences)
+
+
+def test_a_network_whose_forward_does_not_name_use_cache_has_a_cache(texts: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    a = adapted("llama", transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**TEXT, **sizes)).eval())
+    model = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
+    assert generated(model)[NAME] is not None and model.uncached is None
