@@ -41,7 +41,6 @@ from .transfer import transfer_direction as transfer_direction
 from .transfer import transfer_probe as transfer_probe
 from .transfer import transfer_sae as transfer_sae
 from .workflows import audit as audit
-from .workflows import bench as bench
 from .workflows import compare as compare
 from .workflows import compare_all as compare_all
 from .workflows import evaluate as evaluate

@@ -51,7 +51,6 @@ LENC_2015 = arxiv(
 LI_2015 = arxiv(
     "Li et al.: Convergent Learning: Do different neural networks learn the same representations?", "1511.07543"
 )
-LIU_2020 = arxiv("Liu et al.: Energy-based Out-of-distribution Detection", "2010.03759")
 LOPEZ_PAZ_2017 = arxiv("Lopez-Paz & Oquab: Revisiting Classifier Two-Sample Tests", "1610.06545")
 MAI_2026 = arxiv("Mai et al.: Revisiting Model Stitching In the Foundation Model Era", "2603.12433")
 MAIORCA_2024 = arxiv("Maiorca et al.: Latent space translation via inverse relative projection", "2406.15057")

@@ -16,6 +16,7 @@ A file registers its entries when it runs (``registries.matchers.register``), an
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
@@ -150,6 +151,27 @@ class PluginEntry:
                 f"{what}, which cannot be imported ({self.point.value}): {type(error).__name__}: {error}. Repair or "
                 "uninstall that distribution."
             ) from error
+
+
+def install_hint(kind: str, name: str) -> str:
+    """Return how to install a name that this installation lacks, for messages.
+
+    The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
+
+    Args:
+        kind: Name of a registry, or ``"names"`` for what plugins export.
+        name: The name.
+
+    Returns:
+        For example ``it comes with hf-stitch-studies: pip install hf-stitch-studies``; empty for names of no plugin.
+
+    Example:
+        >>> install_hint("commands", "embeddings")
+        'it comes with hf-stitch-embeddings: pip install hf-stitch-embeddings'
+    """
+    table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
+    found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
+    return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")
 
 
 def installed(kind: str) -> list[PluginEntry]:

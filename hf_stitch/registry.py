@@ -21,7 +21,16 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
-from hf_stitch.plugins import FilePlugin, PluginEntry, PluginError, installed, load_named, normalized, running
+from hf_stitch.plugins import (
+    FilePlugin,
+    PluginEntry,
+    PluginError,
+    install_hint,
+    installed,
+    load_named,
+    normalized,
+    running,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     from hf_stitch.matchers import Matcher
     from hf_stitch.metrics import Metric
     from hf_stitch.relative import Selection, Similarity
+    from hf_stitch.results import Result
     from hf_stitch.stitches import Stitch
 
 __all__ = [
@@ -282,13 +292,14 @@ class Registry(Generic[T]):
             name: The name.
 
         Raises:
-            UnknownNameError: If the registry has no such name; the message lists the available names.
+            UnknownNameError: If the registry has no such name; the message lists the available names, or the
+                distribution of this project to install.
         """
         if name not in self:
-            hint = did_you_mean(name, self.names())
+            plugin, similar = install_hint(self.kind, name), did_you_mean(name, self.names())
+            hint = f"; {plugin}." if plugin else f"; did you mean {similar!r}?" if similar else "."
             raise UnknownNameError(
-                f"no {name!r} among {self.kind}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"Available: {', '.join(self.names()) or 'none'}"
+                f"no {name!r} among {self.kind}{hint} Available: {', '.join(self.names()) or 'none'}"
             )
 
     def get(self, name: str) -> Any:
@@ -634,6 +645,7 @@ class Registries:
         heads: Stitched models by task.
         networks: Networks defined by this package.
         data: Sources of data sets.
+        results: Classes of results, which pages restore.
         commands: Commands of ``hf-stitch``.
 
     Example:
@@ -643,7 +655,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'heads', 'networks', 'data', 'commands']
+         'heads', 'networks', 'data', 'results', 'commands']
     """
 
     adapters: Registry[Adapter]
@@ -658,6 +670,7 @@ class Registries:
     heads: Registry[StitchedModel]
     networks: Registry[PreTrainedModel]
     data: Registry[DataSource]
+    results: Registry[Result]
     commands: Registry[FunctionType]
 
     def __iter__(self) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_or
 
 import numpy as np
 
+from hf_stitch.plugins import install_hint
 from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
 from hf_stitch.storage.files import write_whole
@@ -155,7 +156,10 @@ class Result(ABC):
             kind = record.pop("result", None) if isinstance(record, dict) else None
             if kind != cls.__name__:
                 found = f"a result of class {kind}" if kind else "no result"
-                raise ValueError(f"it contains {found}, not {cls.__name__}; load it with the class that saved it")
+                where = f" ({hint})" if (hint := install_hint("results", str(kind))) else ""
+                raise ValueError(
+                    f"it contains {found}, not {cls.__name__}; load it with the class that saved it{where}"
+                )
             return cls.from_dict(record)
 
 

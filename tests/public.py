@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import hf_stitch
 from hf_stitch.registry import registries
 
-PLUGINS = ("diagonal", "embeddings", "filter_atoms", "graphs", "pytorch_ood", "word_vectors")
+PLUGINS = ("diagonal", "embeddings", "filter_atoms", "graphs", "pytorch_ood", "studies", "word_vectors")
 
 
 class Untouched:
@@ -73,7 +73,7 @@ def publics() -> Iterator[Public]:
     registered = {
         registries[kind].get(name): f"registries.{kind}[{name}]"
         for kind in registries
-        if kind != "commands"
+        if kind not in ("commands", "results")
         for name in registries[kind]
     }
     for each, name in {**registered, **found}.items():

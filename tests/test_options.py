@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_studies import bench
 from torch import nn
 
 import hf_stitch
@@ -101,7 +102,7 @@ def verbs() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "audit": (hf_stitch.audit, {"stitched": model, "data": others, **quiet}),
         "relative_model": (hf_stitch.relative_model, relative),
         "swap": (hf_stitch.swap, {**swapped, **task}),
-        "bench": (hf_stitch.bench, three),
+        "bench": (bench, three),
     }
 
 

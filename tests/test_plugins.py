@@ -1,8 +1,10 @@
-"""Plugins in single files: loaded only where they are named, recorded, and taken back whole after an error."""
+"""Plugins: those of this project by name, and single files, loaded where they are named and taken back whole."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -11,11 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import registries
+from hf_stitch.analysis import StitchGrid
+from hf_stitch.cli import app
 from hf_stitch.plugins import PluginError, load_plugin
 from hf_stitch.provenance import check_requirements, requirements
+from hf_stitch.registry import UnknownNameError
+
+from distributions import TABLE, table  # isort: skip
 
 CODE = """
 from dataclasses import dataclass
@@ -39,6 +47,58 @@ def file(tmp_path: Path) -> Iterator[Path]:
         load_plugin(place).unload()
 
 
+# -- plugins of this project -------------------------------------------------------------------------------------------
+def test_the_table_of_their_names_is_up_to_date() -> None:
+    """``python tests/distributions.py`` writes it."""
+    assert json.loads(TABLE.read_text(encoding="utf-8")) == table()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plugin is installed."""
+    for kind in registries:
+        monkeypatch.setitem(vars(registries[kind]), "_plugins", [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "distribution"),
+    [
+        ("detectors", "energy", "hf-stitch-studies"),
+        ("metrics", "weight_cosine", "hf-stitch-filter-atoms"),
+        ("matchers", "diagonal:x=1", "hf-stitch-diagonal"),
+        ("results", "Bench", "hf-stitch-studies"),
+    ],
+)
+def test_a_name_of_a_plugin_that_is_not_installed_tells_which(
+    kind: str, name: str, distribution: str, alone: None
+) -> None:
+    with pytest.raises(UnknownNameError, match=f"among {kind}; it comes with {distribution}: pip install"):
+        registries[kind].build(name)
+
+
+def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) -> None:
+    found = CliRunner().invoke(app, ["bench", "procrustes"])
+    assert found.exit_code == 2
+    told = " ".join(found.output.replace("│", " ").split())
+    assert "There is no command 'bench' here; it comes with hf-stitch-studies: pip install hf-stitch-studies" in told
+    assert "No such command 'banch'" in CliRunner().invoke(app, ["banch"]).output
+
+
+def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'bench'; it comes with hf-stitch-studies: pip install"):
+        hf_stitch.bench  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_result_of_a_plugin_that_is_not_installed_tells_which(alone: None, tmp_path: Path) -> None:
+    page, saved = tmp_path / "page.html", Path("tests/hub/fixtures/0.2.0/results")
+    page.write_bytes(gzip.decompress((saved / "page.html.gz").read_bytes()))
+    with pytest.raises(ValueError, match=r"a \w+ of hf_stitch\S*, which is not known: it comes with hf-stitch-"):
+        hf_stitch.load_report(page)
+    with pytest.raises(ValueError, match=r"a result of class Bench, .* comes with hf-stitch-studies: pip"):
+        StitchGrid.load(saved / "bench.json")
+
+
+# -- plugins in single files -------------------------------------------------------------------------------------------
 def test_its_entries_are_registered_once(file: Path) -> None:
     plugin = load_plugin(file)
     assert load_plugin(str(file)) is plugin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import re
@@ -17,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hf_stitch import SimilarityAtlas, load_report
+from hf_stitch import SimilarityAtlas, load_report, registries
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.printing import Visible, visible
-from hf_stitch.reports.reading import KINDS
 from hf_stitch.results import Result
 
 HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=owned()>[red]:bug:"
@@ -34,9 +32,7 @@ BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\
 def hostile(path: Path) -> Iterator[tuple[str, Result]]:
     """Yield a result with harm in one of its texts, at a time, for all texts that it can have."""
     record = json.loads(path.read_text())
-    name = record.pop("result")
-    module = KINDS.get(name)
-    kind = getattr(importlib.import_module(module or "hf_stitch_embeddings"), name)
+    kind = registries.results.get(record.pop("result"))
     for text in sorted({each for each in texts(record) if each and not re.fullmatch(r"-?inf|nan", each)}):
         try:
             yield text, kind.from_dict(replaced(record, text, HARM + text))

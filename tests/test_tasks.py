@@ -13,6 +13,7 @@ import timm
 import torch
 import transformers
 from datasets import Dataset
+from hf_stitch_studies import TrajectoryRecorder, bench, mode_connectivity
 from tiny_networks import LAYERS, TEXT, WORDS, adapted, build, plain_tokenizer
 from torch import nn
 from transformers.models.auto import modeling_auto
@@ -20,8 +21,6 @@ from transformers.models.auto import modeling_auto
 import hf_stitch
 from benchmarks.tiny import config as tiny_config
 from hf_stitch.adapters.heads import HEADS, unscored_head
-from hf_stitch.analysis.connectivity import mode_connectivity
-from hf_stitch.analysis.trajectory import TrajectoryRecorder
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
@@ -138,7 +137,7 @@ def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> Non
     anchors = DATA.take(20)
     grids = {"layers": [BERT], "metrics": ["linear_cka"], "references": 1, "progress": False}
     verbs: list[Callable[[], Any]] = [
-        lambda: hf_stitch.bench({"a": network, "b": network}, DATA, functional=["lstsq"], **grids),
+        lambda: bench({"a": network, "b": network}, DATA, functional=["lstsq"], **grids),
         lambda: hf_stitch.swap(
             network, network, anchors, encoder_layer=BERT, target_layer=BERT, data=DATA, progress=False
         ),

@@ -13,10 +13,10 @@ import experiment
 import numpy as np
 import stitching
 from experiment import PAPER, SHORT, TEST, TITLES, Preset
+from hf_stitch_studies import score_curves
 from matplotlib.figure import Figure
 
 import hf_stitch
-from hf_stitch.analysis import score_curves
 from hf_stitch.registry import registries
 
 PRESETS = {

@@ -17,10 +17,10 @@ import numpy as np
 import stitching
 import torch
 from experiment import CUTS, SHORT, TEST, TITLES, Preset, scored
+from hf_stitch_studies import TrajectoryRecorder, score_curves
 from matplotlib.figure import Figure
 
 import hf_stitch
-from hf_stitch.analysis import TrajectoryRecorder, score_curves
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 PRESETS = {

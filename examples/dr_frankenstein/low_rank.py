@@ -12,9 +12,9 @@ import frankenstein
 import numpy as np
 import stitching
 from experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
+from hf_stitch_studies import rank_curve
 
 import hf_stitch
-from hf_stitch.analysis import rank_curve
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 

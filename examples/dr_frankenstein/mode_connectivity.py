@@ -11,10 +11,10 @@ import networks
 import numpy as np
 import stitching
 from experiment import PAPER, SHORT, TEST, Preset, scored
+from hf_stitch_studies import mode_connectivity
 from matplotlib.figure import Figure
 
 import hf_stitch
-from hf_stitch.analysis import mode_connectivity
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 

@@ -13,9 +13,8 @@ import frankenstein
 import numpy as np
 import stitching
 from experiment import TEST, TITLES, Preset
+from hf_stitch_studies import TrajectoryRecorder
 from matplotlib.figure import Figure
-
-from hf_stitch.analysis import TrajectoryRecorder
 
 PRESETS = {
     "small": Preset(10_000, 500, 7, (10_000, 6), batch=64),

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_stitch_studies import Bench, bench
+from hf_stitch_studies.benching.correlation import RELIABILITY
 from rich.console import Console
 
 import hf_stitch
-from hf_stitch.analysis import Bench, Score
-from hf_stitch.analysis.bench.correlation import RELIABILITY
+from hf_stitch.analysis import Score
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
 import images
@@ -90,7 +91,7 @@ def measured(
     preset: dict[str, int],
 ) -> Bench:
     """Run the bench on networks of one architecture."""
-    return hf_stitch.bench(
+    return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
         functional=MATCHERS, functional_samples=preset["functional_samples"], references=preset["references"],

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hf_stitch_studies import Energy
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 
 import hf_stitch
 from hf_stitch.analysis import Score, StitchGrid, identify_layers
-from hf_stitch.detectors import Energy
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 

@@ -92,7 +92,6 @@ def bootstrap(
     y: Rows,
     *,
     samples: Sequence[Any] | ArrayLike | Tensor | None = None,
-    labels: ArrayLike | Tensor | None = None,
     resamples: int = 200,
     seed: int = 0,
     confidence: float = 0.95,
@@ -118,7 +117,6 @@ def bootstrap(
         y: (n, dy) array or tensor; row i corresponds to row i of ``x``.
         samples: (n,) id of the sample that each row belongs to. Samples may have different numbers of rows. ``None``
             treats each row as a sample.
-        labels: (n,) labels, for metrics that take them.
         resamples: Number of resamples, at least 2.
         seed: Seed of the resamples. If ``samples`` is given, the result does not depend on the order of the samples.
         confidence: Confidence level of the interval, between 0 and 1.
@@ -128,8 +126,8 @@ def bootstrap(
         The value on all samples with its interval.
 
     Raises:
-        ValueError: If there are fewer than 4 samples, half of the samples do not determine the metric, labels are
-            missing or superfluous, ``resamples`` or ``confidence`` is out of range, or the metric rejects its input.
+        ValueError: If there are fewer than 4 samples, half of the samples do not determine the metric, ``resamples`` or
+            ``confidence`` is out of range, or the metric rejects its input.
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -138,8 +136,6 @@ def bootstrap(
         True
     """
     chosen = chosen_metric(metric, options)
-    if chosen.labelled != (labels is not None):
-        raise ValueError(f"{chosen.name} {'takes labels: pass labels=…' if chosen.labelled else 'takes no labels'}")
     check_count("resamples", resamples)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
@@ -147,8 +143,7 @@ def bootstrap(
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:
         raise ValueError(f"a bootstrap takes at least 4 samples, got {len(groups)}; give more samples")
-    truth = None if labels is None else torch.as_tensor(labels, device=x.device)
-    score, random = _restricted(chosen, x, y, groups, truth), np.random.default_rng(seed)
+    score, random = _restricted(chosen, x, y, groups), np.random.default_rng(seed)
     value = score(np.arange(len(groups)))
     halves = (np.sort(random.permutation(len(groups))[: len(groups) // 2]) for _ in range(resamples))
     values = np.array(list(_scored(chosen, score, halves)))
@@ -159,17 +154,14 @@ def bootstrap(
     )
 
 
-def _restricted(
-    metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places], labels: Tensor | None
-) -> Callable[[Places], float]:
+def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
     """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
     if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
         return _from_blocks(metric, x, y, groups)  # type: ignore[arg-type]
 
     def from_rows(chosen: Places) -> float:
         rows = torch.from_numpy(np.sort(np.concatenate([groups[i] for i in chosen]))).to(x.device)
-        given = {} if labels is None else {"labels": labels[rows]}
-        return metric.function(x[rows], y[rows], **metric.options, **given).item()
+        return metric.function(x[rows], y[rows], **metric.options).item()
 
     return from_rows
 

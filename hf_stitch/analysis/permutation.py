@@ -156,8 +156,8 @@ def permutation_test(
         The observed value and the null values, from which the p-value and the chance-corrected value follow.
 
     Raises:
-        ValueError: If there are fewer than 2 samples, a sample is the only one with its number of rows, the metric
-            takes labels, fewer than 2 permutations are requested, or the metric rejects its input.
+        ValueError: If there are fewer than 2 samples, a sample is the only one with its number of rows, fewer than 2
+            permutations are requested, or the metric rejects its input.
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -166,11 +166,6 @@ def permutation_test(
         (1.0, 0.01, 1.0)
     """
     chosen = chosen_metric(metric, options)
-    if chosen.labelled:
-        raise ValueError(
-            f"{chosen.name} compares each side with the labels, not samples with samples, so that a permutation test "
-            "does not apply; use bootstrap for a confidence interval"
-        )
     check_count("permutations", permutations)
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))

@@ -17,7 +17,6 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import OFFSETS
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
@@ -201,53 +200,6 @@ def figures_of(
         name: {figure: np.concatenate([chunk[figure] for chunk in chunks]) for figure in chunks[0]}
         for name, chunks in drawn.items()
     }
-
-
-def relative_accuracies(
-    stitched: StitchedModel,
-    layers: Mapping[str, StitchingLayer],
-    data: Any,
-    *,
-    target: Any,
-    batch_size: int,
-    seed: int,
-    resamples: int,
-    progress: bool,
-) -> dict[str, Array]:
-    """Compute the relative accuracy of stitching layers on all samples, and on resamples shared by all layers.
-
-    Args:
-        stitched: The model whose source and target are used; it must have a classification head.
-        layers: Name -> stitching layer at the cuts of the model.
-        data: Held-out raw samples with labels.
-        target: The whole target network; ``None`` as in :func:`hf_stitch.evaluate`.
-        batch_size: Samples per forward.
-        seed: Seed of the bootstrap.
-        resamples: Number of bootstrap resamples.
-        progress: Show a progress bar.
-
-    Returns:
-        Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
-
-    Raises:
-        ValueError: If a layer is at other cuts, there are no labels, or the target classifies no sample correctly.
-    """
-    for name, layer in layers.items():
-        check_place(stitched, name, layer)
-    samples = Samples.of(data)
-    if stitched.task == "text-generation" or samples.labels is None:
-        raise ValueError("relative accuracy needs a classification head and samples with labels")
-    samples = numbered_as(samples, stitched.config)
-    warn_of_other_classes(samples, stitched.config)
-    found = answers(
-        stitched, layers, samples, scored_target(stitched, target), batch_size=batch_size, progress=progress
-    )
-    if not found["target"]["right"].any():
-        raise ValueError(
-            f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
-        )
-    drawn = figures_of(found, str(stitched.task), resamples=resamples, seed=seed)
-    return {name: drawn[name]["relative_accuracy"] for name in layers}
 
 
 def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:

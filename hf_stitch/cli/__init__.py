@@ -16,7 +16,7 @@ from typer.main import get_command
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.messages import in_options
-from hf_stitch.plugins import PluginError, load_plugin
+from hf_stitch.plugins import PluginError, install_hint, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries
 
@@ -54,6 +54,11 @@ class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own = super().get_command(ctx, cmd_name)
         return own if own is not None or cmd_name not in registries.commands else _OfPlugin(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and (hint := install_hint("commands", args[0])):
+            ctx.fail(f"There is no command {args[0]!r} here; {hint}.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         def line(message: object) -> str:

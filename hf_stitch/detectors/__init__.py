@@ -2,9 +2,8 @@
 
 from hf_stitch.detectors.base import Detector, Scorer
 from hf_stitch.detectors.classifier import Classifier
-from hf_stitch.detectors.energy import Energy
 from hf_stitch.detectors.knn import NearestNeighbours
 from hf_stitch.detectors.likelihood_ratio import LikelihoodRatio
 from hf_stitch.detectors.mahalanobis import Mahalanobis
 
-__all__ = ["Classifier", "Detector", "Energy", "LikelihoodRatio", "Mahalanobis", "NearestNeighbours", "Scorer"]
+__all__ = ["Classifier", "Detector", "LikelihoodRatio", "Mahalanobis", "NearestNeighbours", "Scorer"]

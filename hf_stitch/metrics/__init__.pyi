@@ -12,10 +12,7 @@ from ._neighbours import jaccard as jaccard
 from ._neighbours import mrr as mrr
 from ._neighbours import mutual_knn as mutual_knn
 from ._neighbours import paired_cosine as paired_cosine
-from ._neighbours import rank_similarity as rank_similarity
-from ._neighbours import second_order_cosine as second_order_cosine
 from ._options import Within as Within
-from ._outputs import accuracy_difference as accuracy_difference
 from ._outputs import disagreement as disagreement
 from ._outputs import jensen_shannon as jensen_shannon
 from ._procrustes import procrustes as procrustes

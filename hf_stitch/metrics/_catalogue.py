@@ -29,10 +29,6 @@ class Described:
 
 
 CATALOGUE = {
-    "accuracy_difference": Described(
-        "difference of accuracies", False, (0.0, 1.0), ("scaling",),
-        "whether two classifiers are equally accurate, whatever samples they get wrong",
-    ),
     "cca": Described(
         "mean canonical correlation", True, (0.0, 1.0), ("invertible", "orthogonal", *_UNITS),
         "whether layers hold the same linear information; takes far more samples than features",
@@ -97,10 +93,6 @@ CATALOGUE = {
         "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
         "CCA that weighs directions by how much of x they explain; not symmetric; for a y of low rank directions='all'",
     ),
-    "rank_similarity": Described(
-        "rank similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
-        "as mutual_knn, where the order of the neighbours counts too",
-    ),
     "rbf_cka": Described(
         "CKA of Gaussian kernels", True, (0.0, 1.0), _SHAPE,
         "as linear_cka, for near samples rather than for the directions of the largest variance",
@@ -112,10 +104,6 @@ CATALOGUE = {
     "rsa": Described(
         "representational similarity analysis", True, (-1.0, 1.0), ("scaling", "permutation"),
         "whether the same pairs of samples are far apart; the custom of neuroscience",
-    ),
-    "second_order_cosine": Described(
-        "second-order cosine similarity", True, (0.0, 1.0), _ANGLES,
-        "whether a sample is equally close to its nearest samples on both sides",
     ),
     "shape_distance": Described(
         "shape distance", False, (0.0, math.pi / 2), _SHAPE,

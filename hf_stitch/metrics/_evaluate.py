@@ -24,9 +24,9 @@ from datasets import Features, Sequence, Value
 class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is not typed
     """A metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate.Metric``.
 
-    The rows of x are the ``predictions`` and the rows of y the ``references``; a metric that takes labels has a third
-    column, ``labels``. Rows are kept in memory as Arrow, and the value is computed from all of them at once. For large
-    data use the metric itself (``hf_stitch.registries.metrics.build``), which streams.
+    The rows of x are the ``predictions`` and the rows of y the ``references``. Rows are kept in memory as Arrow, and
+    the value is computed from all of them at once. For large data use the metric itself
+    (``hf_stitch.registries.metrics.build``), which streams.
 
     Args:
         name: Name in the registry of metrics, or a metric.
@@ -53,8 +53,6 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
 
     def _info(self) -> evaluate.MetricInfo:
         columns = {"predictions": Sequence(Value("float64")), "references": Sequence(Value("float64"))}
-        if self.metric.labelled:
-            columns["labels"] = Value("int64")
         function = self.metric.function
         return evaluate.MetricInfo(
             description=(function.__doc__ or "").partition("\n")[0],
@@ -63,10 +61,9 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
             features=Features(columns),
         )
 
-    def _compute(self, *, predictions: ArrayLike, references: ArrayLike, **labels: ArrayLike) -> dict[str, float]:
+    def _compute(self, *, predictions: ArrayLike, references: ArrayLike) -> dict[str, float]:
         x, y = (self._matrix(side, rows) for side, rows in (("predictions", predictions), ("references", references)))
-        given = {name: np.asarray(column) for name, column in labels.items()}
-        return {self.metric.name: self.metric.function(x, y, **self.metric.options, **given)}
+        return {self.metric.name: self.metric.function(x, y, **self.metric.options)}
 
     def _matrix(self, side: str, rows: Any) -> np.ndarray:
         widths = sorted({len(row) for row in rows})

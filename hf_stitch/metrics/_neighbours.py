@@ -19,11 +19,10 @@ Near = Literal["cosine", "euclidean"]
 # Rows per chunk that is compared with all others.
 _QUERIES = 512
 
-# Cosine distances below this may be rounding of 0.
-_ROUNDING = 1e-14
 
+class NeighboursMetric(FeaturesMetric):
+    """A metric of the k nearest neighbours."""
 
-class _OfNeighbours(FeaturesMetric):
     def min_rows(self, side: Operand, width: int) -> int:
         """One more than k."""
         return 1 + int(self.options["k"])
@@ -55,7 +54,7 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
     return shared_neighbours(x, y, k, distance).mean()
 
 
-class MutualKNN(_OfNeighbours):
+class MutualKNN(NeighboursMetric):
     """Streaming ``mutual_knn``."""
 
     name = "mutual_knn"
@@ -65,7 +64,7 @@ class MutualKNN(_OfNeighbours):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.invariances = _invariances(self.options["distance"])
+        self.invariances = kept_by(self.options["distance"])
 
 
 @of_rows
@@ -92,11 +91,11 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
         >>> round(jaccard(x, 3 * x).item(), 6)
         1.0
     """
-    shared = _shared("jaccard", x, y, k, distance).sum((1, 2))
+    shared = matches("jaccard", x, y, k, distance).sum((1, 2))
     return (shared / (2 * k - shared)).mean()
 
 
-class Jaccard(_OfNeighbours):
+class Jaccard(NeighboursMetric):
     """Streaming ``jaccard``."""
 
     name = "jaccard"
@@ -106,99 +105,7 @@ class Jaccard(_OfNeighbours):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.invariances = _invariances(self.options["distance"])
-
-
-@of_rows
-def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
-    """Mean agreement of the ranks of the shared nearest neighbours (Wang et al. 2020).
-
-    From "Towards understanding the instability of network embedding". The score of a sample is
-    ``Σⱼ 2 / ((1 + |r - s|) (r + s))`` over its m shared neighbours j, where r and s are the ranks of j on the two
-    sides, divided by the maximum ``Σ 1/i`` for i from 1 to m. It is 0 if no neighbour is shared.
-
-    Args:
-        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
-        y: Activations of shape ``(n, dy)``, floating point.
-        k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
-        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(30, 8)
-        >>> round(rank_similarity(x, 3 * x).item(), 6)
-        1.0
-    """
-    shared = _shared("rank_similarity", x, y, k, distance)
-    ranks = torch.arange(1, k + 1, device=x.device, dtype=x.dtype)
-    agreement = 2 / ((1 + (ranks[:, None] - ranks).abs()) * (ranks[:, None] + ranks))
-    most = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # no shared neighbour: 0 / 1
-    return ((shared * agreement).sum((1, 2)) / most[shared.sum((1, 2)).long()]).mean()
-
-
-class RankSimilarity(_OfNeighbours):
-    """Streaming ``rank_similarity``."""
-
-    name = "rank_similarity"
-    title = "rank similarity of nearest neighbours"
-    papers = (KLABUNDE_2023,)
-    function = staticmethod(rank_similarity)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.invariances = _invariances(self.options["distance"])
-
-
-@of_rows
-def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
-    """Mean cosine between the vectors of cosine distances from a sample to its neighbours (Hamilton et al. 2016).
-
-    For each sample, both vectors run over the union of its k nearest neighbours in ``x`` and in ``y``.
-
-    Args:
-        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
-        y: Activations of shape ``(n, dy)``, floating point.
-        k: Number of neighbours per side, from 1 to n - 1.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: k is n or more, a row is 0, or a row has the same direction as all its neighbours.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(30, 8)
-        >>> round(second_order_cosine(x, 3 * x).item(), 6)
-        1.0
-    """
-    name = "second_order_cosine"
-    near_x, near_y = (_neighbours(name, side, rows, k, "cosine") for side, rows in (("x", x), ("y", y)))
-    once = torch.cat([torch.ones_like(near_x), (near_y[:, :, None] != near_x[:, None]).all(2)], 1)
-    union = torch.cat([near_x, near_y], 1)
-    to_x, to_y = (once * _cosine_distances(directions(name, s, rows), union) for s, rows in (("x", x), ("y", y)))
-    lengths = to_x.norm(dim=1) * to_y.norm(dim=1)
-    near_zero = (to_x.norm(dim=1) <= _ROUNDING) | (to_y.norm(dim=1) <= _ROUNDING)
-    if near_zero.any():
-        row = int(near_zero.nonzero()[0])
-        raise ValueError(f"{name}: row {row} has the same direction as all its neighbours; drop duplicates, or raise k")
-    return ((to_x * to_y).sum(1) / lengths).mean()
-
-
-class SecondOrderCosine(_OfNeighbours):
-    """Streaming ``second_order_cosine``."""
-
-    name = "second_order_cosine"
-    title = "second-order cosine similarity"
-    papers = (KLABUNDE_2023,)
-    function = staticmethod(second_order_cosine)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation")
+        self.invariances = kept_by(self.options["distance"])
 
 
 @of_rows
@@ -230,14 +137,14 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     _check_k("mrr", k, len(x))
     queries, found = directions("mrr", "x", x), directions("mrr", "y", y)
     ranks = []
-    for rows in _chunks(len(x), x.device):
+    for rows in chunks(len(x), x.device):
         cosines = queries[rows] @ found.T
         ranks.append((cosines >= cosines.gather(1, rows[:, None])).sum(1))
     rank = torch.cat(ranks).to(x)
     return torch.where(rank <= k, 1 / rank, 0).mean()
 
 
-class MRR(_OfNeighbours):
+class MRR(NeighboursMetric):
     """Streaming ``mrr``."""
 
     name = "mrr"
@@ -292,7 +199,8 @@ class PairedCosine(MeanMetric):
     equal_widths = True
 
 
-def _invariances(distance: Near) -> Invariances:
+def kept_by(distance: Near) -> Invariances:
+    """Return the transformations that keep the neighbours."""
     kept: Invariances = ("orthogonal", "scaling", "permutation")
     return kept if distance == "cosine" else (*kept, "translation")
 
@@ -306,21 +214,21 @@ def _check_k(name: str, k: int, rows: int) -> None:
 
 def shared_neighbours(x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
     """Return for every sample the share of its k nearest neighbours that both sides have in common."""
-    return _shared("mutual_knn", x, y, k, distance).sum((1, 2)) / k
+    return matches("mutual_knn", x, y, k, distance).sum((1, 2)) / k
 
 
-def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
+def matches(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
     """``(n, k, k)``: 1 where neighbour a of row i on one side is its neighbour b on the other."""
-    near_x, near_y = (_neighbours(name, side, rows, k, distance) for side, rows in (("x", x), ("y", y)))
+    near_x, near_y = (nearest(name, side, rows, k, distance) for side, rows in (("x", x), ("y", y)))
     return (near_x[:, :, None] == near_y[:, None, :]).to(x)
 
 
-def _neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Tensor:
+def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Tensor:
     """``(n, k)``: indices of the nearest other rows, nearest first."""
     _check_k(name, k, len(rows))
     rows = directions(name, side, rows, distance)
     found = []
-    for some in _chunks(len(rows), rows.device):
+    for some in chunks(len(rows), rows.device):
         if distance == "cosine":
             closeness = rows[some] @ rows.T
         else:
@@ -330,13 +238,6 @@ def _neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> T
     return torch.cat(found)
 
 
-def _cosine_distances(directions: Tensor, others: Tensor) -> Tensor:
-    """``(n, m)``: distances from row i to the rows ``others[i]``."""
-    some = (
-        torch.linalg.vecdot(directions[i, None], directions[others[i]]) for i in _chunks(len(others), others.device)
-    )
-    return 1 - torch.cat(list(some))
-
-
-def _chunks(rows: int, device: torch.device) -> Iterator[Tensor]:
+def chunks(rows: int, device: torch.device) -> Iterator[Tensor]:
+    """Generate the numbers of the rows that are compared with all others at once."""
     yield from torch.arange(rows, device=device).split(_QUERIES)

@@ -50,7 +50,7 @@ Positive = Annotated[float, Within(0, above=True)]
 
 @cache
 def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Options of a function and their defaults; keyword-only parameters without a default (labels) are data."""
+    """Options of a function and their defaults; keyword-only parameters without a default are data."""
     parameters = inspect.signature(function).parameters.values()
     return MappingProxyType(
         {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}

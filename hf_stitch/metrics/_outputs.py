@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._rows import Array, check_widths, of_rows
+from hf_stitch.metrics._rows import check_widths, of_rows
 from hf_stitch.metrics.base import Invariances, MeanMetric
 from hf_stitch.papers import KLABUNDE_2023
 
@@ -113,65 +113,3 @@ class JensenShannon(MeanMetric):
     range = (0.0, math.log(2))
     differentiable = True
     equal_widths = True
-
-
-@of_rows
-def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
-    """Absolute difference between the accuracies of two networks.
-
-    Args:
-        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
-        y: Outputs of the second network, ``(n, classes)``.
-        labels: True classes, ``(n,)`` integers from 0 to classes - 1.
-
-    Returns:
-        Distance in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or ``labels`` is not an integer array of shape ``(n,)`` with values in range.
-
-    Example:
-        >>> import torch
-        >>> accuracy_difference(torch.eye(4), torch.eye(4).flip(0), labels=torch.arange(4)).item()
-        1.0
-    """
-    return _advantages(x, y, labels=labels).mean().abs()
-
-
-def _advantages(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
-    """``(n,)``: 1 where only x is correct, -1 where only y is, 0 otherwise."""
-    check_widths("accuracy_difference", x, y)
-    labels = torch.as_tensor(labels, device=x.device)
-    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if not integers or labels.shape != x.shape[:1]:
-        raise ValueError(
-            f"accuracy_difference: labels must be {len(x)} integers, got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    outside = (labels < 0) | (labels >= x.shape[1])
-    if outside.any():
-        row = int(outside.nonzero()[0])
-        raise ValueError(
-            f"accuracy_difference: the label of row {row} must be from 0 to {x.shape[1] - 1}, got {labels[row].item()}"
-            "; drop samples without a label"
-        )
-    return (x.argmax(1) == labels).to(x) - (y.argmax(1) == labels).to(x)
-
-
-class AccuracyDifference(MeanMetric):
-    """Streaming ``accuracy_difference``; call ``update(x_rows, y_rows, labels=…)``."""
-
-    name = "accuracy_difference"
-    title = "difference of accuracies"
-    papers = (KLABUNDE_2023,)
-    function = staticmethod(accuracy_difference)
-    values = staticmethod(_advantages)
-    statistic = "outputs"
-    higher_is_better = False
-    triangle_inequality = True
-    invariances: Invariances = ("scaling",)
-    equal_widths = True
-    labelled = True
-
-    def compute(self) -> float:
-        """Compute the value of all rows so far, as in ``ActivationMetric``."""
-        return abs(super().compute())

@@ -217,7 +217,6 @@ class ActivationMetric(Metric):
         independent_rows: Whether the metric assumes independent samples as rows. Positions of one sample are not.
         minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
             the number of processes.
-        labelled: Whether ``function`` and ``update`` also take the true ``labels``.
 
     ``function(x, y, **options)`` takes all rows at once.
 
@@ -240,7 +239,6 @@ class ActivationMetric(Metric):
     equal_widths: bool = False
     independent_rows: bool = False
     minibatched: bool = False
-    labelled: bool = False
     _widths: tuple[int, int] | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -457,9 +455,9 @@ class MeanMetric(ActivationMetric):
         """From the rows of each pair of layers; empty for metrics of outputs."""
         return () if self.statistic == "outputs" else (from_rows(self._value, self.symmetric, compares_samples=False),)
 
-    def update(self, x_rows: Rows, y_rows: Rows, **labels: Any) -> Self:
-        """Add a batch of paired rows, as in ``ActivationMetric``; a labelled metric also takes ``labels``."""
-        values = type(self).values(*self._paired(x_rows, y_rows), **self.options, **labels).detach()
+    def update(self, x_rows: Rows, y_rows: Rows) -> Self:
+        """Add a batch of paired rows, as in ``ActivationMetric``."""
+        values = type(self).values(*self._paired(x_rows, y_rows), **self.options).detach()
         self._sum = values.sum() if self._sum is None else self._sum + values.sum()
         self._n += len(values)
         return self

@@ -1,11 +1,9 @@
-"""The pages of curves: figures over training, ranks, sparsities and other quantities."""
+"""Curves on pages: figures over training and other quantities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hf_stitch.analysis.curves import Curves
-from hf_stitch.analysis.trajectory import Trajectory
 from hf_stitch.reports.drawing import curves, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
 from hf_stitch.training.callback import History
@@ -13,34 +11,10 @@ from hf_stitch.training.callback import History
 Points = Mapping[float, tuple[float, float, float]]
 
 
-def section(result: Curves) -> Section:
-    """Describe curves over a quantity."""
-    series = {
-        name: {x: (score.value, score.low, score.high) for x, score in curve.items()}
-        for name, curve in result.scores.items()
-    }
-    asked = f"How does relative accuracy depend on {result.axis}, on {result.n} held-out samples?"
-    verdict = _ends(series, result.axis)
-    return Section(
-        f"Relative accuracy by {result.axis}", asked, verdict, [drawn(series, result.axis, verdict)], data=result.data
-    )
-
-
-def during_training(result: Trajectory) -> Section:
-    """Describe a stitching layer during its training."""
-    series = {
-        name: {float(step): (value, value, value) for step, value in zip(result.steps, values, strict=True)}
-        for name, values in result.figures.items()
-    }
-    verdict = _ends(series, "step")
-    figure = drawn(series, "step", verdict)
-    return Section("A stitch during training", f"What changes during training ({result.n} samples)?", verdict, [figure])
-
-
 def history(result: History) -> Section:
     """Describe the measurements of a callback."""
     series = {name: {x: (value, value, value) for x, value in points.items()} for name, points in result.curves.items()}
-    verdict = _ends(series, result.unit)
+    verdict = ends(series, result.unit)
     asked = f"What did {result.name} measure during training?"
     return Section(f"Training: {result.name}", asked, verdict, [drawn(series, result.unit, verdict)])
 
@@ -57,7 +31,7 @@ def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
     return Figure([View("", caption, curves(series), Table(("curve", axis, "value"), rows))], layout)
 
 
-def _ends(series: Mapping[str, Points], axis: str) -> str:
+def ends(series: Mapping[str, Points], axis: str) -> str:
     """Return a sentence with the first and the last value of the first curves."""
     parts = []
     for name, points in list(series.items())[:3]:

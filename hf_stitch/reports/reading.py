@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from hf_stitch.plugins import install_hint
+from hf_stitch.registry import registries
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
 from hf_stitch.results import Result, decode, reading
-
-KINDS = {
-    "Audit": "hf_stitch.analysis.auditing",
-    "Bench": "hf_stitch.analysis.bench.result",
-    "ComparisonPlan": "hf_stitch.analysis.comparison.routes",
-    "ConfidenceInterval": "hf_stitch.analysis.bootstrapping",
-    "Curves": "hf_stitch.analysis.curves",
-    "Detection": "hf_stitch.analysis.detection.result",
-    "Diagnosis": "hf_stitch.adapters.doctor",
-    "Dynamics": "hf_stitch.training.dynamics",
-    "Evaluation": "hf_stitch.analysis.evaluation",
-    "History": "hf_stitch.training.history",
-    "Identification": "hf_stitch.analysis.identification",
-    "ModeConnectivity": "hf_stitch.analysis.connectivity",
-    "NetworkAtlas": "hf_stitch.analysis.comparison.networks",
-    "PermutationTestResult": "hf_stitch.analysis.permutation",
-    "Plan": "hf_stitch.analysis.planning",
-    "SelfTest": "hf_stitch.testing.selftest",
-    "SimilarityAtlas": "hf_stitch.analysis.comparison.atlas",
-    "StitchGrid": "hf_stitch.analysis.grid.result",
-    "Trajectory": "hf_stitch.analysis.trajectory",
-}
-"""The results of this package, which pages may name -> the module of each."""
 
 
 def load_report(path: str | Path) -> list[Result]:
@@ -74,15 +52,22 @@ def load_report(path: str | Path) -> list[Result]:
 
 
 def _result(record: Mapping[str, Any]) -> Result:
-    """Restore a result of a class in :data:`KINDS`, or of one that the program has imported."""
+    """Restore a result of a registered class, or of one that the program has imported.
+
+    What is imported is the entry of the registry; the module in the record only tells classes of one name apart.
+    """
     fields = dict(record)
     name, module = (decode(str, fields.pop(key, None), f"results: {key}") for key in ("result", "module"))
-    if KINDS.get(name) == module:
-        importlib.import_module(module)
-    known = {(kind.__module__, kind.__name__): kind for kind in _below(Result)}
-    if (module, name) not in known:
-        raise ValueError(f"it contains a {name} of {module}, which is not known: import that module before")
-    return known[module, name].from_dict(fields)
+    imported = {(kind.__module__, kind.__name__): kind for kind in _below(Result)}
+    if (module, name) in imported:
+        return imported[module, name].from_dict(fields)
+    package = module.partition(".")[0]
+    if name in registries.results:
+        kind = registries.results.get(name)
+        if package in ("hf_stitch", kind.__module__.partition(".")[0]):  # results moved between them
+            return kind.from_dict(fields)
+    hint = package.startswith("hf_stitch") and install_hint("results", name)
+    raise ValueError(f"it contains a {name} of {module}, which is not known: {hint or 'import that module before'}")
 
 
 def _below(kind: Any) -> set[Any]:

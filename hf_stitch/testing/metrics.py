@@ -111,12 +111,8 @@ def _rows(metric: ActivationMetric, width: int, seed: int) -> Tensor:
     return (rows / 5).softmax(1) if metric.statistic == "outputs" else rows
 
 
-def _labels(metric: ActivationMetric, rows: int) -> dict[str, Tensor]:
-    return {"labels": torch.arange(rows) % 4} if metric.labelled else {}
-
-
 def _value(metric: ActivationMetric, x: Tensor, y: Tensor) -> Tensor:
-    value: Tensor = type(metric).function(x, y, **metric.options, **_labels(metric, len(x)))
+    value: Tensor = type(metric).function(x, y, **metric.options)
     return value
 
 
@@ -149,8 +145,7 @@ def _check_types(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -
     of_tensors = _value(metric, x.clone(), y.clone())
     right = of_tensors.shape == () and of_tensors.dtype == torch.float64
     require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
-    labels = {key: part.numpy() for key, part in _labels(metric, len(x)).items()}
-    of_arrays = type(metric).function(x.numpy(), y.numpy(), **metric.options, **labels)
+    of_arrays = type(metric).function(x.numpy(), y.numpy(), **metric.options)
     require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
     _require_close(of_arrays, value, 1e-12, "of arrays")
     narrow = x.bfloat16(), y.bfloat16()
@@ -172,11 +167,10 @@ def _check_symmetric(metric: ActivationMetric, x: Tensor, y: Tensor, value: floa
 
 
 def _check_streamed(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    labels = _labels(metric, len(x))
     for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
         streamed = _twin(metric)
         for rows in torch.arange(len(x)).split(sizes):
-            streamed.update(x[rows], y[rows], **{key: part[rows] for key, part in labels.items()})
+            streamed.update(x[rows], y[rows])
         _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
     message = require_error(ValueError, _twin(metric).compute, "computing without rows")
     require(metric.name in message, f"an error must name {metric.name}: {message}")

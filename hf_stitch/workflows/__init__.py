@@ -1,7 +1,6 @@
 """Workflows: one function per job, from networks (or their names) and raw samples to a result."""
 
 from hf_stitch.workflows._audit import audit
-from hf_stitch.workflows._bench import bench
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._compare_all import compare_all
 from hf_stitch.workflows._evaluate import evaluate
@@ -10,4 +9,4 @@ from hf_stitch.workflows._relative_model import relative_model
 from hf_stitch.workflows._stitch import stitch
 from hf_stitch.workflows._swap import swap
 
-__all__ = ["audit", "bench", "compare", "compare_all", "evaluate", "relative_model", "stitch", "stitch_grid", "swap"]
+__all__ = ["audit", "compare", "compare_all", "evaluate", "relative_model", "stitch", "stitch_grid", "swap"]

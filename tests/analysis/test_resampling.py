@@ -233,16 +233,6 @@ def test_samples_may_have_unequal_rows() -> None:
     assert np.abs(values[:, None] - exact).min(1).max() < 1e-10
 
 
-def test_labels_are_resampled_with_their_rows() -> None:
-    g = np.random.default_rng(0)
-    labels = g.integers(0, 3, 200)
-    right = np.eye(3)[labels]
-    wrong = np.eye(3)[(labels + (np.arange(200) % 4 == 0)) % 3]
-    interval = bootstrap("accuracy_difference", right, wrong, labels=labels)
-    assert interval.value == pytest.approx(0.25)
-    assert interval.standard_error == pytest.approx(np.sqrt(0.25 * 0.75 / 200), rel=0.2)
-
-
 # -- results and errors ------------------------------------------------------------------------------------------------
 
 
@@ -307,19 +297,12 @@ def test_permutation_test_rejects_bad_input(options: dict[str, Any], message: st
         permutation_test("linear_cka", x, y, **options)
 
 
-def test_permutation_test_rejects_metrics_with_labels() -> None:
-    with pytest.raises(ValueError, match="accuracy_difference compares each side with the labels"):
-        permutation_test("accuracy_difference", np.eye(4), np.eye(4))
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
         ("linear_cka", {"resamples": 0}, "resamples must be at least 2, got 0"),
         ("linear_cka", {"confidence": 95}, "confidence must be between 0 and 1, got 95"),
-        ("linear_cka", {"labels": np.zeros(12)}, "linear_cka takes no labels"),
-        ("accuracy_difference", {}, "accuracy_difference takes labels: pass labels"),
         ("mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
     ],
 )

@@ -17,14 +17,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.neural_network import MLPClassifier
 
-from hf_stitch.detectors import Classifier, Detector, Energy, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
+from hf_stitch.detectors import Classifier, Detector, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
 from hf_stitch.representation import Representation
 from hf_stitch.testing import Part, check_detector
 
-QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_epochs=3)
 DETECTORS = [
     Mahalanobis(), Mahalanobis(tolerance=0.1), NearestNeighbours(), NearestNeighbours(k=3, normalize=True),
-    LikelihoodRatio(), LikelihoodRatio(tolerance=0.1), Classifier(), Classifier(hidden=0, epochs=3), QUICK,
+    LikelihoodRatio(), LikelihoodRatio(tolerance=0.1), Classifier(), Classifier(hidden=0, epochs=3),
 ]  # fmt: skip
 NORMAL = NormalDist()
 
@@ -173,68 +172,16 @@ def test_strangeness_of_positions_that_leaves_means_alone_is_seen_only_by_what_r
     assert abs(area(NearestNeighbours().fit(known), moved, new) - 0.5) < 0.06
 
 
-def test_the_energy_learns_classes_of_grids_and_tells_other_data_apart() -> None:
-    g = torch.Generator().manual_seed(0)
-    patterns = torch.randn(3, 4, 5, 5, generator=g)
-
-    def batch(n: int) -> tuple[torch.Tensor, list[int]]:
-        labels = torch.arange(n) % 3
-        return patterns[labels] + 0.5 * torch.randn(n, 4, 5, 5, generator=g), (labels * 7).tolist()
-
-    (own, labels), (new, _) = batch(120), batch(60)
-    others, unseen = torch.randn(120, 4, 5, 5, generator=g) - 2, torch.randn(60, 4, 5, 5, generator=g) - 3
-    detector = Energy.preset("small", width=8, size=8, epochs=6, fine_tune_epochs=8)
-    parts = [Representation(part, "bchw") for part in own.split(50)]
-    scorer = detector.fit(parts, labels=labels, auxiliary=[Representation(others, "bchw")])
-    near, far = (scorer.score(Representation(x, "bchw")) for x in (new, unseen))
-    assert roc_auc_score([0] * 60 + [1] * 60, torch.cat([near, far]).numpy()) > 0.9
-    scores = [
-        QUICK.fit(batches, labels=labels, auxiliary=[Representation(others, "bchw")]).score(Representation(new, "bchw"))
-        for batches in (parts, [Representation(own, "bchw")])
-    ]
-    assert torch.equal(*scores)  # seeded
-
-
-def test_the_energy_needs_activations_of_one_shape() -> None:
-    g = torch.Generator().manual_seed(0)
-    small, large = (Representation(torch.randn(9, 4, side, side, generator=g), "bchw") for side in (3, 5))
-    with pytest.raises(ValueError, match=r"first have bchw 4 3x3 and those of batch 1 bchw 4 5x5: give .* same size"):
-        QUICK.fit([small, large], labels=[0, 1, 2] * 6, auxiliary=[small])
-    with pytest.raises(ValueError, match="bchw 4 3x3 and those of batch 0 of the other data bchw 4 5x5"):
-        QUICK.fit([small], labels=[0, 1, 2] * 3, auxiliary=[large])
-
-
-def test_the_published_energy_network_has_the_published_size() -> None:
-    from hf_stitch.detectors._energy_networks import GridClassifier, TokenClassifier
-
-    counts = [
-        sum(p.numel() for p in net.parameters())
-        for net in (GridClassifier(3, 10, 64, 32), TokenClassifier(192, 10, 12))
-    ]
-    # ResNet-18 for CIFAR; ViT-Ti (5,362,762) without patches (9,408), positions (12,480) and class token (192)
-    assert counts == [11_173_962, 5_362_762 - 9_408 - 12_480 - 192]
-
-
 def test_needs_that_are_not_met_are_named() -> None:
     known = [Representation(vectors(50, 0), "bd")]
-    with pytest.raises(ValueError, match=r"detector energy\(.*\) needs the class of each sample"):
-        QUICK.fit(known, auxiliary=known)
-    with pytest.raises(ValueError, match=r"needs auxiliary activations \(of the same network on other data\)"):
-        QUICK.fit(known, labels=[0, 1] * 25)
     with pytest.raises(
         ValueError, match=r"detector likelihood_ratio needs auxiliary activations .*a stitch hands over"
     ):
         LikelihoodRatio().fit(known)
-    with pytest.raises(ValueError, match="50 samples, but 3 labels"):
-        QUICK.fit(known, labels=[0, 1, 0], auxiliary=known)
     with pytest.raises(ValueError, match="at least 5 stitched positions, got 3"):
         LikelihoodRatio().fit(known, auxiliary=[Representation(vectors(3, 1), "bd")])
     with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
         LikelihoodRatio(tolerance=0).fit(known, auxiliary=[Representation(torch.ones(50, 4), "bd")])
-    with pytest.raises(ValueError, match="margin_in must be below margin_out"):
-        Energy(margin_in=0)
-    with pytest.raises(ValueError, match="there is no preset 'tiny'"):
-        Energy.preset("tiny")
     with pytest.raises(ValueError, match="epochs must be at least 1"):
         Classifier(epochs=0)
 

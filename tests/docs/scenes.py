@@ -362,6 +362,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
+    "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-word-vectors/README.md": word_vectors,
 }
 """Page with Python snippets -> function that creates its scene."""

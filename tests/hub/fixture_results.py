@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hf_stitch_studies as studies
 import numpy as np
 from fixture_files import convolutions, encoders, fitted_map, recordings, recordings_of_weights
 from fixture_networks import classifiers, points, rows
@@ -100,7 +101,7 @@ def confidence_interval() -> Result:
 def bench() -> Result:
     """Which distance predicts functional differences."""
     nets = dict(zip("abc", classifiers(), strict=True))
-    return hf_stitch.bench(nets, points(240), layers=LAYERS, ranks=[2], probe_epochs=2, references=2, progress=False)
+    return studies.bench(nets, points(240), layers=LAYERS, ranks=[2], probe_epochs=2, references=2, progress=False)
 
 
 # -- stitched models ---------------------------------------------------------------------------------------------------
@@ -133,19 +134,19 @@ def audit() -> Result:
 
 def rank_curve() -> Result:
     """Accuracy by the rank of a stitch."""
-    layers = analysis.reduced_ranks(stitched(), points(), [1, 3], progress=False)
-    return analysis.rank_curve(stitched(), held_out(), {"low_rank": layers}, **FEW)
+    layers = studies.reduced_ranks(stitched(), points(), [1, 3], progress=False)
+    return studies.rank_curve(stitched(), held_out(), {"low_rank": layers}, **FEW)
 
 
 def sparsity_curve() -> Result:
     """Accuracy by the sparsity of a stitch."""
-    return analysis.sparsity_curve(stitched(), held_out(), [0.0, 0.5], **FEW)
+    return studies.sparsity_curve(stitched(), held_out(), [0.0, 0.5], **FEW)
 
 
 def mode_connectivity() -> Result:
     """Accuracy between two stitches."""
     layers = {name: stitched().stitch for name in ("first", "second")}
-    return analysis.mode_connectivity(
+    return studies.mode_connectivity(
         stitched(), layers, held_out(), weights=[0.5], min_relative_accuracy=0.0, **FEW
     )  # fmt: skip
 
@@ -153,7 +154,7 @@ def mode_connectivity() -> Result:
 # -- training ----------------------------------------------------------------------------------------------------------
 def trajectory() -> Result:
     """Figures of a stitch in training."""
-    recorder = analysis.TrajectoryRecorder(stitched(), held_out(), ["linear_cka"], every=2)
+    recorder = studies.TrajectoryRecorder(stitched(), held_out(), ["linear_cka"], every=2)
     TaskLoss(max_steps=4).fit(stitched(), points(), callback=recorder, progress=False)
     return recorder.trajectory
 

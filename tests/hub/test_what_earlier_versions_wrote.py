@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fixture_models import PROMPT, generated, output_of
 from fixture_networks import FIXTURES, SENTENCES
 from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
 from hf_stitch_filter_atoms import PatchCovariance
+from hf_stitch_studies import Bench, Curves, ModeConnectivity, Trajectory
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -59,11 +62,10 @@ DECODERS = {name for name in (*LOADERS, *ENDS) if name.startswith(("language", "
 KINDS: dict[str, type[Result]] = {
     kind.__name__: kind
     for kind in (
-        analysis.Audit, analysis.Bench, analysis.ComparisonPlan, analysis.ConfidenceInterval, analysis.Curves,
-        analysis.Detection, analysis.Evaluation, analysis.Identification, analysis.ModeConnectivity,
-        analysis.NetworkAtlas, analysis.PermutationTestResult, analysis.Plan, analysis.SimilarityAtlas,
-        analysis.StitchGrid, analysis.Trajectory, training.Dynamics, training.History, Diagnosis, Ageing, Calibration,
-        PairsCurve, RetrievalResult, Upgraded, Verdict,
+        analysis.Audit, analysis.ComparisonPlan, analysis.ConfidenceInterval, analysis.Detection, analysis.Evaluation,
+        analysis.Identification, analysis.NetworkAtlas, analysis.PermutationTestResult, analysis.Plan,
+        analysis.SimilarityAtlas, analysis.StitchGrid, training.Dynamics, training.History, Diagnosis, Ageing,
+        Calibration, PairsCurve, RetrievalResult, Upgraded, Verdict, Bench, Curves, ModeConnectivity, Trajectory,
     )
 }  # fmt: skip
 
@@ -295,3 +297,6 @@ def test_a_page_has_the_same_results_as_the_files(path: Path, tmp_path: Path) ->
     found = load_report(page)
     assert {type(result) for result in found} == set(KINDS.values())
     assert described(found) == described(saved_results(path))
+    code = "import sys, hf_stitch; print(*(type(each).__name__ for each in hf_stitch.load_report(sys.argv[1])))"
+    fresh = subprocess.run([sys.executable, "-c", code, page], capture_output=True, text=True, check=True)
+    assert set(fresh.stdout.split()) == KINDS.keys()  # the registry finds the classes of plugins

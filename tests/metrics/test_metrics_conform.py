@@ -69,8 +69,6 @@ METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
     (_matching.SoftMatching, {"compare": "distance"}),
     (_neighbours.MutualKNN, {"k": 5}),
     (_neighbours.Jaccard, {"distance": "euclidean"}),
-    (_neighbours.RankSimilarity, {}),
-    (_neighbours.SecondOrderCosine, {}),
     (_neighbours.MRR, {}),
     (_neighbours.PairedCosine, {}),
     (_relative.RelativeCosine, {}),
@@ -78,7 +76,6 @@ METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
     (_outputs.Disagreement, {}),
     (_outputs.JensenShannon, {}),
     (_outputs.JensenShannon, {"inputs": "probabilities"}),
-    (_outputs.AccuracyDifference, {}),
 ]
 
 

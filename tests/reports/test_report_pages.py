@@ -18,6 +18,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from hf_stitch_studies import Curves, Trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -26,7 +27,6 @@ from rich.table import Table
 import hf_stitch
 from hf_stitch.analysis import (
     Audit,
-    Curves,
     Detection,
     Evaluation,
     PermutationTestResult,
@@ -34,15 +34,14 @@ from hf_stitch.analysis import (
     Score,
     SimilarityAtlas,
     StitchGrid,
-    Trajectory,
 )
 from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.reports.general import section as general_section
-from hf_stitch.reports.reading import KINDS
 from hf_stitch.reports.writing import DATA, page
 from hf_stitch.results import Result
 from hf_stitch.training import Dynamics, History, Measurement
@@ -312,6 +311,9 @@ def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pyt
         )
         with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
             hf_stitch.load_report(place)
+        place.write_text(place.read_text().replace('"Evil"', '"Curves"'))  # a registered name
+        with pytest.raises(ValueError, match=r"Curves (lacks axis|of os, which is not known: import that module)"):
+            hf_stitch.load_report(place)
         assert "hf_stitch.cli.__main__" not in sys.modules and not ran
     importlib.import_module("hf_stitch.cli.__main__")
     assert not ran
@@ -321,7 +323,7 @@ def test_every_result_of_the_package_is_known_to_pages() -> None:
     for found in pkgutil.walk_packages(hf_stitch.__path__, "hf_stitch."):
         importlib.import_module(found.name)
     own = [kind for kind in below(Result) if kind.__module__.startswith("hf_stitch.")]
-    assert {kind.__name__: kind.__module__ for kind in own} == dict(KINDS)
+    assert {kind.__name__: f"{kind.__module__}:{kind.__name__}" for kind in own} == BUILT_INS["results"]
 
 
 def below(kind: type) -> set[type]:

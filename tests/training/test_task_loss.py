@@ -550,7 +550,7 @@ def test_non_finite_validation_loss_stops() -> None:
 
 
 def test_contradicting_options_raise() -> None:
-    from hf_stitch.analysis import sparsify
+    from hf_stitch_studies import sparsify
 
     with pytest.raises(ValueError, match="remove weight_decay and the penalties 'l1'"):
         TaskLoss(orthogonal=True, penalties={"l1": 1.0})

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_studies import Energy
 from torch import nn
 
 import hf_stitch
 from hf_stitch.analysis.grid.figures import differences_from_best
 from hf_stitch.analysis.grid.result import StitchGrid
-from hf_stitch.detectors import Energy
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import DivergedError
 

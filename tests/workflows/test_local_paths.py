@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_studies import bench
 
 import hf_stitch
 from hf_stitch import Samples
@@ -89,7 +90,7 @@ def test_no_result_holds_the_path_of_a_network(verb: str, folders: list[str], im
             **quiet,
         )
     elif verb == "bench":
-        found = hf_stitch.bench(named, images, layers=[LAYER], probe_epochs=1, **quiet)
+        found = bench(named, images, layers=[LAYER], probe_epochs=1, **quiet)
     else:
         made = hf_stitch.stitch(*folders[:2], images[:60], source_layer=LAYER, target_layer=LAYER, **quiet)
         found = hf_stitch.evaluate(made, images[60:], **quiet) if verb == "evaluation" else None

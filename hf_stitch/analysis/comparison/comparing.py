@@ -172,7 +172,7 @@ class Comparison:
     def _by_chance(self, label: str, group: Group, found: Array) -> dict[tuple[int, int], str]:
         """Mark pairs of layers whose similarity is no evidence, as independent rows of their widths reach it too."""
         metric, reader = self._metrics[label], self._reader
-        if reader.pooling == "none" or not metric.higher_is_better or metric.range[1] != 1 or metric.labelled:
+        if reader.pooling == "none" or not metric.higher_is_better or metric.range[1] != 1:
             return {}
         why = {}
         for i, j in product(range(len(reader.layers_a)), group.places):

@@ -1,4 +1,4 @@
-"""Which distance of representations predicts how much they differ in function: :func:`bench`."""
+"""Which distance of representations predicts how much they differ in function: :func:`hf_stitch_studies.bench`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.bench.correlation import BASELINES
-from hf_stitch.analysis.bench.distances import (
-    Distance,
-    GivenDistance,
-    RepresentedPair,
-    metric_distances,
-    structural_distances,
-)
-from hf_stitch.analysis.bench.measuring import BenchData, layer_numbers, measure
-from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.data import Samples
@@ -33,6 +23,16 @@ from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import check_runs, named_layers, named_networks, scored_task
+from hf_stitch_studies.benching.correlation import BASELINES
+from hf_stitch_studies.benching.distances import (
+    Distance,
+    GivenDistance,
+    RepresentedPair,
+    metric_distances,
+    structural_distances,
+)
+from hf_stitch_studies.benching.measuring import BenchData, layer_numbers, measure
+from hf_stitch_studies.benching.result import Bench
 
 _POOLINGS = ("mean", "cls", "last", "flatten")
 
@@ -64,7 +64,7 @@ def bench(
     """Measure which distances of representations predict how much they differ in function.
 
     Two representations differ in function by the absolute difference of their probing accuracies
-    (:func:`hf_stitch.analysis.linear_probe`). A distance is good if it ranks pairs of representations alike (Ding et
+    (:func:`hf_stitch_studies.linear_probe`). A distance is good if it ranks pairs of representations alike (Ding et
     al. 2021; Balogh and Jelasity 2025, section 5): the result has Kendall's τ and Spearman's ρ of both, for
 
     - *sensitivity*: a layer of all networks, approximated at several ranks. The basis is that of the training rows.

@@ -48,7 +48,7 @@ class Trajectory(Result):
         (0.2, 0.9)
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.curves:during_training"
+    page: ClassVar[str] = "hf_stitch_studies.pages:of_trajectory"
 
     steps: tuple[int, ...]
     figures: Mapping[str, tuple[float, ...]]

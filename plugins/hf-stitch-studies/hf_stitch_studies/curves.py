@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_stitch.analysis.scoring import Score, as_score, relative_accuracies
+from hf_stitch.analysis import Score
+from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
+from hf_stitch.analysis.scoring import Array, answers, as_score, check_place, figures_of, scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.results import Result
@@ -37,7 +39,7 @@ class Curves(Result):
         0.9
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.curves:section"
+    page: ClassVar[str] = "hf_stitch_studies.pages:of_curves"
     axis: str
     n: int
     data: str
@@ -175,3 +177,50 @@ def score_curves(
         name: {x: as_score(drawn[f"{name}, {axis} {x:g}"]) for x in sorted(family)} for name, family in stitches.items()
     }
     return Curves(axis, len(samples), samples.fingerprint, scores)
+
+
+def relative_accuracies(
+    stitched: StitchedModel,
+    layers: Mapping[str, StitchingLayer],
+    data: Any,
+    *,
+    target: Any,
+    batch_size: int,
+    seed: int,
+    resamples: int,
+    progress: bool,
+) -> dict[str, Array]:
+    """Compute the relative accuracy of stitching layers on all samples, and on resamples shared by all layers.
+
+    Args:
+        stitched: The model whose source and target are used; it must have a classification head.
+        layers: Name -> stitching layer at the cuts of the model.
+        data: Held-out raw samples with labels.
+        target: The whole target network; ``None`` as in :func:`hf_stitch.evaluate`.
+        batch_size: Samples per forward.
+        seed: Seed of the bootstrap.
+        resamples: Number of bootstrap resamples.
+        progress: Show a progress bar.
+
+    Returns:
+        Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
+
+    Raises:
+        ValueError: If a layer is at other cuts, there are no labels, or the target classifies no sample correctly.
+    """
+    for name, layer in layers.items():
+        check_place(stitched, name, layer)
+    samples = Samples.of(data)
+    if stitched.task == "text-generation" or samples.labels is None:
+        raise ValueError("relative accuracy needs a classification head and samples with labels")
+    samples = numbered_as(samples, stitched.config)
+    warn_of_other_classes(samples, stitched.config)
+    found = answers(
+        stitched, layers, samples, scored_target(stitched, target), batch_size=batch_size, progress=progress
+    )
+    if not found["target"]["right"].any():
+        raise ValueError(
+            f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
+        )
+    drawn = figures_of(found, str(stitched.task), resamples=resamples, seed=seed)
+    return {name: drawn[name]["relative_accuracy"] for name in layers}

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_studies import Bench, bench, linear_probe
+from hf_stitch_studies.benching import workflow
 from torch import nn
 from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch.analysis import Activations, Bench, linear_probe
+from hf_stitch.analysis import Activations
 from hf_stitch.cli import app, networks
 from hf_stitch.data import read_data
 
@@ -31,7 +33,7 @@ def net(seed: int) -> hf_stitch.Adapter:
 
 def run(**options: Any) -> Bench:
     options = {"layers": LAYERS, "ranks": [2], "probe_epochs": 3, "references": 2, "progress": False, **options}
-    return hf_stitch.bench({name: net(i) for i, name in enumerate("abc")}, SAMPLES, **options)
+    return bench({name: net(i) for i, name in enumerate("abc")}, SAMPLES, **options)
 
 
 def test_each_network_runs_once_per_batch() -> None:
@@ -46,7 +48,7 @@ def test_each_network_runs_once_per_batch() -> None:
     for number, each in enumerate(several):
         _ = each.layers  # verified with forwards of their own
         each.model.register_forward_pre_hook(count(number))
-    hf_stitch.bench(several, SAMPLES, layers=LAYERS, batch_size=48, probe_epochs=1, progress=False)
+    bench(several, SAMPLES, layers=LAYERS, batch_size=48, probe_epochs=1, progress=False)
     assert counts == [4 + 1] * 3  # 192 training and 48 test samples
 
 
@@ -156,13 +158,13 @@ def test_what_cannot_give_a_result_is_refused_before_any_work(
         run(**options)
 
 
-@pytest.mark.parametrize("run_all", [hf_stitch.bench, hf_stitch.compare_all])
+@pytest.mark.parametrize("run_all", [bench, hf_stitch.compare_all])
 def test_a_single_name_is_not_taken_for_a_list_of_characters(run_all: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise AssertionError("a network is loaded")
 
-    for place in ("_bench.load", "_compare.load_on"):
-        monkeypatch.setattr(f"hf_stitch.workflows.{place}", load)
+    for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.workflows._compare.load_on"):
+        monkeypatch.setattr(place, load)
     with pytest.raises(TypeError, match=r"networks must be a list of networks, or a dict .*, got 'abc' alone"):
         run_all("abc", SAMPLES)
     with pytest.raises(TypeError, match="got Sequential alone"):
@@ -177,25 +179,23 @@ def test_functional_distances_need_cuts() -> None:
     torch.manual_seed(0)
     several = [hf_stitch.load(Around(), example_inputs=POINTS[:2]) for _ in range(3)]
     options: dict[str, Any] = {"layers": ["first"], "ranks": [2], "probe_epochs": 1, "progress": False}
-    assert hf_stitch.bench(several, SAMPLES, **options).layers == ("first",)  # distances of activations need none
+    assert bench(several, SAMPLES, **options).layers == ("first",)  # distances of activations need none
     with pytest.raises(hf_stitch.NotACutError, match="first"):
-        hf_stitch.bench(several, SAMPLES, functional=["lstsq"], task="image-classification", **options)
+        bench(several, SAMPLES, functional=["lstsq"], task="image-classification", **options)
 
 
 def test_a_matcher_that_is_undefined_for_some_pairs_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """15 samples are too few to map the 20 features of one network."""
-    from hf_stitch.workflows import _bench
-
     wide = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 2))
     several = [net(0), net(1), hf_stitch.load(wide, example_inputs=POINTS[:2])]
-    calls, original = [], _bench.stitch_grid
+    calls, original = [], workflow.stitch_grid
 
     def counted(*given: Any, **options: Any) -> Any:
         calls.append([matcher.label for matcher in options["matchers"]])
         return original(*given, **options)
 
-    monkeypatch.setattr(_bench, "stitch_grid", counted)
-    found = hf_stitch.bench(
+    monkeypatch.setattr(workflow, "stitch_grid", counted)
+    found = bench(
         several, SAMPLES, layers=["3"], metrics=[], functional=["lstsq", "identity"], task="image-classification",
         functional_samples=15, sensitivity_layers=[], references=3, probe_epochs=1, progress=False,
     )  # fmt: skip
@@ -208,18 +208,17 @@ def test_a_matcher_that_is_undefined_for_some_pairs_spares_the_others(monkeypatc
 
 def test_a_network_from_which_all_stitches_diverge_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_stitch.training import DivergedError, TaskLoss
-    from hf_stitch.workflows import _bench
 
-    several, original = [net(seed) for seed in range(3)], _bench.stitch_grid
+    several, original = [net(seed) for seed in range(3)], workflow.stitch_grid
 
     def diverging(a: Any, *given: Any, **options: Any) -> Any:
         if a is several[1] and any(isinstance(matcher, TaskLoss) for matcher in options["matchers"]):
             raise DivergedError("no stitch of the matcher is left")
         return original(a, *given, **options)
 
-    monkeypatch.setattr(_bench, "stitch_grid", diverging)
+    monkeypatch.setattr(workflow, "stitch_grid", diverging)
     training = TaskLoss(max_steps=1)
-    found = hf_stitch.bench(
+    found = bench(
         several, SAMPLES, layers=["3"], metrics=[], functional=["identity", training], task="image-classification",
         sensitivity_layers=[], references=3, probe_epochs=1, progress=False,
     )  # fmt: skip
@@ -243,12 +242,12 @@ def test_the_recipe_has_what_decides_the_scores() -> None:
 def test_wrong_networks_and_samples_are_named() -> None:
     several = [net(seed) for seed in range(3)]
     with pytest.raises(ValueError, match=r"data has no labels.*Samples\.of\(data, label="):
-        hf_stitch.bench(several, POINTS, layers=LAYERS, progress=False)
+        bench(several, POINTS, layers=LAYERS, progress=False)
     with pytest.raises(ValueError, match="at least three networks"):
-        hf_stitch.bench(several[:2], SAMPLES, layers=LAYERS, progress=False)
+        bench(several[:2], SAMPLES, layers=LAYERS, progress=False)
     saved = Activations({"1": torch.randn(9, 2)}, range(9))
     with pytest.raises(TypeError, match="must be a network, got Activations"):
-        hf_stitch.bench({"a": several[0], "b": several[1], "c": saved}, SAMPLES)  # type: ignore[dict-item]
+        bench({"a": several[0], "b": several[1], "c": saved}, SAMPLES)  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="functional must be a list"):
         run(functional="lstsq")
 

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_studies import linear_probe
+from hf_stitch_studies.benching.low_rank import LowRankBasis, default_ranks
+from hf_stitch_studies.benching.probing import linear_probes
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
-
-from hf_stitch.analysis import linear_probe
-from hf_stitch.analysis.bench.low_rank import LowRankBasis, default_ranks
-from hf_stitch.analysis.bench.probing import linear_probes
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,7 @@ from hf_stitch.cli.output import Output
 from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
-    from hf_stitch.analysis.bench.result import Bench
+    from hf_stitch_studies.benching.result import Bench
 
 
 @grouped
@@ -88,11 +88,12 @@ def bench(
             f"name at least three different networks, each once, got {', '.join(network)}", param_hint="--network"
         )
 
-    import hf_stitch.plots  # without matplotlib it fails here, before any work
+    import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
+    from hf_stitch_studies import bench as run
 
     networks = {name: inputs.load(name, task) for name in network}
     read = inputs.read(data, data_dir, split, samples, seed)
-    found = hf_stitch.bench(
+    found = run(
         networks, read, test_size=held_out, references=references, batch_size=inputs.batch_size, seed=seed, **options
     )
     saved = {} if out is None else _save(found, out)

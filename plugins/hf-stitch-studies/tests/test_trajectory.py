@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hf_stitch_studies.trajectory import Trajectory, TrajectoryRecorder
 from torch.nn import Linear, ReLU, Sequential
 
 import hf_stitch
-from hf_stitch.analysis.trajectory import Trajectory, TrajectoryRecorder
 from hf_stitch.registry import registries
 from hf_stitch.training import TaskLoss
 

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-
-import hf_stitch
-from hf_stitch.analysis import (
+from hf_stitch_studies import (
     Curves,
     ModeConnectivity,
     interpolate,
@@ -23,6 +20,9 @@ from hf_stitch.analysis import (
     sparsity_curve,
     zero_share,
 )
+from rich.console import Console
+
+import hf_stitch
 from hf_stitch.matchers.fitting import collect, fit_layer
 from hf_stitch.registry import registries
 from hf_stitch.representation import RepresentationSpec

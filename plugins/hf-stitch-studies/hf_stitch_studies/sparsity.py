@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.stitches import MaskedStitch, Stitch, StitchingLayer, as_linear
+from hf_stitch_studies.curves import Curves, score_curves
 
 THRESHOLD = 1e-4
 """Default threshold (Csiszárik et al. 2021, figure 8): entries of smaller magnitude are set to zero."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.curves import Curves, score_curves
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
@@ -18,6 +17,7 @@ from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch_studies.curves import Curves, score_curves
 
 
 @torch.no_grad()

@@ -16,12 +16,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.bench.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
-from hf_stitch.analysis.bench.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
-from hf_stitch.analysis.bench.low_rank import LowRankBasis, default_ranks
-from hf_stitch.analysis.bench.probing import linear_probes
-from hf_stitch.analysis.bench.result import Bench
 from hf_stitch.analysis.layers import layer_names
+from hf_stitch_studies.benching.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
+from hf_stitch_studies.benching.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
+from hf_stitch_studies.benching.low_rank import LowRankBasis, default_ranks
+from hf_stitch_studies.benching.probing import linear_probes
+from hf_stitch_studies.benching.result import Bench
 
 Key = tuple[str, int, int]
 """A representation: network, number of the layer, rank."""
@@ -293,17 +293,17 @@ def measure(
     recipe: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> Bench:
-    """Run the bench on activations, as :func:`hf_stitch.bench` does on networks.
+    """Run the bench on activations, as :func:`hf_stitch_studies.bench` does on networks.
 
     Args:
         data: The activations.
         methods: Method -> distance; both baselines and the reliability are added.
-        sensitivity_layers: As in :func:`hf_stitch.bench`.
-        ranks: As in :func:`hf_stitch.bench`.
-        references: As in :func:`hf_stitch.bench`.
-        own_network: As in :func:`hf_stitch.bench`.
-        probe_batch_size: As in :func:`hf_stitch.bench`.
-        probe_epochs: As in :func:`hf_stitch.bench`.
+        sensitivity_layers: As in :func:`hf_stitch_studies.bench`.
+        ranks: As in :func:`hf_stitch_studies.bench`.
+        references: As in :func:`hf_stitch_studies.bench`.
+        own_network: As in :func:`hf_stitch_studies.bench`.
+        probe_batch_size: As in :func:`hf_stitch_studies.bench`.
+        probe_epochs: As in :func:`hf_stitch_studies.bench`.
         seed: Seed of the probes.
         recipe: Record of where the activations come from.
         progress: Whether to show progress bars.

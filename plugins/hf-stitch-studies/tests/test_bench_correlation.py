@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_studies import Bench, BenchGroup
+from hf_stitch_studies.benching.correlation import RELIABILITY, bench_score, jackknife, rank_correlations
+from hf_stitch_studies.benching.distances import Distance, RepresentedPair, metric_distances, structural_distances
+from hf_stitch_studies.benching.measuring import Bases, BenchData, best_of_networks, measure
 from scipy.stats import kendalltau, spearmanr, t
 
-from hf_stitch.analysis import Activations, Bench, BenchGroup
-from hf_stitch.analysis.bench.correlation import RELIABILITY, bench_score, jackknife, rank_correlations
-from hf_stitch.analysis.bench.distances import Distance, RepresentedPair, metric_distances, structural_distances
-from hf_stitch.analysis.bench.measuring import Bases, BenchData, best_of_networks, measure
+from hf_stitch.analysis import Activations
 
 NETWORKS = tuple("abcdef")
 LONG: dict[str, Any] = {"probe_epochs": 25, "probe_batch_size": 16}

@@ -1,4 +1,4 @@
-"""Result of :func:`hf_stitch.bench`: which distances predict differences in function."""
+"""Result of :func:`hf_stitch_studies.bench`: which distances predict differences in function."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_stitch.analysis.bench.correlation import TESTS, BenchGroup, BenchScore, Test, bench_score
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch_studies.benching.correlation import TESTS, BenchGroup, BenchScore, Test, bench_score
 
 if TYPE_CHECKING:
     import pandas
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bench(Result):
-    """How well distances of representations predict differences in function, returned by :func:`hf_stitch.bench`.
+    """How well distances of representations predict differences in function (:func:`hf_stitch_studies.bench`).
 
     Attributes:
         groups: Representations, their probing accuracies and their distances: one group for each layer of the

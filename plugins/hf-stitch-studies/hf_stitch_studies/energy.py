@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_stitch.detectors._energy_networks import GridClassifier, TokenClassifier
 from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
-from hf_stitch.papers import BALOGH_2025, LIU_2020, Paper
+from hf_stitch.papers import BALOGH_2025, Paper, arxiv
 from hf_stitch.representation import Representation, concatenate
+from hf_stitch_studies.energy_networks import GridClassifier, TokenClassifier
+
+LIU_2020 = arxiv("Liu et al.: Energy-based Out-of-distribution Detection", "2010.03759")
 
 PRESETS: dict[str, dict[str, Any]] = {
     "balogh2025": {},

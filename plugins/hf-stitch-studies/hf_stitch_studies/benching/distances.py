@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.bench.correlation import TESTS, Array, Test
 from hf_stitch.analysis.comparison.comparing import labelled
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric, direct_matching
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
+from hf_stitch_studies.benching.correlation import TESTS, Array, Test
 
 
 @dataclass(frozen=True)

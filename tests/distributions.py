@@ -1,0 +1,47 @@
+"""Writes ``hf_stitch/distributions.json``: which plugin of this project has a name. Run it from the root."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import tomllib
+from pathlib import Path
+
+import hf_stitch
+
+TABLE = Path("hf_stitch/distributions.json")
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Return registry, or ``names`` for what plugins export -> distribution -> names, as the plugins state them."""
+    found: dict[str, dict[str, str]] = {}
+    ours = {name for each in vars(hf_stitch)["__all__"] for name in [each, *_exported(each)]}
+    for file in sorted(Path("plugins").glob("*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        package = file.parent / project["name"].replace("-", "_")
+        stub, module = package / "__init__.pyi", package / "__init__.py"
+        exported = {"names": set(_all_of(stub if stub.exists() else module)) - ours}
+        groups = {group.removeprefix("hf_stitch."): names for group, names in project["entry-points"].items()}
+        for kind, names in (exported | groups).items():
+            if kind != "contracts":
+                found.setdefault(kind, {})[project["name"]] = " ".join(sorted(names))
+    return dict(sorted(found.items()))
+
+
+def _exported(name: str) -> list[str]:
+    """The names that a room exports."""
+    room = getattr(hf_stitch, name)
+    return list(getattr(room, "__all__", ())) if inspect.ismodule(room) else []
+
+
+def _all_of(file: Path) -> list[str]:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise ValueError(f"{file} has no __all__")
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(table(), indent=1) + "\n", encoding="utf-8")
