@@ -44,6 +44,7 @@ from .workflows import audit as audit
 from .workflows import compare as compare
 from .workflows import compare_all as compare_all
 from .workflows import evaluate as evaluate
+from .workflows import plan as plan
 from .workflows import relative_model as relative_model
 from .workflows import stitch as stitch
 from .workflows import stitch_grid as stitch_grid

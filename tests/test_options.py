@@ -13,6 +13,7 @@ from hf_stitch_studies import bench
 from torch import nn
 
 import hf_stitch
+from hf_stitch.running import RunOptions
 
 from public import Public, choices, outside, publics  # isort: skip
 
@@ -116,8 +117,6 @@ UNNAMED = {
     "audit: max_dose",
     "audit: min_relative_accuracy",
     "audit: paired_data",
-    "audit: plan",
-    "audit: progress",
     "audit: source",
     "audit: target",
     "audit: train_data",
@@ -128,44 +127,29 @@ UNNAMED = {
     "bench: own_network",
     "bench: probe_batch_size",
     "bench: probe_epochs",
-    "bench: progress",
     "bench: ranks",
     "bench: references",
     "bench: sensitivity_layers",
     "bench: task",
     "bench: test_data",
-    "compare: checkpoint_dir",
     "compare: metrics",
     "compare: paired_data",
-    "compare: plan",
-    "compare: progress",
-    "compare_all: checkpoint_dir",
     "compare_all: metrics",
-    "compare_all: plan",
-    "compare_all: progress",
     "evaluate: baselines",
     "evaluate: paired_data",
-    "evaluate: plan",
-    "evaluate: progress",
     "evaluate: source",
     "evaluate: target",
     "relative_model: anchors",
     "relative_model: encoder",
-    "relative_model: progress",
     "relative_model: similarities",
     "relative_model: task",
     "stitch: paired_data",
-    "stitch: plan",
-    "stitch: progress",
     "stitch: source",
     "stitch: target",
     "stitch: task",
     "stitch: test_data",
     "stitch_grid: auxiliary_data",
-    "stitch_grid: checkpoint_dir",
     "stitch_grid: far_data",
-    "stitch_grid: plan",
-    "stitch_grid: progress",
     "stitch_grid: task",
     "stitch_grid: test_data",
     "swap: anchors",
@@ -173,7 +157,6 @@ UNNAMED = {
     "swap: encoder",
     "swap: paired_anchors",
     "swap: paired_data",
-    "swap: progress",
     "swap: task",
 }
 """Parameters of verbs that take or tell a wrong type badly. The list may only become shorter."""
@@ -202,6 +185,13 @@ def test_every_verb_names_the_parameter_that_has_a_wrong_type(verbs: Any) -> Non
     assert failed.keys() == UNNAMED, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
 
 
+@pytest.mark.parametrize("option", RunOptions.__annotations__)
+def test_every_verb_checks_the_options_of_a_run_or_does_not_have_them(verbs: Any, option: str) -> None:
+    for verb, valid in verbs.values():
+        with pytest.raises(TypeError, match=option):
+            verb(**{**valid, option: Thing()})
+
+
 @pytest.mark.parametrize(
     ("verb", "wrong", "said"),
     [
@@ -216,6 +206,9 @@ def test_every_verb_names_the_parameter_that_has_a_wrong_type(verbs: Any) -> Non
         ("stitch_grid", {"seed": "x"}, "seed must be a whole number, got 'x'"),
         ("compare", {"accelerator": 5}, "accelerator must be an accelerate.Accelerator, got 5"),
         ("compare", {"checkpoint_dir": __file__}, "checkpoint_dir must be a folder"),
+        ("evaluate", {"batchsize": 5}, "evaluate has no option 'batchsize'; did you mean 'batch_size'?"),
+        ("stitch_grid", {"layer_a": ["1"]}, "did you mean 'layers_a'?"),
+        ("swap", {"checkpoint_dir": "x"}, "swap has no option 'checkpoint_dir'"),
         ("compare", {"layers_a": [5]}, r"layers_a\[0\] must be a name, got 5"),
     ],
 )

@@ -32,6 +32,7 @@ from hf_stitch.analysis.scoring import answers, figures_of
 from hf_stitch.artefacts.joining import join
 from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
 from hf_stitch.matchers.fitting import collect, collect_rows, fit_layer
+from hf_stitch.running import Run
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
@@ -270,7 +271,7 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
             ):
                 trained(name, start, matcher)
         model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
-        scored = answers(model, layers, pair.test, pair.target, progress=False)
+        scored = answers(model, layers, pair.test, pair.target, Run(progress=False))
         drawn[front] = {
             name: rows[pair.figure] for name, rows in figures_of(scored, pair.task, resamples=RESAMPLES, seed=0).items()
         }

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +182,7 @@ def compare(a: str, b: str, data: hf_stitch.Samples, limits: Limits = LIMITS) ->
     """
     options: dict[str, Any] = {"layers_a": cuts(a, limits), "layers_b": cuts(b, limits), "progress": False}
     first, second = network(a, limits), network(b, limits)
-    return _within(
-        limits, lambda **more: hf_stitch.compare(first, second, data, permutations=100, **options, **more)
-    )  # fmt: skip
+    return _within(limits, partial(hf_stitch.compare, first, second, data, permutations=100, **options))
 
 
 def stitch(
@@ -205,7 +203,7 @@ def stitch(
     """
     options: dict[str, Any] = {"source_layer": source_layer, "target_layer": target_layer, "progress": False}
     source, target = network(a, limits), network(b, limits)
-    return _within(limits, lambda **more: hf_stitch.stitch(source, target, data, **options, **more))
+    return _within(limits, partial(hf_stitch.stitch, source, target, data, **options))
 
 
 def answers(stitched: hf_stitch.StitchedModel, sample: Any, most: int = 5) -> dict[str, dict[str, float]]:
@@ -264,14 +262,14 @@ def downloads(results: Mapping[str, Any], stitched: hf_stitch.StitchedModel | No
     return files
 
 
-def _within(limits: Limits, job: Callable[..., Any]) -> Any:
+def _within(limits: Limits, job: partial[Any]) -> Any:
     """Run a job if its plan is short enough.
 
     Raises:
         Refused: If it is not, or if the job refuses its input.
     """
     try:
-        planned = job(plan=True)
+        planned = hf_stitch.plan(job.func, *job.args, **job.keywords)
         if planned.seconds > limits.seconds:
             raise Refused(
                 f"This would take {planned.seconds:.0f} s; the gallery takes jobs of {limits.seconds:.0f} s. Choose "

@@ -27,6 +27,7 @@ from hf_stitch.analysis.scoring import answers, resampled
 from hf_stitch.artefacts.joining import join
 from hf_stitch.matchers import Ridge
 from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.storage.files import write_whole
@@ -132,7 +133,7 @@ def measure(
                 }
             stitched = join(reader, pair[0], fitted, target, pair[1], task="text-generation")
             alone = network if kind == "trained" else None
-            scored = answers(stitched, layers, hf_stitch.Samples.of(test), target, alone=alone, batch_size=32)
+            scored = answers(stitched, layers, hf_stitch.Samples.of(test), target, Run(batch_size=32), alone=alone)
             for name, values in scored.items():
                 row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
                 if kind == "trained" or row.startswith("untrained"):

@@ -20,9 +20,10 @@ from hf_stitch.analysis.scoring import Answers, check_same_tokens, join_answers,
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples, paired_batches
 from hf_stitch.matchers.fitting import check_finite
-from hf_stitch.processes import ALONE, Processes, joined
+from hf_stitch.processes import joined
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import Representation
+from hf_stitch.running import Run
 from hf_stitch.tasks import logits_of
 
 SOURCE = "source"
@@ -79,24 +80,21 @@ class AuditPass:
         self._seen: dict[tuple[str, View, Any], list[Seen]] = {}
 
     @torch.no_grad()
-    def run(
-        self, samples: Samples, others: Samples, batch_size: int, progress: bool, processes: Processes = ALONE
-    ) -> None:
+    def run(self, samples: Samples, others: Samples, run: Run) -> None:
         """Measure all samples.
 
         Args:
             samples: Raw samples of the sources.
             others: Raw samples of the target, in the same order.
-            batch_size: Number of samples per forward pass.
-            progress: Whether to show a progress bar.
-            processes: The processes that share the samples; all of them then have the measures of all samples.
+            run: How the job runs; all processes then have the measures of all samples.
 
         Raises:
             ValueError: If activations are NaN or infinite, source and target receive other tokens, or labels are not
                 classes of the target.
         """
-        start, _ = processes.part(len(samples), batch_size)
-        for batch, other in paired_batches(samples, others, batch_size, "auditing" if progress else None, processes):
+        processes = run.processes
+        start, _ = processes.part(len(samples), run.batch_size)
+        for batch, other in paired_batches(samples, others, run.batch_size, run.shown("auditing"), processes):
             chosen = self.scored[start : (start := start + len(batch.ids))]
             self._measure(batch, other, torch.from_numpy(np.flatnonzero(chosen)))
         squares, answers, seen = zip(*processes.gather((self.squares, self._answers, self._seen)), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from hf_stitch.analysis.caching.layers import LayerCache, Recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.samples import Batch
 from hf_stitch.processes import Processes
-from hf_stitch.registry import check_choice, check_number
+from hf_stitch.registry import check_choice
 from hf_stitch.representation import POOLINGS, Pooling, Representation, concatenate
 from hf_stitch.resources import check_fits
+from hf_stitch.running import Run, RunOptions
 from hf_stitch.storage.cache import Cache
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 
 @torch.no_grad()
@@ -31,10 +29,8 @@ def extract_activations(
     *,
     layers: Iterable[str] | None = None,
     pooling: Pooling = "mean",
-    batch_size: int = 64,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
     cache: bool | str | Path = False,
+    **options: Unpack[RunOptions],
 ) -> Activations:
     """Run a network on samples and return its activations, for later comparison or saving.
 
@@ -50,13 +46,12 @@ def extract_activations(
         layers: Names of modules; ``None`` uses the ``candidates`` of the adapter.
         pooling: Pooling of the activations: ``none`` keeps the vectors of all positions, all other poolings return one
             vector per sample.
-        batch_size: Samples per forward.
-        accelerator: An ``accelerate.Accelerator``; ``None`` creates one if there are several processes.
-        progress: Show a progress bar.
         cache: Whether to keep activations and use those that are kept: ``True`` for the cache of the user
             (``HF_STITCH_CACHE``, by default ``~/.cache/hf-stitch``), or the folder of another one. Beyond
             ``HF_STITCH_CACHE_SIZE`` (by default 20 GB), what was not used for the longest time is removed. Of several
             processes, the first one reads and writes.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``progress``,
+            ``accelerator``.
 
     Returns:
         The activations, on the CPU, in the dtype of the network: (samples, d) per layer, or (samples, positions, d)
@@ -75,15 +70,14 @@ def extract_activations(
         torch.Size([20, 8])
     """
     check_choice("pooling", pooling, POOLINGS)
-    check_number(1, batch_size=batch_size)
     if not isinstance(cache, bool | str | Path) or cache == "":
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
-    processes = Processes.of(accelerator)
-    adapter = load_on(model, processes.device)
-    samples = Samples.of(data)
-    start, stop = processes.part(len(samples), batch_size)
-    share = samples if processes.count == 1 else samples.select(range(start, stop))
-    with processes.together("extract_activations"):
+    with Run.of(extract_activations, options, ("batch_size", "progress", "accelerator")) as run:
+        processes, batch_size = run.processes, run.batch_size
+        adapter = load_on(model, processes.device)
+        samples = Samples.of(data)
+        start, stop = processes.part(len(samples), batch_size)
+        share = samples if processes.count == 1 else samples.select(range(start, stop))
         kept = None
         if cache is not False and processes.rank == 0:
             folder = None if cache is True else Path(cache)
@@ -98,7 +92,7 @@ def extract_activations(
         if cache is not False:
             found = processes.agree({} if kept is None else kept.read(names))
         if missing := [name for name in names if name not in found]:
-            batches = processes.watched(share.batches(batch_size, processes.shown("recording", progress)))
+            batches = processes.watched(share.batches(batch_size, run.shown("recording")))
             recorded = _record(adapter, batches, missing, pooling, processes, len(samples))
             if kept is not None:
                 kept.write(recorded)

@@ -15,7 +15,8 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
 from hf_stitch.metrics._neighbours import shared_neighbours
-from hf_stitch.processes import ALONE, Processes, joined
+from hf_stitch.processes import joined
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 
 TASK = "feature-extraction"
@@ -34,11 +35,8 @@ def vectors(
     layers: Mapping[str, StitchingLayer],
     samples: Samples,
     whole: Whole,
+    run: Run,
     other: Samples | None = None,
-    *,
-    batch_size: int = 64,
-    progress: bool = True,
-    processes: Processes = ALONE,
 ) -> dict[str, Tensor]:
     """Compute one vector per sample from the outputs of several stitching layers and of the target.
 
@@ -50,10 +48,8 @@ def vectors(
         layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
         samples: Raw samples.
         whole: The whole target network.
+        run: How the job runs; all processes return the same.
         other: Samples for the target in the same order, if it receives other samples than the source.
-        batch_size: Samples per forward.
-        progress: Show a progress bar.
-        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         Name, including ``target``, -> (n, d).
@@ -66,7 +62,7 @@ def vectors(
     twins = samples if other is None else other
     check_same_order(samples, twins)
     parts: dict[str, list[Tensor]] = {name: [] for name in (*layers, "target")}
-    for batch, twin in paired_batches(samples, twins, batch_size, "scoring" if progress else None, processes):
+    for batch, twin in paired_batches(samples, twins, run.batch_size, run.shown("scoring"), run.processes):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
@@ -77,9 +73,9 @@ def vectors(
         own = _vectors(whole.forward(reference), twin, reference.get("attention_mask"))
         _check_finite(own, twin)
         parts["target"].append(own)
-    if processes.count > 1:
+    if run.processes.count > 1:
         sent = {name: [part.cpu() for part in found] for name, found in parts.items()}
-        parts = {name: [part.to(own) for part in found] for name, found in joined(processes.gather(sent)).items()}
+        parts = {name: [part.to(own) for part in found] for name, found in joined(run.processes.gather(sent)).items()}
     if len(widths := {part.shape[1] for found in parts.values() for part in found}) > 1:
         raise ValueError(
             f"the outputs have {', '.join(map(str, sorted(widths)))} numbers for different samples or stitches, so "

@@ -24,7 +24,7 @@ SOLVING = 30
 
 @dataclass(frozen=True)
 class Plan(Result):
-    """Predicted cost of a job, which ``plan=True`` returns instead of its result.
+    """Predicted cost of a job, from :func:`hf_stitch.plan`.
 
     Attributes:
         job: What runs, in words.

@@ -20,8 +20,9 @@ from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
 from hf_stitch.matchers.fitting import check_finite
-from hf_stitch.processes import ALONE, Processes, joined
+from hf_stitch.processes import joined
 from hf_stitch.reference import ModelReference
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks import check_head, logits_of, task_of
 
@@ -87,12 +88,10 @@ def answers(
     layers: Mapping[str, StitchingLayer],
     samples: Samples,
     whole: Whole,
+    run: Run,
     other: Samples | None = None,
     *,
     alone: Whole | None = None,
-    batch_size: int = 64,
-    progress: bool = True,
-    processes: Processes = ALONE,
 ) -> dict[str, Answers]:
     """Compute per-sample measures of several stitching layers and of the target.
 
@@ -105,11 +104,9 @@ def answers(
         layers: Name (any except ``source`` and ``target``) -> stitching layer at the cuts of the model.
         samples: Raw samples.
         whole: The whole target network.
+        run: How the job runs; all processes return the same.
         other: Samples for the target in the same order, if it receives other samples than the source.
         alone: The whole source network, if its head has the same classes or tokens.
-        batch_size: Samples per forward.
-        progress: Show a progress bar.
-        processes: The processes that share the samples; all of them return the same.
 
     Returns:
         Name, including ``target``, and ``source`` if it is given, -> measure -> (n,) float64.
@@ -127,7 +124,7 @@ def answers(
     for layer in layers.values() if language else ():
         layer.check_causal()
     parts: dict[str, list[Answers]] = {}
-    for batch, twin in paired_batches(samples, twins, batch_size, "scoring" if progress else None, processes):
+    for batch, twin in paired_batches(samples, twins, run.batch_size, run.shown("scoring"), run.processes):
         inputs = stitched.preprocess(batch.samples)
         reference, sizes = _inputs(whole, twin.samples) if language else (whole.preprocess(twin.samples), {})
         if language:
@@ -150,7 +147,7 @@ def answers(
             measured = {name: {**found, **distances.get(name, {})} for name, found in measured.items()}
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
-    return join_answers(joined(processes.gather(parts)), samples)
+    return join_answers(joined(run.processes.gather(parts)), samples)
 
 
 def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:

@@ -88,9 +88,8 @@ def compare(
             "needs one row per sample: use another --pooling than none", param_hint="--permutations"
         )
 
-    import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
+    import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.processes import Processes
-    from hf_stitch.workflows._compare import compare as compare_networks
 
     first = inputs.load(a, task)
     second = first if b == a else inputs.load(b, task)
@@ -106,11 +105,11 @@ def compare(
         "batch_size": inputs.batch_size,
     }
     if plan:
-        planned = compare_networks(first, second, read, plan=True, **options)
+        planned = hf_stitch.plan(hf_stitch.compare, first, second, read, **options)
         output.show(planned)
         output.record(planned.to_dict())
         return
-    atlas = compare_networks(first, second, read, checkpoint_dir=checkpoint_dir, **options)
+    atlas = hf_stitch.compare(first, second, read, checkpoint_dir=checkpoint_dir, **options)
     if Processes.of(None).rank:
         return
     saved = {} if out is None else save(atlas, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,21 +88,22 @@ def evaluate(
 
     import hf_stitch
 
+    start: Callable[..., Any] = hf_stitch.plan if plan else lambda job, *args, **given: job(*args, **given)
     found: Audit | Evaluation | Plan
     whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
-    if plan:
-        whole["plan"] = True
     if audit:
         train = None if train_split is None else inputs.read(data, data_dir, train_split, samples, seed)
         given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}
         auxiliary, far = (inputs.read_other(other, data_dir, samples, seed) for other in (auxiliary_data, far_data))
-        found = hf_stitch.audit(
-            stitched, read, train_data=train, auxiliary_data=auxiliary, far_data=far,
+        found = start(
+            hf_stitch.audit, stitched, read, train_data=train, auxiliary_data=auxiliary, far_data=far,
             batch_size=inputs.batch_size, seed=seed, **whole,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     else:
-        found = hf_stitch.evaluate(stitched, read, batch_size=inputs.batch_size, seed=seed, examples=examples, **whole)
+        found = start(
+            hf_stitch.evaluate, stitched, read, batch_size=inputs.batch_size, seed=seed, examples=examples, **whole
+        )
     output.show(found)
     output.report(found, report)
     output.record(found.to_dict())

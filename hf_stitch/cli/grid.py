@@ -98,7 +98,7 @@ def grid(
         options[name] = inputs.read_other(other, data_dir, samples, seed)
     options |= {"test_size": held_out, "batch_size": inputs.batch_size, "seed": seed}
     if plan:
-        planned = hf_stitch.stitch_grid(networks[0], networks[1], read, plan=True, **options)
+        planned = hf_stitch.plan(hf_stitch.stitch_grid, networks[0], networks[1], read, **options)
         output.show(planned)
         output.record(planned.to_dict())
         return

@@ -106,7 +106,7 @@ def stitch(
         if unpaired is not None:
             options["unpaired"] = tuple(inputs.read_other(each, data_dir, None, seed) for each in unpaired)
         if plan:
-            planned = hf_stitch.stitch(networks[0], networks[1], read, plan=True, **options)
+            planned = hf_stitch.plan(hf_stitch.stitch, networks[0], networks[1], read, **options)
             output.show(planned)
             output.record(planned.to_dict())
             return

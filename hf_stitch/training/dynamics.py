@@ -22,6 +22,7 @@ from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.running import Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
@@ -130,13 +131,13 @@ class Dynamics(Result):
         ((label, score),) = labelled([score]).items()
         kept = {str(step): Activations.load(index.path(step)) for step in steps}
         first = kept[str(steps[0])]
-        values = {}
+        values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
             grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
             by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
-                values[layer] = Comparison([moments], [score], pooling=first.pooling or "mean").run()[label]
+                values[layer] = Comparison([moments], [score], run, pooling=first.pooling or "mean").run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         better, n = score.higher_is_better, len(first.ids)

@@ -17,6 +17,7 @@ from hf_stitch.data import check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
+from hf_stitch.running import Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe
@@ -231,10 +232,10 @@ class SimilarityCallback(ProbingCallback):
             atlas = Comparison(
                 sides,
                 self._metrics.values(),
+                Run(progress=False, processes=processes),
                 pooling=self.probe.pooling,
                 layers_a=layers,
                 layers_b=others,
-                processes=processes,
             ).run()
         except (ValueError, ArithmeticError) as error:
             undefined = self._undefined(f"similarity of {', '.join(layers)}", error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -28,50 +28,18 @@ from hf_stitch.analysis.scoring import answers, as_score, figures_of, scored_tar
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.detectors import Detector
-from hf_stitch.processes import Processes
+from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.tasks import CLASSIFIES, check_head
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 from hf_stitch.workflows._evaluate import fitted_share, with_chance
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
-
-
-@overload
-def audit(
-    stitched: StitchedModel, data: Any,
-    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
-    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
-    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
-) -> Audit: ...  # fmt: skip
-
-
-@overload
-def audit(
-    stitched: Sequence[StitchedModel], data: Any,
-    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
-    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
-    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
-) -> list[Audit]: ...  # fmt: skip
-
-
-@overload
-def audit(
-    stitched: StitchedModel | Sequence[StitchedModel], data: Any,
-    *, detectors: Iterable[str | Detector] = DETECTORS, max_dose: float = MAX_DOSE, train_data: Any = None,
-    far_data: Any = None, auxiliary_data: Any = None, target: Any = None, source: Any = None, paired_data: Any = None,
-    min_relative_accuracy: float = 0.8, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
-) -> Plan: ...  # fmt: skip
 
 
 def audit(
@@ -87,13 +55,9 @@ def audit(
     source: Any = None,
     paired_data: Any = None,
     min_relative_accuracy: float = 0.8,
-    batch_size: int = 64,
-    seed: int = 0,
     resamples: int = 1000,
-    plan: bool = False,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> Audit | list[Audit] | Plan:
+    **options: Unpack[RunOptions],
+) -> Audit | list[Audit]:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
 
     A stitching layer that is trained on the task can drive the target with activations that the target never produces.
@@ -139,19 +103,14 @@ def audit(
             same order as ``data``.
         min_relative_accuracy: Threshold on the relative accuracy, above 0 and at most 1. The default is the threshold
             of Csiszárik et al. 2021, section 8.
-        batch_size: Number of samples per forward pass.
-        seed: Seed of the bootstrap and of all draws, which depend on the ids of the samples.
         resamples: Number of bootstrap resamples for the scores.
-        plan: Whether to return an estimate of time and memory instead, after a few batches.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
-        progress: Whether to show progress bars.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``.
 
     Returns:
         The audit, or a list of audits for several models: ``verdict`` (one sentence), ``is_accurate``,
         ``in_distribution`` (``None`` if undecided), ``doses`` by detector, the ``evaluation`` with its baselines, and
         per part of the stitching layer the ``detections`` with their controls and the relative ``residual``.
-        With ``plan=True``, the plan.
 
     Raises:
         ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
@@ -170,9 +129,12 @@ def audit(
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate, and no detector finds it out of distribution'
     """
-    processes = Processes.of(accelerator)
-    with processes.together("audit"):
-        options = _Options(max_dose, min_relative_accuracy, batch_size, seed, resamples, progress, processes)
+    check_number(2, resamples=resamples)
+    if not 0 < min_relative_accuracy <= 1:
+        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
+    if not 0 <= max_dose < float("inf"):
+        raise ValueError(f"max_dose must be at least 0 and finite, got {max_dose}")
+    with Run.of(audit, options, WITHOUT_STATE) as run:
         models: list[StitchedModel] = [stitched] if isinstance(stitched, StitchedModel) else []
         if not models and isinstance(stitched, Iterable):
             models = list(stitched)
@@ -190,7 +152,7 @@ def audit(
             samples, twins = without_anchors(model, samples, others)
             others = others if twins is None else twins
         shares = [_check_samples(model, samples, others) for model in models]
-        known, scored = _known(others, train_data, whole, seed)
+        known, scored = _known(others, train_data, whole, run.seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         watching = labelled("detectors", detectors)
         check_needs(watching, known, outliers, far)
@@ -202,46 +164,26 @@ def audit(
             else source_alone(model, source, whole)
             for model in models
         ]  # fmt: skip
-        if plan:
-            return _planned(models, whole, [network for network, _ in alone], samples, others, known, options)
-        watches = _fit(models, watching, whole, known, outliers, options)
+        if run.planning:
+            return _planned(models, whole, [network for network, _ in alone], samples, others, known, run)
+        watches = _fit(models, watching, whole, known, outliers, run)
         found = AuditPass(
             models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
         )
-        found.run(samples, others, batch_size, progress, processes)
-        detections = _detections(found, others, known, far, options)
+        found.run(samples, others, run)
+        detections = _detections(found, others, known, far, run)
         audits = []
-        evaluations = _evaluations(found, samples, shares, [why for _, why in alone], options)
+        evaluations = _evaluations(found, samples, shares, [why for _, why in alone], resamples, run.seed)
         for number, model in enumerate(models):
             audited = Audit(
                 evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
                 {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
-                known.fingerprint, seed,
+                known.fingerprint, run.seed,
             )  # fmt: skip
-            verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
+            verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": run.seed}
             model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
             audits.append(audited)
         return audits[0] if isinstance(stitched, StitchedModel) else audits
-
-
-@dataclass(frozen=True)
-class _Options:
-    max_dose: float
-    min_relative_accuracy: float
-    batch_size: int
-    seed: int
-    resamples: int
-    progress: bool
-    processes: Processes
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_relative_accuracy <= 1:
-            raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {self.min_relative_accuracy}")
-        if not 0 <= self.max_dose < float("inf"):
-            raise ValueError(f"max_dose must be at least 0 and finite, got {self.max_dose}")
-        check_number(1, batch_size=self.batch_size)
-        check_number(0, seed=self.seed)
-        check_number(2, resamples=self.resamples)
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
@@ -293,7 +235,7 @@ def _fit(
     whole: Adapter,
     known: Samples,
     outliers: Samples | None,
-    options: _Options,
+    run: Run,
 ) -> dict[View, Watch]:
     """Fit the detectors to all that they will be shown: one set for each pooling, and one for prefix tokens."""
     layers: dict[View, list[str]] = {}
@@ -302,8 +244,8 @@ def _fit(
             layers.setdefault(view, []).append(layer_of(model))
     return {
         view: fit_watch(
-            detectors, whole, list(dict.fromkeys(of_view)), known, view, options.batch_size, outliers=outliers,
-            kinds=("coloured",), seed=options.seed, progress=options.progress, processes=options.processes,
+            detectors, whole, list(dict.fromkeys(of_view)), known, view, run, outliers=outliers,
+            kinds=("coloured",),
         )
         for view, of_view in layers.items()
     }  # fmt: skip
@@ -311,22 +253,22 @@ def _fit(
 
 def _planned(
     models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: Samples, others: Samples,
-    known: Samples, options: _Options,
-) -> Plan:  # fmt: skip
+    known: Samples, run: Run,
+) -> Any:  # fmt: skip
     """Score one batch with each model, run the target on one, and extrapolate."""
-    count, device = min(options.batch_size, len(samples)), models[0].device
+    count, device = min(run.batch_size, len(samples)), models[0].device
     few, twins = samples.take(count), others.take(count)
-    batch = next(known.batches(min(options.batch_size, len(known))))
+    batch = next(known.batches(min(run.batch_size, len(known))))
     with torch.no_grad():
         forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), device)
-    reading: Any = {"batch_size": options.batch_size, "progress": False}
+    quiet = replace(run, progress=False, processes=ALONE)
 
     def score() -> None:
         for model, own in zip(models, alone, strict=True):
             layers = {"stitched": model.stitch, "mean_only": model.stitch.mean_only()}
-            answers(model, layers, few, whole, twins, alone=own, **reading)
+            answers(model, layers, few, whole, quiet, twins, alone=own)
 
-    share = 1 / options.processes.count
+    share = 1 / run.processes.count
     stages = {
         "running the target on the samples of the detectors": forward * len(known) / len(batch.samples) * share,
         "scoring": seconds_of(score, device) * len(samples) / count * share,
@@ -334,11 +276,11 @@ def _planned(
     memory = {NETWORKS: bytes_of_weights(whole.model, *models)}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     job = f"audit of {len(models)} model{'s'[: len(models) > 1]}, {len(samples)} samples"
-    return Plan(job, stages, memory, {}, *free, options.processes.count, "detectors and bootstrap are not included")
+    return Plan(job, stages, memory, {}, *free, run.processes.count, "detectors and bootstrap are not included")
 
 
 def _detections(
-    found: AuditPass, others: Samples, known: Samples, far: Samples | None, options: _Options
+    found: AuditPass, others: Samples, known: Samples, far: Samples | None, run: Run
 ) -> list[dict[str, dict[str, Detection]]]:
     """Return what the detectors find, of each model, by part and detector."""
     ids = [others.ids[place] for place in np.flatnonzero(found.scored)]
@@ -346,10 +288,7 @@ def _detections(
     for view, watch in found.watches.items():
         seen = {}
         if far is not None:
-            seen = see_all(
-                watch, found.whole, far, view, options.batch_size, progress=options.progress,
-                processes=options.processes,
-            )  # fmt: skip
+            seen = see_all(watch, found.whole, far, view, run)
         own, doses, stitched = (found.kept(what, view) for what in ("own", "doses", "stitched"))
         evidence = Evidence(ids, own, doses, stitched, known.ids, seen, () if far is None else far.ids)
         by_view[view] = {label: detect(watch, label, [SOURCE], evidence, two_sided=False) for label in watch.detectors}
@@ -370,7 +309,8 @@ def _evaluations(
     samples: Samples,
     shares: Sequence[float | None],
     without_source: Sequence[str],
-    options: _Options,
+    resamples: int,
+    seed: int,
 ) -> list[Evaluation]:
     """Return the scores of each model, all on the same resamples."""
     task = str(found.models[0].task)
@@ -379,7 +319,7 @@ def _evaluations(
     named = {
         f"{number} {name}": row for number, of in enumerate(answers) for name, row in of.items() if name != "target"
     }
-    drawn = figures_of({**named, **shared}, task, resamples=options.resamples, seed=options.seed)
+    drawn = figures_of({**named, **shared}, task, resamples=resamples, seed=seed)
     scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
     evaluations = []
     for number, why in enumerate(without_source):

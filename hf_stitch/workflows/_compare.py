@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -15,7 +14,6 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
 from hf_stitch.analysis.layers import layer_names
@@ -25,41 +23,16 @@ from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
 from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
+from hf_stitch.running import Run, RunOptions
 
 Comparable = str | nn.Module | Adapter | Activations
 
 
-@overload
 def compare(
     a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
-    plan: Literal[False] = False, checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> SimilarityAtlas: ...  # fmt: skip
-
-
-@overload
-def compare(
-    a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
-    plan: Literal[True], checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> ComparisonPlan: ...  # fmt: skip
-
-
-def compare(
-    a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, batch_size: int = 64, permutations: int = 0, seed: int = 0,
-    plan: bool = False, checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> SimilarityAtlas | ComparisonPlan:  # fmt: skip
+    align: Align = "tokens", paired_data: Any = None, permutations: int = 0, **options: Unpack[RunOptions],
+) -> SimilarityAtlas:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 
     Each network runs once per batch. If both sides are the same model, it runs once for both. If a metric can be
@@ -93,24 +66,17 @@ def compare(
             only one side contains are left out.
         paired_data: Samples for b, if it takes other samples than a (the same sentences in another language). They need
             the same ids in the same order as ``data``.
-        batch_size: Number of samples per forward pass.
         permutations: Number of permutations of the samples of b, for a test of the most similar pairs of layers: the
             highest of many similarities is high even between unrelated networks. ``atlas.p_values`` has one p-value
             per pair, adjusted for the search, ``atlas.match_p_values`` one for each best match. The test needs one row
             per sample, keeps the rows in files, and takes longer with more samples. 0: no test; 200 are enough
             for a level of 5%.
-        seed: Seed of the permutations.
-        plan: Whether to return an estimate of time and memory instead, after a few batches.
-        checkpoint_dir: Folder for the state of the comparison. A repeated call resumes an interrupted comparison from
-            there, with bitwise identical results. Use one folder per comparison. Default: a temporary folder.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
-        progress: Whether to show a progress bar.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
     Returns:
-        The atlas, with one (layers of a, layers of b) matrix per metric; with ``plan=True``, the plan. Where a metric
-        is undefined (too few samples for wide layers, a constant layer), the value is NaN and ``atlas.undefined`` has
-        the reason.
+        The atlas, with one (layers of a, layers of b) matrix per metric. Where a metric is undefined (too few samples
+        for wide layers, a constant layer), the value is NaN and ``atlas.undefined`` has the reason.
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
@@ -133,8 +99,6 @@ def compare(
     check_choice("align", align, ALIGN)
     if align == "offsets" and pooling != "none":
         raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed)
     check_number(0, permutations=permutations)
     if permutations and pooling == "none":
         raise ValueError(
@@ -143,12 +107,12 @@ def compare(
             "hf_stitch.analysis.permutation_test(…, samples=…)"
         )
     activations, weights = sorted_metrics(metrics)
-    if weights and (plan or permutations):
-        raise ValueError(f"{next(iter(weights))} compares weights: it has no plan and no permutations of samples")
-    if weights and not activations and not (data is paired_data is None):
-        raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
-    processes = Processes.of(accelerator)
-    with processes.together("compare"):
+    with Run.of(compare, options) as run:
+        processes = run.processes
+        if weights and (run.planning or permutations):
+            raise ValueError(f"{next(iter(weights))} compares weights: it has no plan and no permutations of samples")
+        if weights and not activations and not (data is paired_data is None):
+            raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
         by_weights = None
         if weights:
             one = isinstance(a, str) and a == b
@@ -165,15 +129,11 @@ def compare(
         sides = _sides(a, b, data, paired_data, pooling, align, processes)
         if align == "offsets":
             sides = aligned(sides)
-        comparison = Comparison(
-            sides, activations, pooling=pooling, layers_a=layers_a, layers_b=layers_b, processes=processes
-        )
-        if plan:
-            return comparison.plan(permutations, batch_size)
-        atlas = comparison.run(
-            batch_size=batch_size, folder=checkpoint_dir, recipe={"align": align}, permutations=permutations, seed=seed,
-            progress=progress,
-        )  # fmt: skip
+        comparison = Comparison(sides, activations, run, pooling=pooling, layers_a=layers_a, layers_b=layers_b)
+        if run.planning:
+            planned: Any = comparison.plan(permutations)
+            return planned
+        atlas = comparison.run(recipe={"align": align}, permutations=permutations)
         return replace(atlas, weights=by_weights)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -14,39 +13,15 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.analysis.comparison.jackknife import Array, Places, differences_from_best, groups_of
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
-from hf_stitch.analysis.comparison.routes import ComparisonPlan
 from hf_stitch.analysis.comparison.sides import Network, Networks, Reader, Side
 from hf_stitch.analysis.comparison.weights import compare_all_weights, sorted_metrics
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
-from hf_stitch.processes import Processes
 from hf_stitch.registry import check_choice, check_number
 from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.running import Run, RunOptions
 from hf_stitch.workflows._compare import Comparable, side_of, weight_side
 from hf_stitch.workflows._networks import named_layers, named_networks
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-
-@overload
-def compare_all(
-    networks: Mapping[str, Comparable] | Sequence[Comparable], data: Any = None, *,
-    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
-    metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean", batch_size: int = 64,
-    resamples: int = 0, seed: int = 0, plan: Literal[False] = False,
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> NetworkAtlas: ...  # fmt: skip
-
-
-@overload
-def compare_all(
-    networks: Mapping[str, Comparable] | Sequence[Comparable], data: Any = None, *,
-    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
-    metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean", batch_size: int = 64,
-    resamples: int = 0, seed: int = 0, plan: Literal[True],
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> ComparisonPlan: ...  # fmt: skip
 
 
 def compare_all(
@@ -56,14 +31,9 @@ def compare_all(
     layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
     metrics: Iterable[str | Metric] = ("linear_cka",),
     pooling: Pooling = "mean",
-    batch_size: int = 64,
     resamples: int = 0,
-    seed: int = 0,
-    plan: bool = False,
-    checkpoint_dir: str | Path | None = None,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> NetworkAtlas | ComparisonPlan:
+    **options: Unpack[RunOptions],
+) -> NetworkAtlas:
     """Compare every layer of several networks with every other layer of all of them, in one pass over the data.
 
     Each network runs once per batch, not once for each pair of networks.
@@ -76,16 +46,12 @@ def compare_all(
         layers: Layers of all networks, or name -> layers. Default: all candidates of each.
         metrics: As in :func:`hf_stitch.compare`; either metrics of activations or metrics of weights.
         pooling: As in :func:`hf_stitch.compare`.
-        batch_size: Number of samples per forward pass.
         resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
             corresponding layers are less similar than the most similar ones, for the ties of ``found.identify()``. 40
             are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
             0: no test.
-        seed: Seed of the groups.
-        plan: As in :func:`hf_stitch.compare`; resamples are not included.
-        checkpoint_dir: As in :func:`hf_stitch.compare`.
-        accelerator: As in :func:`hf_stitch.compare`.
-        progress: Whether to show a progress bar.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
     Returns:
         The similarities. ``found.between("a", "b")`` is the atlas of two networks, ``found.identify()`` the layer
@@ -110,16 +76,15 @@ def compare_all(
     named = named_networks(networks)
     if len(named) < 2:
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed, resamples=resamples)
+    check_number(0, resamples=resamples)
     chosen = named_layers(named, layers)
-    processes = Processes.of(accelerator)
-    with processes.together("compare_all"):
+    with Run.of(compare_all, options) as run:
+        processes = run.processes
         activations, weights = sorted_metrics(metrics)
         if weights:
-            if activations or data is not None or resamples or plan:
+            if activations or data is not None or resamples or run.planning:
                 raise ValueError(
-                    f"{', '.join(weights)} compares weights: leave out data, resamples and plan, and compare "
+                    f"{', '.join(weights)} compares weights: leave out data and resamples, plan nothing, and compare "
                     "activations in a call of its own"
                 )
             weighed = {name: weight_side(name, each, processes) for name, each in named.items()}
@@ -131,20 +96,19 @@ def compare_all(
         several, scores = Networks(sides, chosen), labelled(activations)
         if resamples:
             _check_resamples(resamples, pooling, several)
-        comparison = Comparison((several,), scores.values(), pooling=pooling, processes=processes)
-        if plan:
-            return comparison.plan(batch_size=batch_size, resampled=resamples > 0)
+        comparison = Comparison((several,), scores.values(), run, pooling=pooling)
+        if run.planning:
+            planned: Any = comparison.plan(resampled=resamples > 0)
+            return planned
         p_values: dict[str, Array] = {}
 
         def test(rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
-            groups = groups_of(len(several.ids), resamples, seed)
-            shown = progress and processes.rank == 0
+            groups = groups_of(len(several.ids), resamples, run.seed)
+            shown = run.progress and processes.rank == 0
             p_values.update(_tested(scores, rows, values, groups, len(several.by_network), shown))
 
-        atlas = comparison.run(
-            batch_size=batch_size, folder=checkpoint_dir, then=test if resamples else None, progress=progress,
-            recipe={"resamples": resamples, "seed": seed} if resamples else None,
-        )  # fmt: skip
+        recipe = {"resamples": resamples, "seed": run.seed} if resamples else None
+        atlas = comparison.run(recipe=recipe, then=test if resamples else None)
         return NetworkAtlas(atlas, several.by_network, p_values)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
@@ -32,31 +33,13 @@ from hf_stitch.analysis.scoring import (
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.processes import Processes
+from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks import CLASSIFIES
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-
-@overload
-def evaluate(
-    stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
-    baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    examples: int = 0, plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True,
-) -> Evaluation: ...  # fmt: skip
-
-
-@overload
-def evaluate(
-    stitched: StitchedModel, data: Any, *, target: Any = None, source: Any = None, paired_data: Any = None,
-    baselines: Mapping[str, StitchingLayer] | None = None, batch_size: int = 64, seed: int = 0, resamples: int = 1000,
-    examples: int = 0, plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True,
-) -> Plan: ...  # fmt: skip
 
 
 def evaluate(
@@ -67,14 +50,10 @@ def evaluate(
     source: Any = None,
     paired_data: Any = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
-    batch_size: int = 64,
-    seed: int = 0,
     resamples: int = 1000,
     examples: int = 0,
-    plan: bool = False,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> Evaluation | Plan:
+    **options: Unpack[RunOptions],
+) -> Evaluation:
     """Score a stitched model on held-out samples, compared with baselines.
 
     The baselines are:
@@ -118,19 +97,15 @@ def evaluate(
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
         baselines: Further baselines: name -> stitching layer at the same cuts.
-        batch_size: Number of samples per forward pass.
-        seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples. Samples are resampled jointly for all predictors.
         examples: Number of samples to return on which the stitched model and the target differ most. They appear on
             the page of the result (:meth:`Evaluation.to_html`), so leave it at 0 for private data.
-        plan: Whether to return an estimate of time and memory instead, after a few batches.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
-        progress: Whether to show a progress bar.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``.
 
     Returns:
         The figures of the model and of each baseline with 95% intervals. ``evaluation["accuracy"]`` is a figure of the
-        stitched model. With ``plan=True``, the plan.
+        stitched model.
 
     Raises:
         ValueError: If ``examples`` is out of range or the model has no head, all samples are anchors of the model, an
@@ -152,13 +127,11 @@ def evaluate(
     """
     if not isinstance(stitched, StitchedModel):
         raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed, examples=examples)
+    check_number(0, examples=examples)
     check_number(2, resamples=resamples)
-    processes = Processes.of(accelerator)
     if examples and stitched.task is None:
         raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
-    with processes.together("evaluate"):
+    with Run.of(evaluate, options, WITHOUT_STATE) as run:
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)
         whole, left_out = reference(stitched, target), {}
@@ -179,24 +152,23 @@ def evaluate(
             "mean_only": stitched.stitch.mean_only(),
             **(baselines or {}),
         }
-        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "processes": processes}
         if stitched.task is None and not stitched.stitch.equal_widths:
             left_out["identity"] = "the widths of both layers differ"
             del layers["identity"]
-        if plan:
-            return _planned(stitched, layers, samples, whole, others, source, batch_size, processes)
+        if run.planning:
+            return _planned(stitched, layers, samples, whole, others, source, run)
         confusion: Mapping[str, Mapping[str, int]] = {}
         shown: tuple[Example, ...] = ()
         alone = None
         if stitched.task is None:
-            found = vectors(stitched, layers, samples, whole, others, **options)
-            drawn = figures_of_vectors(found, resamples=resamples, seed=seed)
+            found = vectors(stitched, layers, samples, whole, run, others)
+            drawn = figures_of_vectors(found, resamples=resamples, seed=run.seed)
         else:
             alone, why = source_alone(stitched, source, whole)
             if alone is None:
                 left_out["source"] = why
-            predicted = answers(stitched, layers, samples, whole, others, alone=alone, **options)
-            drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=seed)
+            predicted = answers(stitched, layers, samples, whole, run, others, alone=alone)
+            drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=run.seed)
             names = class_names(stitched, samples)
             confusion = {} if stitched.task == "text-generation" else confused(predicted, names)
             shown = differing(predicted, samples, names, examples)
@@ -221,26 +193,25 @@ def evaluate(
 
 def _planned(
     stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: Samples, whole: Whole,
-    others: Samples | None, source: Any, batch_size: int, processes: Processes,
-) -> Plan:  # fmt: skip
+    others: Samples | None, source: Any, run: Run,
+) -> Any:  # fmt: skip
     """Score one batch a few times, and extrapolate."""
-    count = min(batch_size, len(samples))
+    count, quiet = min(run.batch_size, len(samples)), replace(run, progress=False, processes=ALONE)
     few, twins = samples.take(count), None if others is None else others.take(count)
-    options: dict[str, Any] = {"batch_size": batch_size, "progress": False}
     device = stitched.device
     networks = [each for each in (stitched, getattr(whole, "model", whole)) if isinstance(each, nn.Module)]
     memory = {NETWORKS: bytes_of_weights(*networks)}
     if stitched.task is None:
-        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, twins, **options), device)
-        found = vectors(stitched, layers, few, whole, twins, **options)
+        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, quiet, twins), device)
+        found = vectors(stitched, layers, few, whole, quiet, twins)
         memory["vectors"] = len(samples) * sum(each.nbytes for each in found.values()) // count
     else:
         alone, _ = source_alone(stitched, source, whole)
-        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, twins, alone=alone, **options), device)
-    stages = {"scoring": seconds * len(samples) / count / processes.count}
+        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, quiet, twins, alone=alone), device)
+    stages = {"scoring": seconds * len(samples) / count / run.processes.count}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     job = f"evaluate, {len(layers)} predictors and whole networks, {len(samples)} samples"
-    return Plan(job, stages, memory, {}, *free, processes.count, "the bootstrap is not included")
+    return Plan(job, stages, memory, {}, *free, run.processes.count, "the bootstrap is not included")
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:

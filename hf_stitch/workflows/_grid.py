@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
-from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run
+from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run_both
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.resampling import check_count
 from hf_stitch.analysis.scoring import check_labels, head_difference, not_beaten
 from hf_stitch.artefacts.joining import join_all
@@ -34,10 +33,10 @@ from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, check_number
+from hf_stitch.registry import check_choice
 from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.running import Run, RunOptions
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -56,31 +55,6 @@ from hf_stitch.workflows._networks import (
     verified_cuts,
 )
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-
-@overload
-def stitch_grid(
-    a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
-    Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
-    "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
-    1000, align: Align = "tokens", own: bool = False, plan: Literal[False] = False,
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> StitchGrid: ...  # fmt: skip
-
-
-@overload
-def stitch_grid(
-    a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Any, *, test_data: Any = None, layers_a:
-    Iterable[str] | None = None, layers_b: Iterable[str] | None = None, matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (), auxiliary_data: Any = None, far_data: Any = None, pooling: Pooling =
-    "none", test_size: float | int = 0.2, task: str = "auto", batch_size: int = 64, seed: int = 0, resamples: int =
-    1000, align: Align = "tokens", own: bool = False, plan: Literal[True],
-    checkpoint_dir: str | Path | None = None, accelerator: Accelerator | None = None, progress: bool = True,
-) -> Plan: ...  # fmt: skip
-
 
 def stitch_grid(
     a: str | nn.Module | Adapter,
@@ -97,16 +71,11 @@ def stitch_grid(
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
     task: str = "auto",
-    batch_size: int = 64,
-    seed: int = 0,
     resamples: int = 1000,
     align: Align = "tokens",
     own: bool = False,
-    plan: bool = False,
-    checkpoint_dir: str | Path | None = None,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
-) -> StitchGrid | Plan:
+    **options: Unpack[RunOptions],
+) -> StitchGrid:
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
@@ -136,23 +105,16 @@ def stitch_grid(
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples: a share (float) or a number (int).
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
-        batch_size: Number of samples per forward pass.
-        seed: Seed of the split and of the bootstrap.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
             different tokenizers.
         own: With ``align="prefix"``, whether maps also take the embedding of each token in the target.
-        plan: Whether to return an estimate of time and memory instead, after a few batches.
-        checkpoint_dir: Folder for the state of the grid. A repeated call resumes an interrupted one from there, with
-            bitwise identical results. Use one folder per grid, and as many processes as before. Default: no state is
-            kept.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
-        progress: Whether to show progress bars.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
     Returns:
         The scores of all stitches and of baselines, with intervals. ``grid.stitched(a, b)`` builds one of the stitched
-        models. With ``plan=True``, the plan.
+        models.
 
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
@@ -176,10 +138,8 @@ def stitch_grid(
     """
     check_choice("pooling", pooling, POOLINGS)
     check_choice("align", align, ALIGN)
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed)
-    processes = Processes.of(accelerator)
-    with processes.together("stitch_grid"):
+    with Run.of(stitch_grid, options) as run:
+        processes, checkpoint_dir = run.processes, run.checkpoint_dir
         check_runs(a=a, b=b)
         source, target = load_on(a, processes.device), load_on(b, processes.device)
         source = read_by(source, target, align, own)
@@ -190,7 +150,7 @@ def stitch_grid(
         check_meet(source, target, pooling)
         task = scored_task(target, task)
         layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
-        train, test = _apart(target, data, test_data, test_size, seed)
+        train, test = _apart(target, data, test_data, test_size, run.seed)
         if task in CLASSIFIES:
             warn_of_other_classes(test, getattr(target.model, "config", None))
         else:
@@ -210,13 +170,13 @@ def stitch_grid(
         check_far(far, (train, test), detectors=watching)
         sides = Sides(source, target, *layers, pooling, task)
         _rehearse(sides, train, test)
-        if plan:
+        if run.planning:
             return planned(
                 f"stitch_grid, {len(chosen) * len(sides.pairs)} stitches", sides, list(chosen.values()), train, test,
-                batch_size, processes, left_out="detectors are not included" if watching else "",
+                run, left_out="detectors are not included" if watching else "",
             )  # fmt: skip
         others = {"auxiliary_data": outliers, "far_data": far}
-        recipe = _recipe(sides, chosen, watching, train, test, others, batch_size, seed) | aligned(align, own)
+        recipe = _recipe(sides, chosen, watching, train, test, others, run) | aligned(align, own)
         if processes.count > 1:
             recipe["processes"] = processes.count
             processes.check_same(recipe)
@@ -224,7 +184,7 @@ def stitch_grid(
             folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(folder, processes.rank, lasting=checkpoint_dir is not None)
             state.begin(recipe, dict)
-            moments = collect_moments(sides, train, state, len(train) + len(test), batch_size, progress, processes)
+            moments = collect_moments(sides, train, state, len(train) + len(test), run)
             kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
             moments.all_reduce(processes)
             fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
@@ -232,7 +192,7 @@ def stitch_grid(
                 if isinstance(matcher, TrainedMatcher):
                     place = folder / f"trained-{number}"
                     fitted[label] = _train(
-                        sides, matcher, fitted[label], train, place if checkpoint_dir else None, progress
+                        sides, matcher, fitted[label], train, place if checkpoint_dir else None, run.progress
                     )
             stitches: dict[Cell, StitchingLayer] = {}
             undefined: dict[str, str] = {}
@@ -244,17 +204,16 @@ def stitch_grid(
                         stitches[label, la, lb] = layer
             alone = head_difference(source, target, task) == ""
             means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
-            left = residuals(sides, moments, train, seed) if watching else None
+            left = residuals(sides, moments, train, run.seed) if watching else None
             watch = fit_watch(
-                watching, target, sides.layers_b, train, pooling, batch_size, outliers=outliers, residuals=left,
-                seed=seed, progress=progress, processes=processes,
+                watching, target, sides.layers_b, train, pooling, run, outliers=outliers, residuals=left,
             )  # fmt: skip
             measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
-            measures.collect(state, len(train), kept, batch_size, progress, processes)
+            measures.collect(state, len(train), kept, run)
         # Figures are computed anew from the state, which does not depend on these.
         recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
-        grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, seed)
-        return _watched(grid, measures, train, far, batch_size, progress, processes) if watching else grid
+        grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, run.seed)
+        return _watched(grid, measures, train, far, run) if watching else grid
 
 
 def _apart(target: Adapter, data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
@@ -275,8 +234,7 @@ def _recipe(
     train: Samples,
     test: Samples,
     others: Mapping[str, Samples | None],
-    batch_size: int,
-    seed: int,
+    run: Run,
 ) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
     described = {
@@ -286,8 +244,8 @@ def _recipe(
         "detectors": {label: detector.to_dict() for label, detector in detectors.items()},
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint,
         **{name: None if samples is None else samples.fingerprint for name, samples in others.items()},
-        "batch_size": batch_size,
-        "seed": seed, "versions": versions(
+        "batch_size": run.batch_size,
+        "seed": run.seed, "versions": versions(
             (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", detectors))
             for entry in found.values()
         ),
@@ -305,7 +263,7 @@ def _rehearse(sides: Sides, train: Samples, test: Samples) -> None:
         ValueError: If the sample has another size than the one for which a network is cut, rows do not correspond, the
             target cannot run on what the pooling leaves, or labels are not classes of the target.
     """
-    found = run(sides, next(iter(train.batches(1))), complete=True)
+    found = run_both(sides, next(iter(train.batches(1))), complete=True)
     for name, adapter, representations in (
         ("source", sides.source, found.x),
         ("target", sides.target, found.y),
@@ -444,15 +402,13 @@ def _watched(
     measures: Measures,
     train: Samples,
     far: Samples | None,
-    batch_size: int,
-    progress: bool,
-    processes: Processes,
+    run: Run,
 ) -> StitchGrid:
     """Add what the detectors found."""
     sides, watch = measures.sides, measures.watch
     seen: Mapping[str, Seen] = {}
     if far is not None:
-        seen = see_all(watch, sides.target, far, sides.pooling, batch_size, progress=progress, processes=processes)
+        seen = see_all(watch, sides.target, far, sides.pooling, run)
     evidence = Evidence(
         measures.samples.ids,
         {lb: measures.seen("own", j) for j, lb in enumerate(sides.layers_b)},

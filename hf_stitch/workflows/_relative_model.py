@@ -13,11 +13,11 @@ from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.registry import check_choice, check_name, check_number
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
+from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._swap import as_space
 
@@ -36,8 +36,6 @@ def relative_model(
     kind: Kind = "inductive",
     head: str | nn.Module | Adapter | None = None,
     task: str | None = "auto",
-    batch_size: int = 64,
-    progress: bool = True,
     **options: Any,
 ) -> StitchedModel:
     """Build a model whose head classifies the similarities of encoded samples to anchors (Moschella et al. 2023).
@@ -72,9 +70,8 @@ def relative_model(
         task: Task of the model: ``image-classification``, ``text-classification``, or ``None`` for the plain output of
             the head. ``"auto"`` derives it from the encoder's modality if the head is a
             :class:`~hf_stitch.artefacts.Head`, and is ``None`` otherwise.
-        batch_size: Number of anchors per forward pass.
-        progress: Whether to show a progress bar.
-        **options: Options of the projection (``center=True``, ``normalise="l2"``, …).
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``progress``; and
+            options of the projection (``center=True``, ``normalise="l2"``, …).
 
     Returns:
         The stitched model, in eval mode. Its ``anchors`` attribute holds the anchor set.
@@ -98,16 +95,16 @@ def relative_model(
     """
     check_choice("pooling", pooling, POOLINGS)
     check_choice("kind", kind, get_args(Kind))
-    check_number(1, batch_size=batch_size, **({} if num_labels is None else {"num_labels": num_labels}))
+    if num_labels is not None:
+        check_number(1, num_labels=num_labels)
     check_name(layer=layer)
-    processes = Processes.of(None)
-    with processes.together("relative_model"):
-        source = load_on(encoder, processes.device)
+    with Run.of(relative_model, options, ("batch_size", "progress"), rest=True) as run:
+        source = load_on(encoder, run.processes.device)
         known = anchors if isinstance(anchors, AnchorSet) else None
         if known is None:
             samples = Samples.of(anchors)
             known = AnchorSet.of(samples).encode(
-                source, layer, samples, pooling, batch_size=batch_size, progress=progress
+                source, layer, samples, pooling, batch_size=run.batch_size, progress=run.progress
             )
         vectors = known.values(source, layer, pooling)
         body: Stitch

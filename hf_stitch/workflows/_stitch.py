@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from hf_stitch.analysis.classes import numbered_as
 from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.grid.measuring import Sides
 from hf_stitch.analysis.grid.plan import planned
-from hf_stitch.analysis.planning import Plan
 from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -30,10 +29,10 @@ from hf_stitch.matchers.fitting import (
     collect_unpaired,
     fit_layer,
 )
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, check_name, check_number, registries
+from hf_stitch.registry import check_choice, check_name, registries
 from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
@@ -43,34 +42,11 @@ from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._methods import check_causal
 from hf_stitch.workflows._networks import ALIGN, Align, aligned, check_lengths, check_runs, read_by
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
 
 PREDICTORS = 3
 """Predictors that run through the target's part when a stitch is scored: the stitch, the identity, the mean only."""
-
-
-@overload
-def stitch(
-    source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
-    target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
-    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, align: Align = "tokens", own: bool = False, unpaired: tuple[Any, Any] | None = None,
-    plan: Literal[False] = False, accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
-) -> StitchedModel: ...  # fmt: skip
-
-
-@overload
-def stitch(
-    source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, data: Any, *, source_layer: str = AUTO,
-    target_layer: str = AUTO, matcher: str | Matcher = "lstsq", paired_data: Any = None, pooling: Pooling = "none",
-    test_size: float | int = 0.2, test_data: Any = None, task: str | None = "auto", batch_size: int = 64,
-    seed: int = 0, align: Align = "tokens", own: bool = False, unpaired: tuple[Any, Any] | None = None,
-    plan: Literal[True], accelerator: Accelerator | None = None, progress: bool = True, **options: Any,
-) -> Plan: ...  # fmt: skip
 
 
 def stitch(
@@ -86,16 +62,11 @@ def stitch(
     test_size: float | int = 0.2,
     test_data: Any = None,
     task: str | None = "auto",
-    batch_size: int = 64,
-    seed: int = 0,
     align: Align = "tokens",
     own: bool = False,
     unpaired: tuple[Any, Any] | None = None,
-    plan: bool = False,
-    accelerator: Accelerator | None = None,
-    progress: bool = True,
     **options: Any,
-) -> StitchedModel | Plan:
+) -> StitchedModel:
     """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
 
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
@@ -122,8 +93,6 @@ def stitch(
         test_data: Separate held-out samples, instead of a split of ``data``.
         task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
             builds a model without a head, whose outputs are compared with those of the target.
-        batch_size: Number of samples per forward pass.
-        seed: Seed of the split and of the bootstrap.
         align: How positions of texts correspond. ``"tokens"``: both networks have one tokenizer. ``"prefix"``: two
             decoders with different tokenizers. At each token of the target, the source reads the text up to the end of
             that token (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`).
@@ -134,16 +103,12 @@ def stitch(
             ``"seeded_refinement"`` takes the training samples of ``data`` as pairs; ``"unsupervised"`` then reads only
             these samples, and ``data`` only scores the model, its training part left out; but ``"auto"`` layers are
             chosen by the pairs.
-        plan: Whether to return an estimate of time, memory and files instead, after a few batches. ``"auto"`` layers
-            are then the last cut of the source and the first of the target, which take most time.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
-        progress: Whether to show progress bars.
-        **options: Options of the matcher, if it is given by name (``ridge=1.0``, ``rank=16``).
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``,
+            ``accelerator``; and options of the matcher, if it is given by name (``ridge=1.0``, ``rank=16``).
 
     Returns:
         The stitched model. Its ``evaluation`` attribute holds the scores, its ``stitcher`` property the stitching layer
-        as a small artefact to share. With ``plan=True``, the plan.
+        as a small artefact to share.
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
@@ -163,11 +128,9 @@ def stitch(
     """
     check_choice("pooling", pooling, POOLINGS)
     check_choice("align", align, ALIGN)
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed)
     check_name(source_layer=source_layer, target_layer=target_layer)
-    processes = Processes.of(accelerator)
-    with processes.together("stitch"):
+    with Run.of(stitch, options, WITHOUT_STATE, rest=True) as run:
+        processes = run.processes
         check_runs(source=source, target=target)
         a, b = load_on(source, processes.device), load_on(target, processes.device)
         if align == "prefix" and paired_data is not None:
@@ -188,12 +151,12 @@ def stitch(
             raise ValueError("paired_data is split together with data: leave out test_data")
         given, other = Samples.of(data), None if paired_data is None else Samples.of(paired_data)
         samples = numbered_as(given, getattr(b.model, "config", None)) if task in CLASSIFIES else given
-        (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, seed)
+        (train, test, other_train, other_test), recipe = _parts(samples, other, test_data, test_size, run.seed)
         recipe = {
             "matcher": fitted_by.to_dict(), "pooling": pooling,
             **aligned(align, own), "data": given.fingerprint, **recipe,
             **({"unpaired": [side.fingerprint for side in lonely]} if lonely else {}),
-            "samples": len(train), "batch_size": batch_size, "versions": versions([("matchers", fitted_by.name)]),
+            "samples": len(train), "batch_size": run.batch_size, "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
         networks = {name: each.pinned.weights_hash for name, each in (("source", a), ("target", b))}
         processes.check_same({**recipe, **networks})
@@ -203,7 +166,7 @@ def stitch(
         chosen = [
             name for name, layer in (("source_layer", source_layer), ("target_layer", target_layer)) if layer == AUTO
         ]
-        if plan and chosen:
+        if run.planning and chosen:
             source_layer = a.layers[-1] if source_layer == AUTO else source_layer
             target_layer = b.layers[0] if target_layer == AUTO else target_layer
         elif chosen:
@@ -213,7 +176,7 @@ def stitch(
             )
             atlas = compare(
                 a, b, train, paired_data=other_train, layers_a=layers_a, layers_b=layers_b, pooling="mean",
-                batch_size=batch_size, accelerator=accelerator, progress=progress,
+                **run.options,
             )  # fmt: skip
             source_layer, target_layer = atlas.best_pair()
             recipe |= dict.fromkeys(chosen, AUTO)
@@ -223,7 +186,7 @@ def stitch(
         if lonely is not None:  # so that errors of these samples occur before all are read, too
             few = (lonely[0].take(1), lonely[1].take(1))
             collect_unpaired(a, b, (source_layer, target_layer), few, pooling, progress=False)
-        if plan:
+        if run.planning:
             job = f"stitch, {source_layer} → {target_layer}, {len(train)} + {len(test)} samples"
             searching = (["the search for the most similar layers"] if chosen else []) + (
                 ["the search for pairs"] if isinstance(first, UnpairedMatcher) else []
@@ -231,7 +194,7 @@ def stitch(
             searched = f"{' and '.join(searching)} is not included" if searching else ""
             sides = Sides(a, b, (source_layer,), (target_layer,), pooling, task or "")
             return planned(
-                job, sides, [fitted_by], train, test, batch_size, processes, twins=other_train,
+                job, sides, [fitted_by], train, test, run, twins=other_train,
                 unpaired=lonely, scored=PREDICTORS, left_out=searched,
             )  # fmt: skip
         stitched = join(a, source_layer, place, b, target_layer, task=task, recipe=recipe)
@@ -240,7 +203,7 @@ def stitch(
             fitted_by.rehearse(stitched, train, target=b, paired_data=other_train)
 
         pair = (source_layer, target_layer)
-        reading: Any = {"batch_size": batch_size, "progress": progress, "processes": processes}
+        reading: Any = {"batch_size": run.batch_size, "progress": run.progress, "processes": processes}
         both: Any = {"target_samples": other_train, **reading}
         rows = None if lonely is None else collect_unpaired(a, b, pair, lonely, pooling, **reading)
         statistics: Statistics | PairedRows
@@ -257,7 +220,7 @@ def stitch(
         specs = a.spec(source_layer), b.spec(target_layer)
         stitched.stitch = fit_layer(first, statistics, *specs, pooling, unpaired=rows)
         if isinstance(fitted_by, TrainedMatcher):
-            stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=progress)
+            stitched.stitch = fitted_by.fit(stitched, train, target=b, paired_data=other_train, progress=run.progress)
         if isinstance(a, PrefixAdapter) and a.own is not None and not isinstance(first, RowsMatcher):
             baselines = _of_own_alone(first, statistics, stitched.stitch, a.own.embedding_dim)
         stitched.config.stitch = stitched.stitch.to_dict()
@@ -265,8 +228,7 @@ def stitch(
             stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(*by_these).to_dict()}
         try:
             stitched.evaluation = evaluate(
-                stitched, test, target=b, paired_data=other_test, baselines=baselines, batch_size=batch_size, seed=seed,
-                accelerator=accelerator, progress=progress,
+                stitched, test, target=b, paired_data=other_test, baselines=baselines, **run.options,
             )  # fmt: skip
         except ValueError as error:
             if task is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import fit_layer
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import check_choice, check_name, check_number, registries
+from hf_stitch.registry import check_choice, check_name, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
 from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
+from hf_stitch.running import Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
@@ -54,9 +54,7 @@ def swap(
     data: Any = None,
     paired_data: Any = None,
     task: str | None = "auto",
-    batch_size: int = 64,
-    seed: int = 0,
-    progress: bool = True,
+    **options: Unpack[RunOptions],
 ) -> StitchedModel:
     """Replace the encoder of a trained head without training, from the activations of both encoders on the anchors.
 
@@ -94,9 +92,7 @@ def swap(
             all figures except agreement. Default: no scores.
         paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
         task: Task of the head of a network. ``"auto"`` takes the task of the network. Not allowed for a stitched model.
-        batch_size: Number of samples per forward pass.
-        seed: Seed of the bootstrap.
-        progress: Whether to show progress bars.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``.
 
     Returns:
         The stitched model with the new encoder. With ``data``, its ``evaluation`` attribute holds the scores
@@ -127,12 +123,10 @@ def swap(
         True
     """
     check_choice("pooling", pooling, (None, *POOLINGS))
-    check_number(1, batch_size=batch_size)
-    check_number(0, seed=seed)
     layers = {"encoder_layer": encoder_layer, "target_layer": target_layer}
     check_name(**{name: layer for name, layer in layers.items() if layer is not None})
-    processes = Processes.of(None)
-    with processes.together("swap"):
+    with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
+        processes = run.processes
         check_runs(model=model, encoder=encoder)
         if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
             if any(
@@ -143,7 +137,7 @@ def swap(
                     "a swap between two relative models takes only data and paired_data: leave out the others"
                 )
             swapped = _between(model, encoder)
-            return _scored(swapped, data, model, {}, paired_data, batch_size, seed, progress)
+            return _scored(swapped, data, model, {}, paired_data, run)
         if encoder_layer is None:
             raise TypeError(
                 "encoder_layer is missing: pass the layer at which the new encoder is cut, one of "
@@ -158,15 +152,14 @@ def swap(
             load_on(encoder, processes.device),
             encoder_layer,
             pooling or (stitched.stitch.pooling if stitched else "mean"),
-            batch_size,
-            progress,
+            run,
         )
         if stitched is not None:
             if target_layer is not None or task != "auto":
                 raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
             if isinstance(stitched.stitch.body, RelativeProjection) and not (matcher is None and baselines is None):
                 raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
-            head = _head_of_model(stitched, anchors, batch_size, progress)
+            head = _head_of_model(stitched, anchors, run)
         else:
             if target_layer is None or anchors is None:
                 raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
@@ -204,7 +197,7 @@ def swap(
             used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
             swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
         whole = original if stitched is None else stitched
-        return _scored(swapped, data, whole, others, paired_data, batch_size, seed, progress)
+        return _scored(swapped, data, whole, others, paired_data, run)
 
 
 def _scored(
@@ -213,9 +206,7 @@ def _scored(
     original: Any,
     baselines: dict[str, StitchingLayer],
     paired_data: Any,
-    batch_size: int,
-    seed: int,
-    progress: bool,
+    run: Run,
 ) -> StitchedModel:
     """Return the model, scored if there are data."""
     if data is None:
@@ -229,9 +220,7 @@ def _scored(
         target=original,
         paired_data=paired_data,
         baselines=baselines,
-        batch_size=batch_size,
-        seed=seed,
-        progress=progress,
+        **run.options,
     )
     swapped.config.scores = swapped.evaluation.for_card()
     swapped.config.recipe["test_data"] = swapped.evaluation.data
@@ -270,8 +259,7 @@ class _Encoder:
     network: Adapter
     layer: str
     pooling: Pooling
-    batch_size: int
-    progress: bool
+    run: Run
 
     @property
     def spec(self) -> RepresentationSpec:
@@ -293,7 +281,7 @@ class _Encoder:
 
     def _encode(self, anchors: AnchorSet, samples: Samples) -> AnchorSet:
         return anchors.encode(
-            self.network, self.layer, samples, self.pooling, batch_size=self.batch_size, progress=self.progress
+            self.network, self.layer, samples, self.pooling, batch_size=self.run.batch_size, progress=self.run.progress
         )
 
 
@@ -306,13 +294,13 @@ class _Head:
     anchors: AnchorSet
 
 
-def _head_of_model(stitched: StitchedModel, anchors: _Side, batch_size: int, progress: bool) -> _Head:
+def _head_of_model(stitched: StitchedModel, anchors: _Side, run: Run) -> _Head:
     """Return the head of a stitched model, with its anchors encoded anew if its own encoder has been trained since."""
     space, own = _space(stitched), _own(stitched.anchors, anchors)
     if space is not None and _moved(stitched, space):
         space = _space_now(stitched)
         if not own.has(*space):
-            own = own.add(_seen_by(stitched, anchors, batch_size, progress), *space)
+            own = own.add(_seen_by(stitched, anchors, run), *space)
     return _Head(stitched.stitch.target, space, own)
 
 
@@ -322,7 +310,7 @@ def _head_of_network(network: Adapter, layer: str, anchors: _Side, new: _Encoder
     space = (network.pinned, layer, _target_rows(spec, new.pooling))
     own = _own(None, anchors)
     if isinstance(anchors, Samples):
-        own = own.encode(network, layer, anchors, space[2], batch_size=new.batch_size, progress=new.progress)
+        own = own.encode(network, layer, anchors, space[2], batch_size=new.run.batch_size, progress=new.run.progress)
     return _Head(spec, space, own)
 
 
@@ -333,7 +321,7 @@ def _recipe(own: AnchorSet, anchors: _Side, paired_anchors: _Side, new: _Encoder
         recipe[FITTED] = ContentSketch.of(seen).to_dict()
     if paired_anchors is not None:
         recipe["paired_anchors"] = paired_anchors.fingerprint
-    return {**recipe, "batch_size": new.batch_size, "versions": versions()}
+    return {**recipe, "batch_size": new.run.batch_size, "versions": versions()}
 
 
 def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[str, Any]:
@@ -383,7 +371,7 @@ def _space_now(model: StitchedModel) -> _Space:
 
 
 @torch.no_grad()
-def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bool) -> Tensor:
+def _seen_by(model: StitchedModel, anchors: _Side, run: Run) -> Tensor:
     """Encode the anchors with the current front half of an absolute model.
 
     Raises:
@@ -396,7 +384,7 @@ def _seen_by(model: StitchedModel, anchors: _Side, batch_size: int, progress: bo
         )
     parts, layer = [], model.stitch
     with evaluating(model):
-        for batch in anchors.batches(batch_size, "encoding anchors" if progress else None):
+        for batch in anchors.batches(run.batch_size, run.shown("encoding anchors")):
             inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
             parts.append(source_positions(model.source(**inputs), layer.source, layer.target, layer.pooling).cpu())
     return torch.cat(parts)

@@ -181,13 +181,13 @@ def counted(adapter: Adapter, call: Callable[[], Any]) -> int:
 def test_each_network_runs_once_per_batch(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     metrics, probes, batches = ["linear_cka", "procrustes", "rsa"], 1, 4
 
-    def run(b: Adapter = vit, **options: Any) -> Callable[[], Any]:
-        return lambda: compare(cnn, b, images, metrics=metrics, batch_size=16, progress=False, **options)
+    def run(b: Adapter = vit, job: Any = compare, *planned: Any) -> Callable[[], Any]:
+        return lambda: job(*planned, cnn, b, images, metrics=metrics, batch_size=16, progress=False)
 
     assert cnn.layers and vit.layers  # verify the cuts before forwards are counted
     assert counted(cnn, run()) == counted(vit, run()) == probes + batches
     assert counted(cnn, run(b=cnn)) == probes + batches
-    assert counted(cnn, run(plan=True)) == probes + 2
+    assert counted(cnn, run(vit, hf_stitch.plan, compare)) == probes + 2
 
 
 @pytest.mark.parametrize("metric", ["linear_cka", DEBIASED, "procrustes"])
@@ -250,7 +250,7 @@ def test_identical_tensors_are_processed_once(points: Tensor, monkeypatch: Any) 
 
 
 def test_a_plan_contains_routes_and_costs(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
-    plan = compare(cnn, vit, images, metrics=["linear_cka", "rsa"], plan=True)
+    plan = hf_stitch.plan(compare, cnn, vit, images, metrics=["linear_cka", "rsa"])
     assert isinstance(plan, ComparisonPlan) and plan.fits
     assert [(r.metric, r.name, r.chosen) for r in plan.routes][-1] == ("rsa", "features", True)
     assert sum(r.chosen for r in plan.routes) == 2 and plan.seconds > 0

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+import hf_stitch
 from hf_stitch import compare
 from hf_stitch.analysis import Activations, SimilarityAtlas
 from hf_stitch.analysis.comparison.maximum import maximum_test
@@ -146,4 +147,4 @@ def test_a_comparison_without_a_test_says_how_to_run_one() -> None:
         compare(side, side, pooling="none", permutations=9)
     with pytest.raises(ValueError, match="permutations must be at least 0"):
         compare(side, side, permutations=-1)
-    assert compare(side, side, plan=True, permutations=99).seconds > 0
+    assert hf_stitch.plan(compare, side, side, permutations=99).seconds > 0

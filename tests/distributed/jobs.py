@@ -17,6 +17,7 @@ from hf_stitch.matchers.fitting import collect
 from hf_stitch.matchers.lstsq import Lstsq
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
+from hf_stitch.running import Run
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.sharding import shard_bytes
 
@@ -250,6 +251,6 @@ def scores_of_float32() -> Any:
     model = stitched(torch.float32, matcher="identity", source_layer="3")
     found = answers(
         model, {"stitched": model.stitch}, images(47, seed=3, dtype=torch.float32), networks(torch.float32)[1],
-        batch_size=BATCH, progress=False, processes=Processes.of(None),
+        Run(BATCH, progress=False, processes=Processes.of(None)),
     )  # fmt: skip
     return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])

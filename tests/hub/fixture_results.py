@@ -74,12 +74,12 @@ def network_atlas() -> Result:
 def comparison_plan() -> Result:
     """What a comparison would take."""
     a, b, _ = classifiers()
-    return hf_stitch.compare(a, b, points(), plan=True, progress=False)
+    return hf_stitch.plan(hf_stitch.compare, a, b, points(), progress=False)
 
 
 def plan() -> Result:
     """What an evaluation would take."""
-    return hf_stitch.evaluate(stitched(), held_out(), plan=True, **FEW)
+    return hf_stitch.plan(hf_stitch.evaluate, stitched(), held_out(), **FEW)
 
 
 def identification() -> Result:

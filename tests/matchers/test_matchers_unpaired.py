@@ -274,7 +274,7 @@ def test_networks_are_stitched_and_saved_with_it(matcher: UnpairedMatcher, tmp_p
     sketch = stitched.config.recipe["fitted_samples"]
     assert sketch["n"] == 800 + (50 if matcher.least_pairs else 0)
     assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
-    plan = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=matcher, unpaired=unpaired, plan=True, **CUT)
+    plan = hf_stitch.plan(hf_stitch.stitch, a, b, x[800:], test_size=0.5, matcher=matcher, unpaired=unpaired, **CUT)
     assert plan.memory["rows without partners"] == 400 * 2 * 16 * 4
     assert plan.stages["reading samples without partners"] > 0
     stitched.stitcher.save_pretrained(tmp_path)

@@ -220,7 +220,6 @@ def test_networks_of_several_architectures_have_no_value_as_a_whole() -> None:
     [
         ({"data": X}, ValueError, "leave data out"),
         ({"permutations": 10}, ValueError, "no permutations"),
-        ({"plan": True}, ValueError, "no plan"),
         ({"metrics": ["weight_angle", "weight_angle"]}, ValueError, "requested twice"),
         ({"metrics": ["weight_angle:halve=True"]}, TypeError, "halved"),
         ({"b": nn.Sequential(nn.Tanh())}, ValueError, "has none"),
@@ -232,6 +231,11 @@ def test_bad_input(arguments: dict[str, Any], error: type[Exception], why: str) 
     arguments = {"a": Net(0), "b": Net(1), "metrics": ["weight_angle"]} | arguments
     with pytest.raises(error, match=why):
         hf_stitch.compare(**arguments)
+
+
+def test_it_has_no_plan() -> None:
+    with pytest.raises(ValueError, match="no plan"):
+        hf_stitch.plan(hf_stitch.compare, Net(0), Net(1), metrics=["weight_angle"])
 
 
 def test_compare_all_takes_one_kind_of_metrics() -> None:

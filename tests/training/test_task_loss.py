@@ -964,7 +964,7 @@ def test_a_matcher_of_rows_is_a_start(tmp_path: Path) -> None:
     inputs = model.preprocess(data[:4])
     with torch.no_grad():
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-    plan = hf_stitch.stitch(a, b, data, matcher=trainer, plan=True, **place)
+    plan = hf_stitch.plan(hf_stitch.stitch, a, b, data, matcher=trainer, **place)
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
     with pytest.raises(ValueError, match=r"'task_loss\(initial.*is fitted to rows, and a grid keeps moments only"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task="image-classification", progress=False)

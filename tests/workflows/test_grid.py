@@ -141,16 +141,16 @@ def test_trained_stitches_are_those_of_stitch(images: Any) -> None:
 
 def test_a_plan_counts_what_the_grid_does(images: Any) -> None:
     a, b, images = made("cnn"), made("cnn", 1), of(images, double=True)
-    closed = hf_stitch.stitch_grid(a, b, images, matchers=["lstsq", "procrustes"], plan=True)
+    closed = hf_stitch.plan(hf_stitch.stitch_grid, a, b, images, matchers=["lstsq", "procrustes"])
     pairs = len(a.layers) * len(b.layers)
     assert f"{2 * pairs} stitches" in closed.job and "training" not in closed.stages and not closed.disk
     training = TaskLoss(labels="target", max_steps=7, batch_size=16)
-    trained = hf_stitch.stitch_grid(a, b, images, matchers=["lstsq", training], test_size=0.5, plan=True)
+    trained = hf_stitch.plan(hf_stitch.stitch_grid, a, b, images, matchers=["lstsq", training], test_size=0.5)
     one = next(iter(images.take(1).batches(1))).samples
     sizes = [activations.values.nbytes for activations in a.encode(a.preprocess(one), a.layers).values()]
     assert trained.disk == {"activations of the source": len(images) // 2 * sum(sizes)}
     assert trained.stages["training"] > 0 < trained.stages["fitting"] < trained.seconds
-    watched = hf_stitch.stitch_grid(a, b, images, detectors=["knn"], plan=True)
+    watched = hf_stitch.plan(hf_stitch.stitch_grid, a, b, images, detectors=["knn"])
     assert "detectors are not included" in " ".join(str(watched).split())
 
 

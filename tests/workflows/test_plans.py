@@ -29,12 +29,12 @@ def stitched(images: Tensor) -> hf_stitch.StitchedModel:
 
 
 JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
-    "compare": lambda model, x: hf_stitch.compare(network("cnn"), network("cnn", 1), x, plan=True),
-    "compare_all": lambda model, x: hf_stitch.compare_all([network("cnn"), network("cnn", 1)], x, plan=True),
-    "stitch": lambda model, x: hf_stitch.stitch(network("cnn"), network("cnn", 1), x, plan=True),
-    "stitch_grid": lambda model, x: hf_stitch.stitch_grid(network("cnn"), network("cnn", 1), x, plan=True),
-    "evaluate": lambda model, x: hf_stitch.evaluate(model, x[60:], plan=True),
-    "audit": lambda model, x: hf_stitch.audit(model, x[60:], plan=True),
+    "compare": lambda model, x: hf_stitch.plan(hf_stitch.compare, network("cnn"), network("cnn", 1), x),
+    "compare_all": lambda model, x: hf_stitch.plan(hf_stitch.compare_all, [network("cnn"), network("cnn", 1)], x),
+    "stitch": lambda model, x: hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), x),
+    "stitch_grid": lambda model, x: hf_stitch.plan(hf_stitch.stitch_grid, network("cnn"), network("cnn", 1), x),
+    "evaluate": lambda model, x: hf_stitch.plan(hf_stitch.evaluate, model, x[60:]),
+    "audit": lambda model, x: hf_stitch.plan(hf_stitch.audit, model, x[60:]),
 }
 
 
@@ -50,16 +50,23 @@ def test_every_long_job_has_a_plan(job: str, stitched: hf_stitch.StitchedModel, 
     assert (weights_hash(stitched), dict(stitched.config.recipe)) == before
 
 
+def test_only_jobs_have_plans(images: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"job must be a function with a plan, got .*load.*hf_stitch.stitch_grid"):
+        hf_stitch.plan(hf_stitch.load, network("cnn"))
+    with pytest.raises(TypeError, match="compare has no option 'plan'"):
+        hf_stitch.compare(network("cnn"), network("cnn", 1), images, plan=True)  # type: ignore[call-arg]
+
+
 def test_statistics_take_the_planned_memory(images: Tensor) -> None:
     a, b = network("cnn"), network("cnn", 1)
     pair = (a.layers[1], b.layers[2])
     layers: Any = {"source_layer": pair[0], "target_layer": pair[1]}
-    plan = hf_stitch.stitch(a, b, images, test_size=20, plan=True, **layers)
+    plan = hf_stitch.plan(hf_stitch.stitch, a, b, images, test_size=20, **layers)
     moments = PairMoments([pair])
     x, y = ({layer: each.encode(images, layer)[layer]} for each, layer in zip((a, b), pair, strict=True))
     state = moments.update(x, y).state_dict()  # rows that wait until they are many enough are left out
     assert plan.memory["moments"] == sum(each.nbytes for key, each in state.items() if not key.endswith("pending"))
-    by_rows = hf_stitch.stitch(a, b, images, test_size=20, matcher="retrieval", plan=True, **layers)
+    by_rows = hf_stitch.plan(hf_stitch.stitch, a, b, images, test_size=20, matcher="retrieval", **layers)
     rows = collect_rows(a, b, pair, hf_stitch.Samples.of(images[:100]), progress=False)
     kept = sum(features.x.nbytes + features.y.nbytes for features in rows.values())
     assert by_rows.memory["rows"] == kept
@@ -96,5 +103,5 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(monkeypatch: pyte
 
 def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
     monkeypatch.setattr("hf_stitch.analysis.grid.plan.free_memory", lambda device: 100)
-    plan = hf_stitch.stitch(network("cnn"), network("cnn", 1), images, plan=True)
+    plan = hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
     assert not plan.fits and "DOES NOT FIT" in str(plan)

@@ -44,12 +44,12 @@ def stitched(both: tuple[Any, Any]) -> hf_stitch.StitchedModel:
 
 
 JOBS: dict[str, Jobs] = {
-    "compare": lambda model, a, b, x, **options: hf_stitch.compare(a, b, x, plan=True, **options),
-    "compare_all": lambda model, a, b, x, **options: hf_stitch.compare_all([a, b], x, plan=True, **options),
-    "stitch": lambda model, a, b, x, **options: hf_stitch.stitch(a, b, x, plan=True, **options),
-    "stitch_grid": lambda model, a, b, x, **options: hf_stitch.stitch_grid(a, b, x, plan=True, **options),
-    "evaluate": lambda model, a, b, x, **options: hf_stitch.evaluate(model, x, plan=True, **options),
-    "audit": lambda model, a, b, x, **options: hf_stitch.audit(model, x, plan=True, **options),
+    "compare": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.compare, a, b, x, **options),
+    "compare_all": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.compare_all, [a, b], x, **options),
+    "stitch": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.stitch, a, b, x, **options),
+    "stitch_grid": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.stitch_grid, a, b, x, **options),
+    "evaluate": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.evaluate, model, x, **options),
+    "audit": lambda model, a, b, x, **options: hf_stitch.plan(hf_stitch.audit, model, x, **options),
 }
 
 
@@ -67,7 +67,7 @@ def test_plans_refuse_batches_of_no_sample(job: str, stitched: Any, both: tuple[
 
 def test_plans_draw_no_random_numbers(both: tuple[Any, Any], images: Tensor) -> None:
     before = torch.random.get_rng_state()
-    hf_stitch.stitch(*both, images, plan=True)
+    hf_stitch.plan(hf_stitch.stitch, *both, images)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -75,7 +75,7 @@ def test_a_comparison_without_a_route_does_not_fit(
     both: tuple[Any, Any], images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hf_stitch.analysis.comparison.comparing.free_memory", lambda device: 200_000)
-    plan = hf_stitch.compare(*both, images, plan=True)  # a route may use half of the memory
+    plan = hf_stitch.plan(hf_stitch.compare, *both, images)  # a route may use half of the memory
     assert not plan.fits and "DOES NOT FIT" in str(plan)
     assert 100_000 < plan.memory["moments"] < 200_000
     assert type(plan).from_dict(json.loads(json.dumps(plan.to_dict()))).fits is False
@@ -88,8 +88,8 @@ def test_moments_that_do_not_fit_are_not_collected_for_a_plan(
 ) -> None:
     monkeypatch.setattr(resources, "free_memory", lambda device: 100)
     with pytest.raises(ValueError, match="the moments of layers up to"):
-        hf_stitch.stitch(*both, images, plan=True)
-    by_rows = hf_stitch.stitch(*both, images, matcher="retrieval", plan=True)  # collects none
+        hf_stitch.plan(hf_stitch.stitch, *both, images)
+    by_rows = hf_stitch.plan(hf_stitch.stitch, *both, images, matcher="retrieval")  # collects none
     assert "moments" not in by_rows.memory and by_rows.memory["rows"] > 0
 
 
@@ -97,20 +97,20 @@ def test_rows_of_a_test_take_disk(both: tuple[Any, Any], images: Tensor) -> None
     a, b = both
     widths = {layer: extract_activations(a, images[:2], progress=False).values[layer].shape[1] for layer in a.layers}
     rows = 4 * len(images) * 2 * sum(widths.values())
-    tested = hf_stitch.compare(a, b, images, permutations=20, plan=True)
+    tested = hf_stitch.plan(hf_stitch.compare, a, b, images, permutations=20)
     assert dict(tested.disk) == {"rows of the test": rows} and not tested.left_out
-    resampled = hf_stitch.compare_all([a, b], images, resamples=20, plan=True)
+    resampled = hf_stitch.plan(hf_stitch.compare_all, [a, b], images, resamples=20)
     assert dict(resampled.disk) == {"rows of the test": rows} and "resamples" in resampled.left_out
-    assert not hf_stitch.compare_all([a, b], images, plan=True).disk
+    assert not hf_stitch.plan(hf_stitch.compare_all, [a, b], images).disk
 
 
 def plan_of_a_rank(rank: int, folder: Path) -> None:
     a, b = network("cnn"), network("cnn", 1)
     x = torch.rand(60, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     plans = {
-        "compare": hf_stitch.compare(a, b, x, plan=True),
-        "stitch": hf_stitch.stitch(a, b, x, batch_size=8, plan=True),
-        "stitch_grid": hf_stitch.stitch_grid(a, b, x, batch_size=8, plan=True),
+        "compare": hf_stitch.plan(hf_stitch.compare, a, b, x),
+        "stitch": hf_stitch.plan(hf_stitch.stitch, a, b, x, batch_size=8),
+        "stitch_grid": hf_stitch.plan(hf_stitch.stitch_grid, a, b, x, batch_size=8),
     }
     found = {name: (plan.processes, dict(plan.memory), plan.fits) for name, plan in plans.items()}
     (folder / f"{rank}.json").write_text(json.dumps(found))

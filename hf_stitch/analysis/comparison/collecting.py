@@ -16,7 +16,7 @@ from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError, PairError, Route
-from hf_stitch.processes import Processes
+from hf_stitch.running import Run
 from hf_stitch.statistics import Gram, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -31,18 +31,11 @@ _ROWS = "rows"
 """Key of the rows in a state; their route has no options."""
 
 
-def run_pass(
-    reader: LayerReader,
-    collectors: Sequence[Collector],
-    state: Checkpoint,
-    processes: Processes,
-    batch_size: int,
-    progress: bool,
-) -> None:
+def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkpoint, run: Run) -> None:
     """Run the samples of this process through the collectors, resuming from a checkpoint if there is one."""
     from tqdm.auto import tqdm
 
-    start, stop = processes.part(reader.n)
+    start, stop = run.processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
 
     def restore(position: int, tensors: Mapping[str, Tensor]) -> None:
@@ -51,10 +44,10 @@ def run_pass(
 
     if (position := state.load(reader.device, range(start, stop + 1), restore)) is not None:
         start = position
-    hide = None if progress and processes.rank == 0 else True  # None shows the bar on terminals only
+    hide = True if run.shown("comparing") is None else None  # None shows the bar on terminals only
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:
-            end = min(start + batch_size, stop)
+            end = min(start + run.batch_size, stop)
             reader.rows(start, end, lambda key, rows: owners[key].take(key, rows))
             for collector in collectors:
                 collector.end()

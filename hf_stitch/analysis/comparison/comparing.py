@@ -35,6 +35,7 @@ from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
 from hf_stitch.representation import Pooling
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.running import Run
 from hf_stitch.statistics import LayerRows
 from hf_stitch.storage.checkpoint import Checkpoint
 
@@ -60,14 +61,14 @@ class Comparison:
         self,
         sides: Sequence[Side],
         metrics: Iterable[str | Metric],
+        run: Run,
         *,
         pooling: Pooling,
         layers_a: Iterable[str] | None = None,
         layers_b: Iterable[str] | None = None,
-        processes: Processes | None = None,
     ) -> None:
         self._sides, self._rows, self._metrics = sides, pooling, labelled(metrics)
-        self._processes = processes or Processes.of(None)
+        self._run, self._processes = run, run.processes
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
         self._reader = LayerReader(sides, layers_a, layers_b, pooling, ordered)
         _check(self._metrics, self._reader, self._processes)
@@ -75,7 +76,7 @@ class Comparison:
         self._routes = routes_of(self._metrics, self._reader, self._available)
 
     @torch.no_grad()
-    def plan(self, permutations: int = 0, batch_size: int = 64, resampled: bool = False) -> ComparisonPlan:
+    def plan(self, permutations: int = 0, resampled: bool = False) -> ComparisonPlan:
         """Return the predicted cost of the comparison, after two batches.
 
         Where no route of a metric fits, the plan contains the route that takes least memory, and does not fit.
@@ -84,7 +85,7 @@ class Comparison:
         of_metrics = [[route for route in self._routes if route.metric == label] for label in self._metrics]
         taken = [min(routes, key=lambda route: (not route.chosen, route.memory)) for routes in of_metrics]
         stages = {
-            "forwards": reader.seconds_per_sample(batch_size) * reader.n / self._processes.count,
+            "forwards": reader.seconds_per_sample(self._run.batch_size) * reader.n / self._processes.count,
             "statistics and values": sum(route.flops for route in taken) / rate,
         }
         if permutations:
@@ -107,17 +108,14 @@ class Comparison:
     def run(
         self,
         *,
-        batch_size: int = 64,
-        folder: str | Path | None = None,
         recipe: Mapping[str, Any] | None = None,
         permutations: int = 0,
-        seed: int = 0,
         then: Then | None = None,
-        progress: bool = False,
     ) -> SimilarityAtlas:
         """Read the samples once and compute all values."""
         reader, processes = self._reader, self._processes
-        recipe = self._recipe(batch_size, recipe or {})
+        folder, seed = self._run.checkpoint_dir, self._run.seed
+        recipe = self._recipe(recipe or {})
         if permutations:
             recipe |= {"permutations": permutations, "seed": seed}
         processes.check_same(recipe)
@@ -131,7 +129,7 @@ class Comparison:
                 Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, keep_rows)
                 for i, group in enumerate(reader.groups)
             ]
-            run_pass(reader, collectors, state, processes, batch_size, progress)
+            run_pass(reader, collectors, state, self._run)
             for collector in collectors:
                 collector.all_reduce(processes.accelerator)
             values, undefined = self._values(collectors)
@@ -200,12 +198,12 @@ class Comparison:
             for name, found in widths.items()
         }
 
-    def _recipe(self, batch_size: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    def _recipe(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return everything that determines the values, as JSON values."""
         described = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
-            "layers_b": self._reader.layers_b, "pooling": self._reader.pooling, **more, "batch_size": batch_size,
-            "processes": self._processes.count,
+            "layers_b": self._reader.layers_b, "pooling": self._reader.pooling, **more,
+            "batch_size": self._run.batch_size, "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
         }  # fmt: skip

@@ -32,7 +32,7 @@ class Route:
 
 @dataclass(frozen=True)
 class ComparisonPlan(Plan):
-    """Predicted cost of a comparison, returned by ``compare(…, plan=True)``.
+    """Predicted cost of a comparison, from ``hf_stitch.plan(hf_stitch.compare, …)``.
 
     Attributes:
         routes: All routes; the chosen ones are marked.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, overload
 
@@ -16,6 +17,7 @@ from hf_stitch.data import Samples, paired_batches
 from hf_stitch.matchers.fitting import check_finite
 from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.running import Run
 from hf_stitch.stitches.layer import POOLED
 from hf_stitch.storage.rows import RowStore
 
@@ -50,11 +52,9 @@ def recorded(
     layers: Sequence[str],
     data: Sequence[Samples],
     view: View,
-    batch_size: int,
+    run: Run,
     *,
     memory: int = MEMORY,
-    progress: bool = False,
-    processes: Processes = ALONE,
 ) -> Iterator[tuple[str, list[Sequence[Representation]]]]:
     """Compute the activations of a network at several layers, with few runs of the network.
 
@@ -62,19 +62,19 @@ def recorded(
     a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
     Several processes share the samples of layers that fit; each keeps a file of its own for one that does not.
     """
-    sizes, specs = _sizes(network, layers, data, view, batch_size)
+    sizes, specs = _sizes(network, layers, data, view, run.batch_size)
     for group in _groups(layers, sizes, memory):
         with ExitStack() as stack:
             folder = None
             if sizes[group[0]] > memory:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            shared = ALONE if folder is not None else processes
+            shared = run if folder is None else replace(run, processes=ALONE)
             kept = [
-                _run(network, group, samples, view, specs, batch_size, folder, str(number), progress, shared)
+                _run(network, group, samples, view, specs, shared, folder, str(number))
                 for number, samples in enumerate(data)
             ]
             for layer in group:
-                yield layer, [_gathered(of_set.pop(layer), shared) for of_set in kept]
+                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in kept]
 
 
 def _sizes(
@@ -108,17 +108,14 @@ def _run(
     samples: Samples,
     view: View,
     specs: Mapping[str, RepresentationSpec],
-    batch_size: int,
+    run: Run,
     folder: Path | None,
     name: str,
-    progress: bool,
-    processes: Processes,
 ) -> dict[str, Sequence[Representation]]:
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
-    shown = processes.shown("activations", progress)
-    for batch, _ in paired_batches(samples, samples, batch_size, shown, processes):
+    for batch, _ in paired_batches(samples, samples, run.batch_size, run.shown("activations"), run.processes):
         found = network.encode(network.preprocess(batch.samples), list(layers))
         for layer in layers:
             check_finite(found[layer], f"layer {layer!r}", batch)

@@ -19,8 +19,8 @@ from hf_stitch.data import Samples
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.data.samples import Id
 from hf_stitch.detectors import Detector, Scorer
-from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Representation
+from hf_stitch.running import Run
 
 Array = NDArray[np.float64]
 Seen = Mapping[str, NDArray[np.floating]]
@@ -151,26 +151,23 @@ def fit_watch(
     layers: Sequence[str],
     samples: Samples,
     view: View,
-    batch_size: int,
+    run: Run,
     *,
     outliers: Samples | None = None,
     residuals: Mapping[str, Sequence[Tensor]] | None = None,
     kinds: Sequence[str] = KINDS,
-    seed: int = 0,
-    progress: bool = False,
-    processes: Processes = ALONE,
 ) -> Watch:
     """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them."""
     if not detectors:
-        return Watch(detectors, seed, kinds=kinds)
+        return Watch(detectors, run.seed, kinds=kinds)
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = [samples] if needed is None else [samples, needed]
     found: dict[str, Layer] = {}
-    each_layer = recorded(network, layers, data, view, batch_size, progress=progress, processes=processes)
+    each_layer = recorded(network, layers, data, view, run)
     for layer, (own, *others) in each_layer:
         scorers: dict[str, Scorer] = {}
         try:
-            noise = Noise.of(own, samples.ids, seed, (residuals or {}).get(layer, ()))
+            noise = Noise.of(own, samples.ids, run.seed, (residuals or {}).get(layer, ()))
         except ValueError as error:
             raise ValueError(f"layer {layer!r} of the target: {error}") from error
         for label, detector in detectors.items():
@@ -181,19 +178,16 @@ def fit_watch(
                 scorers[label] = detector.fit(own, labels, others[0] if others else None)
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
-        known = _seen_in(detectors, scorers, own, samples.ids, seed)
+        known = _seen_in(detectors, scorers, own, samples.ids, run.seed)
         found[layer] = Layer(noise, scorers, known)
-    return Watch(detectors, seed, found, kinds)
+    return Watch(detectors, run.seed, found, kinds)
 
 
-def see_all(
-    watch: Watch, network: Adapter, samples: Samples, view: View, batch_size: int, *, progress: bool = False,
-    processes: Processes = ALONE,
-) -> dict[str, Seen]:  # fmt: skip
+def see_all(watch: Watch, network: Adapter, samples: Samples, view: View, run: Run) -> dict[str, Seen]:
     """Show the target's activations of samples to the detectors of all layers."""
     found: dict[str, Seen] = {}
     layers = list(watch.layers)
-    each_layer = recorded(network, layers, [samples], view, batch_size, progress=progress, processes=processes)
+    each_layer = recorded(network, layers, [samples], view, run)
     for layer, (batches,) in each_layer:
         layer_watch = watch.layers[layer]
         found[layer] = _seen_in(watch.detectors, layer_watch.scorers, batches, samples.ids, watch.seed)

@@ -19,8 +19,9 @@ from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.data import Batch, Samples
 from hf_stitch.matchers.fitting import PairMoments, check_finite, check_moments_fit
-from hf_stitch.processes import ALONE, Processes, joined
+from hf_stitch.processes import joined
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ class Outputs:
     target: Any
 
 
-def run(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool) -> Outputs:
+def run_both(sides: Sides, batch: Batch, twin: Batch | None = None, *, complete: bool) -> Outputs:
     """Run both networks once.
 
     Args:
@@ -113,9 +114,7 @@ def collect_moments(
     samples: Samples,
     state: Checkpoint,
     last: int,
-    batch_size: int,
-    progress: bool,
-    processes: Processes = ALONE,
+    run: Run,
 ) -> PairMoments:
     """Collect the moments of all pairs of layers.
 
@@ -124,26 +123,24 @@ def collect_moments(
         samples: Raw samples.
         state: Checkpoint, from which interrupted work continues.
         last: The last position in the checkpoint.
-        batch_size: Number of samples per forward pass.
-        progress: Whether to show a progress bar.
-        processes: The processes that share the samples.
+        run: How the job runs.
 
     Returns:
         The moments of the samples of this process.
     """
     check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
     moments, done = PairMoments(sides.pairs, sides.pooling), 0
-    own = _part(samples, batch_size, processes)
+    own = _part(samples, run)
     position = state.load(
         torch.device("cpu"), range(last + 1), lambda _, tensors: moments.load_state_dict(within("moments.", tensors))
     )
     if position is not None:
         done = min(position, len(own))
-    elif processes.count > 1:
-        first = run(sides, next(samples.batches(batch_size)), complete=False)
+    elif run.processes.count > 1:
+        first = run_both(sides, next(samples.batches(run.batch_size)), complete=False)
         moments.prepare(first.x, first.y)
-    for count, batch in _remaining(own, done, batch_size, processes.shown("fitting", progress), processes):
-        found = run(sides, batch, complete=False)
+    for count, batch in _remaining(own, done, run, "fitting"):
+        found = run_both(sides, batch, complete=False)
         moments.update(found.x, found.y)
         if state.due(count == len(own)):
             state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
@@ -196,9 +193,7 @@ class Measures:
         state: Checkpoint,
         offset: int,
         kept: Mapping[str, Tensor],
-        batch_size: int,
-        progress: bool,
-        processes: Processes = ALONE,
+        run: Run,
     ) -> None:
         """Measure all samples that the checkpoint does not contain yet.
 
@@ -209,11 +204,9 @@ class Measures:
             state: Checkpoint, from which interrupted work continues.
             offset: Position of the first sample in the checkpoint.
             kept: Further tensors that each checkpoint contains.
-            batch_size: Number of samples per forward pass.
-            progress: Whether to show a progress bar.
-            processes: The processes that share the samples; all of them then have the measures of all samples.
+            run: How the job runs; all processes then have the measures of all samples.
         """
-        own = _part(self.samples, batch_size, processes)
+        own = _part(self.samples, run)
         done, fitted = 0, torch.tensor(list(self.watch.fingerprint), dtype=torch.uint8)
 
         def restore(position: int, tensors: Mapping[str, Tensor]) -> None:
@@ -233,14 +226,14 @@ class Measures:
                 )
 
         state.load(torch.device("cpu"), range(offset + len(own) + 1), restore)
-        for count, batch in _remaining(own, done, batch_size, processes.shown("scoring", progress), processes):
+        for count, batch in _remaining(own, done, run, "scoring"):
             for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)
             if state.due(count == len(own)):
                 self._parts = {name: [values] for name, values in self.arrays.items()}
                 arrays = {f"measures.{name}": torch.from_numpy(values) for name, (values,) in self._parts.items()}
                 state.save(offset + count, {**kept, **arrays, "watch": fitted})
-        self._parts = joined(processes.gather(self._parts))
+        self._parts = joined(run.processes.gather(self._parts))
 
     def seen(self, what: str, number: int) -> Seen:
         """Return what detectors kept of activations.
@@ -258,7 +251,7 @@ class Measures:
 
     def _measure(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
         sides = self.sides
-        found = run(sides, batch, complete=True)
+        found = run_both(sides, batch, complete=True)
         resized = _Resized(found.x)
         logits = {"target": logits_of(found.target)}
         if self.with_source:
@@ -345,21 +338,20 @@ def _squares(values: Tensor, mask: Tensor | None) -> np.ndarray[Any, Any]:
     return values.double().square().sum(1).cpu().numpy()
 
 
-def _part(samples: Samples, batch_size: int, processes: Processes) -> Samples:
+def _part(samples: Samples, run: Run) -> Samples:
     """Return the samples of this process."""
-    return samples if processes.count == 1 else samples.select(range(*processes.part(len(samples), batch_size)))
+    part = run.processes.part(len(samples), run.batch_size)
+    return samples if run.processes.count == 1 else samples.select(range(*part))
 
 
-def _remaining(
-    samples: Samples, done: int, batch_size: int, label: str | None, processes: Processes
-) -> Iterator[tuple[int, Batch]]:
+def _remaining(samples: Samples, done: int, run: Run, label: str) -> Iterator[tuple[int, Batch]]:
     """Iterate over the batches after the first samples, with the number of samples including the batch."""
     rest: Sequence[int] = range(done, len(samples))
-    hide = True if label is None else None  # None: shown on terminals only
+    hide = True if run.shown(label) is None else None  # None: shown on terminals only
     with tqdm(total=len(samples), initial=done, desc=label, unit="sample", delay=3, disable=hide) as bar:
         if not rest:
             return
-        for batch in processes.watched(samples.select(rest).batches(batch_size)):
+        for batch in run.processes.watched(samples.select(rest).batches(run.batch_size)):
             done += len(batch.samples)
             yield done, batch
             bar.update(len(batch.samples))

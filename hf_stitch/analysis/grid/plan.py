@@ -5,16 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hf_stitch.analysis.grid.measuring import Sides, run
+from hf_stitch.analysis.grid.measuring import Sides, run_both
 from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_of, speed
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.matchers.fitting import PairMoments, check_moments_fit
-from hf_stitch.processes import Processes
 from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 
@@ -24,11 +25,11 @@ BACKWARD = 2
 
 @torch.no_grad()
 def planned(
-    job: str, sides: Sides, matchers: Sequence[Matcher], train: Samples, test: Samples, batch_size: int,
-    processes: Processes, *, twins: Samples | None = None, unpaired: tuple[Samples, Samples] | None = None,
+    job: str, sides: Sides, matchers: Sequence[Matcher], train: Samples, test: Samples, run: Run, *,
+    twins: Samples | None = None, unpaired: tuple[Samples, Samples] | None = None,
     scored: int = 1, left_out: str = "",
-) -> Plan:  # fmt: skip
-    """Measure one batch of each stage, and extrapolate.
+) -> Any:  # fmt: skip
+    """Measure one batch of each stage, and extrapolate; ``Any``, as a job is typed by its result.
 
     Args:
         job: What runs, in words.
@@ -36,8 +37,7 @@ def planned(
         matchers: The matchers.
         train: Samples to which stitches are fitted.
         test: Samples of the scores.
-        batch_size: Number of samples per forward pass.
-        processes: The processes that share the samples.
+        run: How the job runs.
         twins: Training samples of the target, if it takes other ones.
         unpaired: Samples of the source and of the target without partners.
         scored: Number of predictors per stitch that run through the target (1, or more with baselines).
@@ -50,10 +50,10 @@ def planned(
     by_rows = any(isinstance(matcher.fitted_first, RowsMatcher) for matcher in matchers)
     if not by_rows:
         check_moments_fit(sides.source, sides.target, sides.pairs, sides.pooling)
-    batch, twin = (next(each.batches(min(batch_size, len(train)))) for each in (train, twins or train))
+    batch, twin = (next(each.batches(min(run.batch_size, len(train)))) for each in (train, twins or train))
     count, device = len(batch.samples), sides.target.device
-    found = run(sides, batch, twin, complete=True)
-    forwards = seconds_of(lambda: run(sides, batch, twin, complete=True), device) / count
+    found = run_both(sides, batch, twin, complete=True)
+    forwards = seconds_of(lambda: run_both(sides, batch, twin, complete=True), device) / count
     moments = PairMoments([] if by_rows else sides.pairs, sides.pooling)
     collecting = seconds_of(lambda: moments.update(found.x, found.y), device) / count
     maps, cubes, rows = 0, 0.0, 0
@@ -70,7 +70,7 @@ def planned(
             sides.target.decode(mapped.replace(values=mapped.values.to(found.y[lb].values.dtype)), lb)
 
     stitched = seconds_of(decode, device) / count
-    share = 1 / processes.count
+    share = 1 / run.processes.count
     stages = {"fitting": len(train) * (forwards + collecting) * share}
     if closed := len(matchers) - len(trained):
         stages["solving"] = closed * SOLVING * cubes / speed()
@@ -94,7 +94,7 @@ def planned(
     disk = {"activations of the source": kept} if kept else {}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     held = {part: size for part, size in memory.items() if size}
-    return Plan(job, stages, held, disk, *free, processes.count, left_out)
+    return Plan(job, stages, held, disk, *free, run.processes.count, left_out)
 
 
 def _unfitted(sides: Sides, source_layer: str, target_layer: str) -> StitchingLayer:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.detection.noise import DONORS, donors_among
 from hf_stitch.analysis.detection.recording import handed_over, received
-from hf_stitch.analysis.grid.measuring import Sides, run
+from hf_stitch.analysis.grid.measuring import Sides, run_both
 from hf_stitch.data import Samples
 from hf_stitch.matchers.fitting import PairMoments, fit_layer
 from hf_stitch.registry import registries
@@ -35,7 +35,7 @@ def residuals(sides: Sides, moments: PairMoments, samples: Samples, seed: int) -
     donors = samples.select(donors_among(samples.ids, seed))
     kept: dict[str, list[Tensor]] = {lb: [] for lb in best}
     for batch in donors.batches(DONORS // 4):
-        ran = run(sides, batch, complete=False)
+        ran = run_both(sides, batch, complete=False)
         for lb, (la, layer) in best.items():
             own = received(ran.y[lb], sides.pooling)
             left = own.replace(values=handed_over(layer(ran.x[la]), sides.pooling).values.to(own.values) - own.values)

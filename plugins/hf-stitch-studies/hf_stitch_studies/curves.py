@@ -12,6 +12,7 @@ from hf_stitch.analysis.scoring import Array, answers, as_score, check_place, fi
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.results import Result
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def relative_accuracies(
     samples = numbered_as(samples, stitched.config)
     warn_of_other_classes(samples, stitched.config)
     found = answers(
-        stitched, layers, samples, scored_target(stitched, target), batch_size=batch_size, progress=progress
+        stitched, layers, samples, scored_target(stitched, target), Run(batch_size=batch_size, progress=progress)
     )
     if not found["target"]["right"].any():
         raise ValueError(
