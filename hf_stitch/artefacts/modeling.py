@@ -327,21 +327,25 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         while isinstance(front.model, StitchedModel):
             front = front.model.source
         first = front.model
-        if passes_on(first) and not isinstance(first, PreTrainedModel):  # user code may use anything
-            return inputs
-        used = {*front.takes.content, *arguments_of(first, front.interface.content[0])}
+        content = front.interface.content[0]
+        used = {*front.takes.content, *front.takes.given, *arguments_of(first, content)}
         if front.takes.modality == "text":
             used.add(front.takes.mask)
         if isinstance(self.source, PrefixFront):
             used |= {*INPUTS}
-        types = inputs.get("token_type_ids")
-        if types is not None and "token_type_ids" not in used and not bool(types.any()):  # of the first text only
-            del inputs["token_type_ids"]
         found = {name: value for name, value in inputs.items() if value is not None}
-        if unused := [name for name in found if name not in used]:
+        unused = [name for name in found if name not in used]
+        anything = passes_on(first) and not isinstance(first, PreTrainedModel)  # user code, around a network or not
+        for module in first.modules() if unused and anything else ():
+            named = inspect.signature(module.forward).parameters
+            unused = [name for name in unused if content not in named or name not in named]
+        if "token_type_ids" in unused and not bool(found["token_type_ids"].any()):  # of the first text only
+            unused.remove("token_type_ids")
+            del found["token_type_ids"]
+        if unused:
             raise ValueError(
                 f"neither the source, {type(first).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
-                "leave it out"
+                "leave it out" + (", or name it in its forward, or in the example_inputs that load it" * anything)
             )
         return found
 
