@@ -300,6 +300,20 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         )  # fmt: skip
         return source and not isinstance(self.source, PrefixFront), target
 
+    def _check_generates(self) -> None:
+        """Raise an error if the target alone generates from other tokens than a stitched model passes to it."""
+        network: Any = self
+        while isinstance(network, StitchedModel):
+            network = network.target.model
+        given = torch.full((1, 2), self.target.interface.filler_id)
+        prepare = getattr(network, "prepare_inputs_for_generation", None)
+        read = given if prepare is None else prepare(given).get("input_ids", given)
+        if more := read.shape[1] - given.shape[1]:
+            raise ValueError(
+                f"the target, {type(network).__name__}, appends {more} token{'s'[: more > 1]} to the text when it "
+                "generates and predicts in their place, which a source does not read: take the logits of forward"
+            )
+
     def _check_used(self, position_ids: Tensor | None) -> None:
         if position_ids is not None and not any(self._positioned):
             raise ValueError(
@@ -324,14 +338,15 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             The tokens, or what else transformers returns.
 
         Raises:
-            ValueError: If a cache is requested of a model without one, or an option is not supported for networks with
-                different tokenizers.
+            ValueError: If a cache is requested of a model without one, an option is not supported for networks with
+                different tokenizers, or the target appends tokens to the text when it generates (XLM, XLNet).
         """
         if self.source.takes.given:
             raise ValueError(
                 f"the source also reads {', '.join(self.source.takes.given)}, which generation does not pass: stitch "
                 "its encoder alone (hf_stitch.load(…, task='text-encoding'))"
             )
+        self._check_generates()
         self._check_used(kwargs.get("position_ids"))
         kwargs = by_one_name(kwargs, NAME, callers=2)
         settings = generation_config or self.generation_config

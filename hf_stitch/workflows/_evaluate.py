@@ -114,8 +114,8 @@ def evaluate(
         target: The whole target network. Default: the network from which the model was made, or the one that its config
             names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
         source: The whole source network, for its score. Default: the network from which the model was made, if it is in
-            memory; it is never downloaded for a baseline. What is missing is stated in ``Evaluation.left_out``. Refused for
-            models without a head.
+            memory; it is never downloaded for a baseline. What is missing is stated in ``Evaluation.left_out``.
+            Refused for models without a head.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
         baselines: Further baselines: name -> stitching layer at the same cuts.
@@ -134,9 +134,9 @@ def evaluate(
         stitched model. With ``plan=True``, the plan.
 
     Raises:
-        ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples are anchors of the model, an
-            output of a model without a head has no vector per sample, the target network is neither in memory nor
-            named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
+        ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples
+            are anchors of the model, an output of a model without a head has no vector per sample, the target network
+            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
 
     Example:
         >>> import torch, hf_stitch
