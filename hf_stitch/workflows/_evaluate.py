@@ -136,7 +136,8 @@ def evaluate(
     Raises:
         ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples
             are anchors of the model, an output of a model without a head has no vector per sample, the target network
-            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
+            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out
+            of range.
 
     Example:
         >>> import torch, hf_stitch
