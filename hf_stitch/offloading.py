@@ -21,30 +21,30 @@ class State(Mapping[str, Tensor]):
     """The ``state_dict`` of a model, of which each offloaded entry is loaded when it is read, and not kept."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._state = model, model.state_dict()
-        self.described = {name: value.to("meta") for name, value in self._state.items() if isinstance(value, Tensor)}
+        self._model, self.entries = model, model.state_dict()
+        self.described = {name: value.to("meta") for name, value in self.entries.items() if isinstance(value, Tensor)}
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return len(self._state)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names."""
-        return iter(self._state)
+        return iter(self.entries)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return an entry; one that is loaded nowhere stays on the meta device."""
-        value: Tensor = self._state[name]
+        value: Tensor = self.entries[name]
         source = self._source(name)
         return value if source is None else source[name.rpartition(".")[2]].to(value.dtype)
 
     def lacks(self, name: str) -> bool:
         """Return whether an entry has no values anywhere."""
-        return self._state[name].is_meta and self._source(name) is None
+        return self.entries[name].is_meta and self._source(name) is None
 
     def _source(self, name: str) -> Mapping[str, Tensor] | None:
         """Return where an offloaded entry is loaded from; None for others."""
-        value, (path, _, local) = self._state[name], name.rpartition(".")
+        value, (path, _, local) = self.entries[name], name.rpartition(".")
         if not isinstance(value, Tensor) or not value.is_meta:
             return None
         for hook in hooks_of(self._model.get_submodule(path)):

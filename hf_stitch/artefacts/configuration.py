@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR
+from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
 from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known
 from hf_stitch.artefacts.schema import read_model
 
@@ -58,6 +58,8 @@ class StitchConfig(PreTrainedConfig):
         checksum: Checksum of the saved config.
         processor_settings: What decides the outputs of the processor that was saved with the config; ``None`` without
             one, and in configs of version 0.2.0 and earlier.
+        tied_weights: Names of weights that share the memory of another one, and the name by which it was saved with the
+            config.
 
     Example:
         >>> StitchConfig().model_type
@@ -84,6 +86,7 @@ class StitchConfig(PreTrainedConfig):
     manifest: dict[str, str] | None = None
     checksum: str | None = None
     processor_settings: dict[str, Any] | None = None
+    tied_weights: dict[str, str] | None = None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -111,7 +114,7 @@ class StitchConfig(PreTrainedConfig):
         }
         try:
             values = read_model(values, where)
-            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, *BESIDES}, where)
+            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, TIED, *BESIDES}, where)
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise
@@ -119,9 +122,9 @@ class StitchConfig(PreTrainedConfig):
             raise damaged(where, error) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, without what is computed again at each save: settings of the processor and checksums."""
+        """Return JSON values, without what is found again at each save: checksums, what the files contain."""
         values = super().to_dict()
-        return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR)}
+        return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR, TIED)}
 
 
 # AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.

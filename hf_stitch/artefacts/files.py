@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 import warnings
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,16 +71,39 @@ def artefacts_below(folder: Path) -> str:
     return f"; name one of its subfolders: {', '.join(str(folder / name) for name in names)}" if names else ""
 
 
-def save_weights(weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int) -> None:
+def ties(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the names of weights that are another one, with the same memory, and the first name of that one."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name, tensor in (weights.entries if isinstance(weights, State) else weights).items():
+        if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.numel():
+            memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+            if first.setdefault(memory, name) != name:
+                found[name] = first[memory]
+    return found
+
+
+def share(model: nn.Module, tied: Mapping[str, str]) -> None:
+    """Let weights of a model be others of it, by their names, as :func:`ties` returns them."""
+    for name, kept in tied.items():
+        (place, _, key), (other, _, its) = name.rpartition("."), kept.rpartition(".")
+        setattr(model.get_submodule(place), key, getattr(model.get_submodule(other), its))
+
+
+def save_weights(
+    weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int, tied: Mapping[str, str]
+) -> None:
     """Write weights as safetensors, split into several files if they are large; one file is in memory at a time.
 
     Args:
-        weights: Name -> tensor. Tensors that share memory are all written. Of a :class:`State`, offloaded ones are
-            loaded when their file is written.
+        weights: Name -> tensor. Of a :class:`State`, offloaded ones are loaded when their file is written.
         folder: The folder.
         max_shard_size: Maximum size of a file, in bytes or as text (``"5GB"``).
+        tied: Names that are not written, because their weight is by another name. Other tensors that share memory are
+            all written.
     """
-    plan = split_torch_state_dict_into_shards(described(weights), max_shard_size=max_shard_size)
+    written = {name: tensor for name, tensor in described(weights).items() if name not in tied}
+    plan = split_torch_state_dict_into_shards(written, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
         tensors = _untied({name: weights[name].detach().cpu().contiguous() for name in names})
         save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -178,7 +202,7 @@ def weigh(files: Iterable[Path]) -> tuple[int, int]:
     return tensors, size
 
 
-def load_strictly(model: nn.Module, files: list[Path]) -> None:
+def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] | None = None) -> None:
     """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 
     Headers are compared before any weight is read.
@@ -186,39 +210,46 @@ def load_strictly(model: nn.Module, files: list[Path]) -> None:
     Args:
         model: The model without weights.
         files: The files, which together must contain each weight once.
+        tied: Names that the files do not contain, and by which name each weight is there. ``None``: there are none.
 
     Raises:
         ValueError: If model and files do not match, or a file is damaged.
     """
     state: dict[str, Tensor] = {}
-    for file, names in check_headers(model, files).items():
-        state |= read_weights(file, names)
+    for file, names in check_headers(model, files, tied or {}).items():
+        state |= read_weights(file, names, tied or {})
     model.load_state_dict(state, strict=True, assign=True)
+    share(model, tied or {})
 
 
-def check_headers(model: nn.Module, files: list[Path]) -> dict[Path, list[str]]:
+def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) -> dict[Path, list[str]]:
     """Compare the headers of safetensors with a model; no weight is read.
 
     Args:
         model: The model without weights.
         files: The files, which together must contain each weight once.
+        tied: As for :func:`load_strictly`.
 
     Returns:
-        File -> names of its weights.
+        File -> names of the weights that are read from it.
 
     Raises:
         ValueError: If model and files do not match, or a file is damaged.
     """
     expected = model.state_dict()
     place: dict[str, Path] = {}
+    others: dict[str, list[str]] = defaultdict(list)
+    for name, kept in tied.items():
+        others[kept].append(name)
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 - not a mapping
-                    if name in place:
-                        raise ValueError(f"{file} and {place[name].name} both contain {name!r}; {AGAIN}")
-                    place[name] = file
-                    _check_header(file, name, expected.get(name), weights.get_slice(name))
+                for kept in weights.keys():  # noqa: SIM118 - not a mapping
+                    for name in (kept, *others[kept]):
+                        if name in place:
+                            raise ValueError(f"{file} and {place[name].name} both contain {name!r}; {AGAIN}")
+                        place[name] = file
+                        _check_header(file, name, expected.get(name), weights.get_slice(kept))
         except ValueError:
             raise
         except Exception as error:
@@ -231,12 +262,13 @@ def check_headers(model: nn.Module, files: list[Path]) -> dict[Path, list[str]]:
     return {file: [name for name in place if place[name] == file] for file in files}
 
 
-def read_weights(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
+def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
     """Read weights of a file into memory.
 
     Args:
         file: The file.
         names: Names of weights in it.
+        tied: As for :func:`load_strictly`.
 
     Returns:
         Name -> tensor on the CPU.
@@ -247,7 +279,9 @@ def read_weights(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as weights:
             # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
-            return {name: weights.get_tensor(name).clone() for name in names}
+            wanted = {name: tied.get(name, name) for name in names}
+            read = {kept: weights.get_tensor(kept).clone() for kept in set(wanted.values())}
+            return {name: read[kept] for name, kept in wanted.items()}
     except Exception as error:
         raise _unreadable(file, error) from error
 

@@ -200,7 +200,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                     "**model.source.read(all_ids, mask, new).to_inputs(), or use generate"
                 )
             inputs |= self.source.read(input_ids, attention_mask).to_inputs()
-        kept = inputs.pop("source_kept", None)
+        kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
         named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
@@ -208,6 +208,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
+        self._check_used(position_ids)
         if cache is not None and isinstance(self.source, PrefixFront) and kept is None:
             raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
         try:
@@ -270,14 +271,15 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         past, new = None if cache is None else past_of(cache), 0 if input_ids is None else input_ids.shape[1]
         numbered = self._layers or (None, None)
-        halves = list(zip(both, (self.source, self.target), numbered, self._counts_from_padding, strict=True))
+        counted = zip(self._counts_from_padding, self._positioned, strict=True)
+        halves = list(zip(both, (self.source, self.target), numbered, counted, strict=True))
         first, apart = 0, isinstance(self.source, PrefixFront)
-        for options, half, layers, from_padding in reversed(halves) if apart else halves:
+        for options, half, layers, (from_padding, positioned) in reversed(halves) if apart else halves:
             own = apart and half is self.source  # it has positions and a mask of its own tokens
-            if takes(half.model, "position_ids") and not own:
-                if position_ids is not None and not (from_padding and layers is None):
+            if positioned:
+                if position_ids is not None:
                     options["position_ids"] = position_ids
-                elif position_ids is None and past is not None and input_ids is not None and not from_padding:
+                elif past is not None and input_ids is not None and not from_padding:
                     options["position_ids"] = (torch.arange(new, device=input_ids.device) + past)[None]
             if cache is not None and layers is not None:
                 view = shown(cache, first, layers, past)
@@ -287,6 +289,37 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                     states = view is not None and mask is not None and has_no_attention(view.layers)
                     options["attention_mask"] = mask[:, -new:] if states and mask is not None else mask
         return both
+
+    @property
+    def _positioned(self) -> tuple[bool, bool]:
+        """Whether each half takes the positions of the tokens of the target."""
+        source, target = (
+            any(half.model._positioned) if isinstance(half.model, StitchedModelForCausalLM)
+            else takes(half.model, "position_ids") and not (from_padding and self._layers is None)
+            for half, from_padding in zip((self.source, self.target), self._counts_from_padding, strict=True)
+        )  # fmt: skip
+        return source and not isinstance(self.source, PrefixFront), target
+
+    def _check_generates(self) -> None:
+        """Raise an error if the target alone generates from other tokens than a stitched model passes to it."""
+        network: Any = self
+        while isinstance(network, StitchedModel):
+            network = network.target.model
+        given = torch.full((1, 2), self.target.interface.filler_id)
+        prepare = getattr(network, "prepare_inputs_for_generation", None)
+        read = given if prepare is None else prepare(given).get("input_ids", given)
+        if more := read.shape[1] - given.shape[1]:
+            raise ValueError(
+                f"the target, {type(network).__name__}, appends {more} token{'s'[: more > 1]} to the text when it "
+                "generates and predicts in their place, which a source does not read: take the logits of forward"
+            )
+
+    def _check_used(self, position_ids: Tensor | None) -> None:
+        if position_ids is not None and not any(self._positioned):
+            raise ValueError(
+                f"neither network ({type(self.source.model).__name__}, {type(self.target.model).__name__}) uses "
+                "position_ids: leave it out"
+            )
 
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
@@ -305,14 +338,16 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             The tokens, or what else transformers returns.
 
         Raises:
-            ValueError: If a cache is requested of a model without one, or an option is not supported for networks with
-                different tokenizers.
+            ValueError: If a cache is requested of a model without one, an option is not supported for networks with
+                different tokenizers, or the target appends tokens to the text when it generates (XLM, XLNet).
         """
         if self.source.takes.given:
             raise ValueError(
                 f"the source also reads {', '.join(self.source.takes.given)}, which generation does not pass: stitch "
                 "its encoder alone (hf_stitch.load(…, task='text-encoding'))"
             )
+        self._check_generates()
+        self._check_used(kwargs.get("position_ids"))
         kwargs = by_one_name(kwargs, NAME, callers=2)
         settings = generation_config or self.generation_config
         wanted = kwargs.get("use_cache", settings.use_cache)
@@ -351,6 +386,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
+        if not any(self._positioned):
+            inputs.pop("position_ids", None)
         if isinstance(self.source, PrefixFront):
             cache, layers = given_cache(kwargs), self._layers
             held = cache.get_seq_length(len(layers[1])) if cache is not None and layers else None

@@ -19,7 +19,7 @@ from hf_stitch.artefacts.files import ANCHORS, BESIDE, INDEX, SHARDS, STITCH
 from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, read_record
 from hf_stitch.storage.files import digest
 
-MANIFEST, CHECKSUM, PROCESSOR = "manifest", "checksum", "processor_settings"
+MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"
 ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose"
 
 

@@ -52,6 +52,7 @@ from hf_stitch.artefacts.files import (
     named_files,
     save_beside,
     save_weights,
+    ties,
     weigh,
 )
 from hf_stitch.artefacts.heads import class_for
@@ -327,23 +328,27 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         while isinstance(front.model, StitchedModel):
             front = front.model.source
         first = front.model
-        if passes_on(first) and not isinstance(first, PreTrainedModel):  # user code may use anything
-            return inputs
-        used = {*front.takes.content, *arguments_of(first, front.interface.content[0])}
+        content = front.interface.content[0]
+        used = {*front.takes.content, *front.takes.given, *arguments_of(first, content)}
         if self.can_generate():
             used.add("use_cache")  # set here with the cache; networks of transformers may read it from **kwargs
         if front.takes.modality == "text":
             used.add(front.takes.mask)
         if isinstance(self.source, PrefixFront):
             used |= {*INPUTS}
-        types = inputs.get("token_type_ids")
-        if types is not None and "token_type_ids" not in used and not bool(types.any()):  # of the first text only
-            del inputs["token_type_ids"]
         found = {name: value for name, value in inputs.items() if value is not None}
-        if unused := [name for name in found if name not in used]:
+        unused = [name for name in found if name not in used]
+        anything = passes_on(first) and not isinstance(first, PreTrainedModel)  # user code, around a network or not
+        for module in first.modules() if unused and anything else ():
+            named = inspect.signature(module.forward).parameters
+            unused = [name for name in unused if content not in named or name not in named]
+        if "token_type_ids" in unused and not bool(found["token_type_ids"].any()):  # of the first text only
+            unused.remove("token_type_ids")
+            del found["token_type_ids"]
+        if unused:
             raise ValueError(
                 f"neither the source, {type(first).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
-                "leave it out"
+                "leave it out" + (", or name it in its forward, or in the example_inputs that load it" * anything)
             )
         return found
 
@@ -582,7 +587,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         record = read_record(folder / CONFIG)
         (folder / CONFIG).unlink()
         weights = state_dict or State(self)
-        _check_loads(self, record, described(weights))
+        tied = ties(weights)
+        _check_loads(self, record, described(weights), tied)
         beside = [self.generation_config] if self.can_generate() else []
         beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
         save_beside(beside, folder)
@@ -590,12 +596,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             if self.source.reader is None:
                 raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
             self.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
-        save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"))
+        save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"), tied)
         settings = settings_of_processor(self.processor)
         return {
             USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
             **record,
             manifest.PROCESSOR: None if settings is None else dataclasses.asdict(settings),
+            **({manifest.TIED: tied} if tied else {}),
         }
 
     def _sample_code(self) -> str | None:
@@ -726,9 +733,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
         model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
         if placed is None:
-            load_strictly(model, files)
+            load_strictly(model, files, config.tied_weights)
         else:
-            load_placed(model, files, placed, max_memory)
+            load_placed(model, files, placed, max_memory, config.tied_weights or {})
         model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
         reads = isinstance(model.source, PrefixFront)  # the tokens of the target
         blueprint = getattr(config, "target" if reads else "source")["blueprint"]
@@ -887,12 +894,15 @@ def _check_costs(config: StitchConfig, tensors: int, size: int, where: str) -> N
     _check_sizes(config.to_dict(), size, Place(where))
 
 
-def _check_loads(model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+def _check_loads(
+    model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor], tied: Container[str]
+) -> None:
     """Raise an error if a record and weights, before they are written, could not be loaded as this model again."""
-    size = sum(tensor.nbytes for tensor in weights.values())
+    written = [tensor for name, tensor in weights.items() if name not in tied]
+    size = sum(tensor.nbytes for tensor in written)
     try:
         config = StitchConfig.from_dict(dict(record))
-        _check_costs(config, len(weights), size, CONFIG)
+        _check_costs(config, len(written), size, CONFIG)
         with weightless(size):
             skeleton = class_for(config.task)(config)
     except Exception as error:  # libraries raise any exception

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from hf_stitch.artefacts.files import check_headers, read_weights
+from hf_stitch.artefacts.files import check_headers, read_weights, share
 
 DeviceMap: TypeAlias = str | Mapping[str, int | str | torch.device]
 """``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, or name of a module -> device, ``"cpu"`` or
@@ -19,7 +19,11 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def load_placed(
-    model: nn.Module, files: list[Path], device_map: DeviceMap, max_memory: Mapping[int | str, int | str] | None
+    model: nn.Module,
+    files: list[Path],
+    device_map: DeviceMap,
+    max_memory: Mapping[int | str, int | str] | None,
+    tied: Mapping[str, str],
 ) -> None:
     """Load safetensors into a model without weights, and let accelerate move them.
 
@@ -31,6 +35,7 @@ def load_placed(
         files: The files, as for ``load_strictly``.
         device_map: Where modules go.
         max_memory: Device -> most bytes, for strategies.
+        tied: As for ``load_strictly``; weights share memory if they are on the same device.
 
     Raises:
         ValueError: If model and files do not match, a file is damaged, or the map does not cover the model.
@@ -38,8 +43,9 @@ def load_placed(
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import check_device_map, get_balanced_memory
 
-    contents = check_headers(model, files)
+    contents = check_headers(model, files, tied)
     dtypes = {name: dtype for file in files for name, dtype in _dtypes(file).items()}
+    dtypes |= {name: dtypes[kept] for name, kept in tied.items()}
     empty = {name: value.to("meta", dtypes[name]) for name, value in model.state_dict().items()}
     model.load_state_dict(empty, strict=True, assign=True)
     chosen: dict[str, Any]
@@ -58,10 +64,15 @@ def load_placed(
     }  # hooks move only weights
     for file, names in contents.items():
         here = [name for name in names if places[name] != "disk"]
-        found = {name: value.to(places[name]) for name, value in read_weights(file, here).items()}
+        found = {name: value.to(places[name]) for name, value in read_weights(file, here, tied).items()}
         model.load_state_dict(found, strict=False, assign=True)
+    share(model, {name: kept for name, kept in tied.items() if places[name] == places[kept] != "disk"})
     index = {
-        name: {"safetensors_file": str(file), "weight_name": name, "dtype": str(dtypes[name]).removeprefix("torch.")}
+        name: {
+            "safetensors_file": str(file),
+            "weight_name": tied.get(name, name),
+            "dtype": str(dtypes[name]).removeprefix("torch."),
+        }
         for file, names in contents.items()
         for name in names
         if places[name] == "disk"

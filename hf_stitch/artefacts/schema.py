@@ -356,7 +356,7 @@ def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
 # -- records -----------------------------------------------------------------------------------------------------------
 _MODEL = fields(
     (
-        *("task", "source", "target", "stitch", "recipe", "scores", "requires", "processor_settings"),
+        *("task", "source", "target", "stitch", "recipe", "scores", "requires", "processor_settings", "tied_weights"),
         *("hidden_size", "max_position_embeddings", "vocab_size"),
         *("num_hidden_layers", "num_attention_heads", "layer_types", "sliding_window"),
         *("architectures", "id2label", "label2id", "num_labels", "problem_type", "use_cache"),
@@ -368,6 +368,7 @@ _MODEL = fields(
     source=maybe(_half),
     target=maybe(_half),
     stitch=maybe(STITCH),
+    tied_weights=maybe(table(TEXT)),
     recipe=maybe(table(ANYTHING)),
     scores=maybe(table(ANYTHING)),
     requires=maybe(several(REQUIREMENT)),

@@ -94,6 +94,7 @@ def evaluate(
             names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
         source: The whole source network, for its score. Default: the network from which the model was made, if it is in
             memory; it is never downloaded for a baseline. What is missing is stated in ``Evaluation.left_out``.
+            Refused for models without a head.
         paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
             same order as ``data``.
         baselines: Further baselines: name -> stitching layer at the same cuts.
@@ -108,9 +109,10 @@ def evaluate(
         stitched model.
 
     Raises:
-        ValueError: If ``examples`` is out of range or the model has no head, all samples are anchors of the model, an
-            output of a model without a head has no vector per sample, the target network is neither in memory nor
-            named in the config, a baseline belongs to other cuts, or labels are missing or out of range.
+        ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples
+            are anchors of the model, an output of a model without a head has no vector per sample, the target network
+            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out
+            of range.
 
     Example:
         >>> import torch, hf_stitch
@@ -131,6 +133,10 @@ def evaluate(
     check_number(2, resamples=resamples)
     if examples and stitched.task is None:
         raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
+    if source is not None and stitched.task is None:
+        raise ValueError(
+            f"source is only scored for models with a head, and {type(stitched).__name__} has none: leave it out"
+        )
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
         samples = Samples.of(data)
         others = None if paired_data is None else Samples.of(paired_data)

@@ -150,6 +150,12 @@ def test_a_model_whose_output_has_no_vectors_is_told_not_scored(rows: Tensor) ->
         evaluate(model, rows, progress=False)
 
 
+def test_a_source_is_refused_because_its_output_is_not_compared(stitched: StitchedModel, rows: Tensor) -> None:
+    for plan in (True, False):
+        with pytest.raises(ValueError, match="source is only scored for models with a head"):
+            evaluate(stitched, rows[:N], source=net(0), plan=plan, progress=False)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_samples_leave_figures_undefined(stitched: StitchedModel, rows: Tensor, n: int) -> None:
     scores = evaluate(stitched, rows[:n], progress=False, resamples=5).scores["stitched"]

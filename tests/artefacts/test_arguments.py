@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import Tensor, nn
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
 from hf_stitch.artefacts.head import Head, HeadConfig
+from hf_stitch.artefacts.joining import join
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
-from tiny_networks import LAYERS, build, network, plain_tokenizer  # isort: skip
+from forms import load_form  # isort: skip
+from tiny_networks import LAYERS, adapted, build, network, plain_tokenizer  # isort: skip
 
 LLAMA = LAYERS["llama"]
 
@@ -96,6 +100,70 @@ def test_token_types_of_a_single_text_are_left_out_for_networks_without_them(who
     model, _, given = whole
     zeros = torch.zeros_like(given["input_ids"])
     assert torch.equal(model(**given, token_type_ids=zeros).logits, model(**given).logits)
+
+
+@pytest.fixture(scope="module")
+def unnumbered(texts: Any) -> Any:
+    """A stitched model of networks that number no tokens."""
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, **ends)
+    a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
+    return hf_stitch.stitch(a, a, texts, source_layer=a.layers[1], target_layer=a.layers[1], matcher="identity",
+                            progress=False)  # fmt: skip
+
+
+def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, images: Any) -> None:
+    ids = torch.tensor([[7, 12, 30, 9]])
+    for run in (unnumbered, unnumbered.generate):
+        with pytest.raises(ValueError, match=r"neither network .* uses position_ids"):
+            run(input_ids=ids, position_ids=torch.full_like(ids, 3))
+    assert unnumbered.generate(ids, max_new_tokens=2).shape == (1, 6)
+    chain = hf_stitch.stitch(
+        unnumbered, unnumbered.parents[1], [{"text": "w1 w2 w3"}] * 10, source_layer="target.transformer.h.2",
+        target_layer="transformer.h.1", matcher="identity", task="text-generation", progress=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="uses position_ids"):
+        chain(input_ids=ids, position_ids=torch.full_like(ids, 3))
+    assert chain.generate(ids, max_new_tokens=2).shape == (1, 6)
+
+
+def test_what_only_a_source_with_another_tokenizer_takes_is_refused(whole: Any) -> None:
+    model, _, given = whole
+    with pytest.raises(ValueError, match="source_kept"):
+        model(**given, source_kept=torch.zeros(4, 2, dtype=torch.int64))
+
+
+class Swallowing(nn.Module):
+    """User code whose forward takes any arguments and uses one of those that it does not name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, input: Tensor, **others: Any) -> Tensor:
+        return self.head(self.body(input) + others["shift"])
+
+
+def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
+    given = {"input": torch.randn(3, 4), "shift": torch.arange(3)[:, None]}
+    a = hf_stitch.load(Swallowing().eval(), example_inputs=given, content="input")
+    b = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), example_inputs=given["input"])
+    layer = StitchingLayer(a.spec("body"), b.spec("0"), "flatten", IdentityStitch(8, 8))
+    model = join(a, "body", layer, b, "0", task=None)
+    assert torch.equal(model(**given), b.model[1](a.model.body(given["input"])))
+    with pytest.raises(ValueError, match=r"the source, Swallowing, .* uses poetry: .*name it in its forward"):
+        model(**given, poetry=1)
+
+
+def test_a_wrapper_takes_what_the_network_inside_names(texts: Any) -> None:
+    a = load_form("bert", "wrapped")
+    model = hf_stitch.stitch(a, a, texts, source_layer="inner.bert.encoder.layer.1",
+                             target_layer="inner.bert.encoder.layer.1", matcher="identity", progress=False)  # fmt: skip
+    ids = torch.tensor([[7, 12, 30, 9]])
+    moved = {"input_ids": ids, "position_ids": torch.full_like(ids, 3)}
+    assert torch.equal(model(**moved).logits, build("bert", 0)(**moved).logits)
+    with pytest.raises(ValueError, match="poetry"):
+        model(**moved, poetry=1)
 
 
 def test_a_head_refuses_what_it_does_not_use() -> None:

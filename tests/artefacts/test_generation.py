@@ -19,6 +19,8 @@ from transformers.cache_utils import DynamicLayer
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
 from hf_stitch.artefacts.cache import NAME, NAMES, cache_argument, shown
+from hf_stitch.artefacts.joining import join
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
@@ -510,3 +512,35 @@ def test_a_network_whose_forward_does_not_name_use_cache_has_a_cache(texts: Any)
     a = adapted("llama", transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**TEXT, **sizes)).eval())
     model = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
     assert generated(model)[NAME] is not None and model.uncached is None
+
+
+ENDS = {"vocab_size": 80, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+APPENDING: dict[str, Any] = {
+    "xlm": lambda: transformers.XLMWithLMHeadModel(
+        transformers.XLMConfig(emb_dim=32, n_layers=2, n_heads=4, causal=True, mask_token_id=5, **ENDS)
+    ),
+    "xlnet": lambda: transformers.XLNetLMHeadModel(
+        transformers.XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=48, **ENDS)
+    ),
+}
+"""Networks that append a token to the text when they generate, and predict in its place."""
+
+
+@pytest.mark.parametrize("family", APPENDING)
+def test_a_target_that_appends_tokens_when_it_generates_is_refused(family: str, net: Any, texts: Any) -> None:
+    torch.manual_seed(0)
+    a = adapted("gpt2", APPENDING[family]().eval())
+    layer, b = a.layers[0], net("gpt2", 1)
+
+    def joined(source: Any, cut: str, target: Any, to: str) -> Any:
+        specs = source.spec(cut), target.spec(to)
+        body = IdentityStitch(specs[0].width, specs[1].width)
+        return join(source, cut, StitchingLayer(*specs, "none", body), target, to, task="text-generation")
+
+    model = joined(a, layer, a, layer)
+    chain = joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")
+    for each in (model, chain):
+        with pytest.raises(ValueError, match=f"{type(a.model).__name__}, appends 1 token to the text"):
+            generated(each)
+    after = joined(a, layer, b, LAYERS["gpt2"])
+    assert generated(after, tokens=2, use_cache=False).sequences.shape == (1, 6)

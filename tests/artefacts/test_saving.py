@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import nn
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
+from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.storage.files import digest
 
 from killing import survives  # isort: skip
 from records import reweigh, rewrite, truncate  # isort: skip
-from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, LANGUAGE, TEXT, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
@@ -184,6 +187,102 @@ def test_no_warning_about_the_processor(
 def test_auto_classes_load_it(saved: Path, cnn_vit: StitchedModel, net: Any, inputs: Any) -> None:
     for kind in (transformers.AutoModelForImageClassification, transformers.AutoModel):
         assert_same(cnn_vit, kind.from_pretrained(saved), inputs(net("cnn")))
+
+
+# -- weights that share memory -------------------------------------------------------------------------------------
+
+
+def t5() -> Any:
+    """Both of its stacks, up to a cut of the decoder, read one table of words."""
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=80, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    return hf_stitch.load(model, content="decoder_input_ids"), network("llama")
+
+
+def albert() -> Any:
+    """Its head has one bias by two names."""
+    model = adapted("bert", transformers.AlbertForMaskedLM(transformers.AlbertConfig(**TEXT)).eval())
+    return model, model
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of weights with several names."""
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+@pytest.fixture(params=[t5, albert])
+def sharing(request: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
+    """A stitched model with weights that share memory, and inputs."""
+    torch.manual_seed(0)
+    a, b = request.param()
+    layers = a.layers[0], b.layers[0]
+    specs = a.spec(layers[0]), b.spec(layers[1])
+    stitch = StitchingLayer(*specs, "none", IdentityStitch(specs[0].width, specs[1].width))
+    return join(a, layers[0], stitch, b, layers[1], task=None), a.example
+
+
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_weights_that_share_memory_are_saved_once_and_share_it_again(size: str, sharing: Any, tmp_path: Path) -> None:
+    model, batch = sharing
+    again = saved_and_loaded(model, tmp_path, max_shard_size=size)
+    assert_same(model, again, batch)
+    assert tied(model) == tied(again) != []
+    weights = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
+    written = sum(tensor.nbytes for file in tmp_path.glob("*.safetensors") for tensor in load_file(file).values())
+    assert written == sum(weights.values())
+    for each in (model, again):
+        each(**batch).logits.sum().backward()
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+    assert_same(model, again, batch)
+    again.save_pretrained(tmp_path / "again")
+    assert_same(model, StitchedModel.from_pretrained(tmp_path / "again", dtype="float32"), batch)
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_weights_that_share_memory_are_placed(place: str, sharing: Any, tmp_path: Path) -> None:
+    model, batch = sharing
+    model.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path, device_map={"source": place, "stitch": "cpu", "target": place})
+    with torch.no_grad():
+        assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert place == "disk" or tied(again) == tied(model)
+    again.save_pretrained(tmp_path / "again")
+    assert same_state(model, StitchedModel.from_pretrained(tmp_path / "again"))
+
+
+def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) -> None:
+    """So did version 0.2, whose models may have been trained since."""
+    model, batch = sharing
+    for _, *others in tied(model):
+        for name in others:
+            place, _, key = name.rpartition(".")
+            setattr(model.get_submodule(place), key, nn.Parameter(model.get_parameter(name) + 1))
+    again = saved_and_loaded(model, tmp_path)
+    assert_same(model, again, batch)
+    assert tied(again) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda names: {**names, "x": next(iter(names.values()))}, "disagree about 'x': expected no such weight"),
+        (lambda names: dict.fromkeys(names, "nowhere"), "lacks . weights"),
+        (lambda names: {}, "lacks . weights"),
+        (lambda names: dict.fromkeys(names, "stitch.x"), "lacks . weights"),
+        (lambda names: {**names, next(iter(names.values())): next(iter(names.values()))}, "both contain"),
+        (lambda names: {name: 5 for name in names}, "tied_weights.* must be a text, got 5"),
+    ],
+)
+def test_a_damaged_record_of_shared_memory_is_refused(change: Any, message: str, sharing: Any, tmp_path: Path) -> None:
+    sharing[0].save_pretrained(tmp_path)
+    rewrite(tmp_path / "config.json", lambda record: record.update(tied_weights=change(record["tied_weights"])))
+    with pytest.raises(ValueError, match=message):
+        StitchedModel.from_pretrained(tmp_path)
 
 
 # -- training ------------------------------------------------------------------------------------------------------
