@@ -219,7 +219,7 @@ def audit(
                 known.fingerprint, seed,
             )  # fmt: skip
             verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": seed}
-            model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
+            model.keep_scores(audit=verdict)
             audits.append(audited)
         return audits[0] if isinstance(stitched, StitchedModel) else audits
 
