@@ -69,9 +69,9 @@ class Artefact:
         self._check_savable()
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
-        written = card(self.describe(), present=present, sample=self._sample_code())
         with replacing(folder, lambda folder: manifest.stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
+            written = card(self.describe(), present=present, sample=self._sample_code())
             (fresh / hub.CARD).write_bytes(written.encode())
 
     def _write_signed(self, folder: Path, **options: Any) -> None:

@@ -15,6 +15,7 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
@@ -86,6 +87,7 @@ def with_encoder(
     """
     config: Any = copy.deepcopy(model.config)
     config.stitch, config.scores = layer.to_dict(), None
+    config.recipe = {key: value for key, value in (config.recipe or {}).items() if key not in (SCORED, "audit")}
     if isinstance(source, Adapter):
         front = source.front(source_layer)
         config.source = _half(source, source_layer, front)

@@ -159,7 +159,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
@@ -175,10 +174,10 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             use_cache: Whether to create a cache if none is given. Default: ``config.use_cache``, or else no.
             logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
                 all tokens.
-            shift_labels: Token ids (batch, tokens) in place of ``labels``, of the token after each.
             num_items_in_batch: Number of labels of all batches whose gradients are accumulated, by which the sum of
                 the losses is divided. Default: the loss is their mean.
-            **inputs: Further inputs of the source; ``return_dict=False`` to return a tuple. For networks with different
+            **inputs: Further inputs of the source; ``shift_labels``, token ids (batch, tokens) in place of ``labels``,
+                of the token after each; ``return_dict=False`` to return a tuple. For networks with different
                 tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
                 ``source_attention_mask``, ``source_position_ids``, ``alignment``, and with a cache ``source_kept``).
                 Without them they are computed from the tokens; with a cache that is not empty they must be given,
@@ -193,6 +192,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 model, or what a source with another tokenizer reads is missing.
         """
         self.stitch.check_causal()
+        # Not a parameter: with two names of labels, the Trainer would compute no loss of a batch that has only one.
+        ahead = inputs.pop("shift_labels", None)
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
             if cache is not None and cache.get_seq_length():
                 raise ValueError(
@@ -220,7 +221,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if cache is not None:
                 error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
             raise
-        output.loss = _loss(output.logits, labels, shift_labels, num_items_in_batch)
+        output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             output.logits = output.logits[:, last]

@@ -56,7 +56,7 @@ from hf_stitch.artefacts.files import (
     weigh,
 )
 from hf_stitch.artefacts.heads import class_for
-from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
+from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
 from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_elements, check_specs
@@ -116,7 +116,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         anchors: The anchor set of a relative model or of a swapped encoder, saved with the model; ``None`` for others.
         evaluation: The scores from :func:`hf_stitch.stitch`, or from :func:`hf_stitch.swap` if it was given data;
             ``None`` for a model that was loaded, that ``swap`` was not given data for, or that cannot be scored, of
-            which a warning states the reason. ``config.scores`` contains them after saving.
+            which a warning states the reason. ``config.scores`` contains them after saving, unless the model was
+            trained or cast since (:meth:`keep_scores`).
 
     Raises:
         ValueError: If the config describes no stitched model.
@@ -458,6 +459,37 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
 
+    def keep_scores(self, evaluation: Any = None, *, audit: Mapping[str, Any] | None = None) -> None:
+        """Keep scores of the model as it is now, for its card and its config.
+
+        :func:`hf_stitch.stitch` and :func:`hf_stitch.swap` keep the scores that they return. If the model is trained or
+        cast later, it is saved without them, until new ones are kept: ``model.keep_scores(hf_stitch.evaluate(model,
+        data))``.
+
+        Args:
+            evaluation: The result of :func:`hf_stitch.evaluate`. Default: the scores that are kept already.
+            audit: The verdict of an audit, with its data and seed. Default: the verdict that is kept already.
+        """
+        self._leave_out_old_scores()
+        if evaluation is not None:
+            self.evaluation, self.config.scores = evaluation, evaluation.for_card()
+        verdict = {} if audit is None else {"audit": audit}
+        self.config.recipe = {**(self.config.recipe or {}), **verdict, SCORED: weights_hash(self)}
+
+    def _leave_out_old_scores(self, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Leave out scores and the verdict of an audit that belong to other weights than the present ones."""
+        recipe = dict(self.config.recipe or {})
+        scored = recipe.pop(SCORED, None)
+        if scored is None:  # versions before this key knew the weights of the halves only
+            known = self.config.scores or "audit" in recipe
+            changed = bool(known) and (self.has_changed("source") or self.has_changed("target"))
+        else:
+            changed = scored != weights_hash(self if weights is None else weights)
+        if changed:
+            self.evaluation = self.config.scores = None
+            recipe.pop("audit", None)
+            self.config.recipe = {**recipe, CHANGED: [*recipe.get(CHANGED, ()), "weights"]}
+
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
@@ -479,6 +511,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                     f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
                     "refers to the original network: change the network before it is stitched"
                 )
+        self._leave_out_old_scores()
         found = self.describe()
         small = Stitcher(
             self.stitch,
@@ -526,6 +559,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     # -- saving and loading -----------------------------------------------------------------------------------------
     def __str__(self) -> str:
         """Return a summary (networks, cut layers, stitch, task, scores), and the modules."""
+        self._leave_out_old_scores()
         return f"{summary(self.describe())}\n\n{self!r}"
 
     def describe(self) -> Description:
@@ -581,6 +615,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _write(  # type: ignore[override]
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
+        self._leave_out_old_scores(state_dict)
         self.config.architectures, self.config.task = [type(self).__name__], self.task
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)

@@ -229,8 +229,7 @@ def score(stitched: StitchedModel, test: Samples) -> None:
     """
     import hf_stitch
 
-    stitched.evaluation = hf_stitch.evaluate(stitched, test, progress=False)
-    stitched.config.scores = stitched.evaluation.for_card()
+    stitched.keep_scores(hf_stitch.evaluate(stitched, test, progress=False))
 
 
 def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:

@@ -181,7 +181,7 @@ def audit(
                 known.fingerprint, run.seed,
             )  # fmt: skip
             verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": run.seed}
-            model.config.recipe = {**(model.config.recipe or {}), "audit": verdict}
+            model.keep_scores(audit=verdict)
             audits.append(audited)
         return audits[0] if isinstance(stitched, StitchedModel) else audits
 

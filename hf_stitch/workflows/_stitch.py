@@ -227,7 +227,7 @@ def stitch(
         if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
             stitched.config.recipe = {**recipe, FITTED: ContentSketch.of(*by_these).to_dict()}
         try:
-            stitched.evaluation = evaluate(
+            evaluation = evaluate(
                 stitched, test, target=b, paired_data=other_test, baselines=baselines, **run.options,
             )  # fmt: skip
         except ValueError as error:
@@ -236,7 +236,7 @@ def stitch(
             unused = ", and the labels of the data are not used" if test.is_labelled else ""
             warnings.warn(f"the stitched model has no scores{unused}: {error}", stacklevel=2)
             return stitched
-        stitched.config.scores = stitched.evaluation.for_card()
+        stitched.keep_scores(evaluation)
         return stitched
 
 

@@ -214,7 +214,7 @@ def _scored(
     samples = Samples.of(data)
     _rehearse(swapped, samples)
 
-    swapped.evaluation = evaluate(
+    evaluation = evaluate(
         swapped,
         samples,
         target=original,
@@ -222,8 +222,8 @@ def _scored(
         baselines=baselines,
         **run.options,
     )
-    swapped.config.scores = swapped.evaluation.for_card()
-    swapped.config.recipe["test_data"] = swapped.evaluation.data
+    swapped.keep_scores(evaluation)
+    swapped.config.recipe["test_data"] = evaluation.data
     return swapped
 
 
@@ -248,7 +248,7 @@ def _between(model: Any, other: StitchedModel) -> StitchedModel:
     joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors, ids)
     swapped = with_encoder(model, other, "", joint)
     swapped.anchors = model.anchors
-    swapped.config.recipe = {**(model.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
+    swapped.config.recipe = {**(swapped.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
     return swapped
 
 

@@ -75,6 +75,44 @@ def saved(cnn_vit: StitchedModel, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+# -- scores --------------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_other_weights_are_left_out(cnn_vit: StitchedModel, images: Any, tmp_path: Path) -> None:
+    """A model that was trained after it was scored shows its scores nowhere, until it is scored again."""
+    cnn_vit.config.recipe |= {"audit": {"verdict": "accurate"}}
+    again = saved_and_loaded(cnn_vit, tmp_path / "scored")
+    assert again.config.scores and "Its accuracy" in str(again) and again.stitcher.scores
+    with torch.no_grad():
+        again.stitch.body.weight.mul_(0.5)
+    assert "Its accuracy" not in str(again)
+    for trained in (again, saved_and_loaded(again, tmp_path / "trained")):
+        assert trained.config.scores is None and trained.evaluation is None and not trained.stitcher.scores
+        assert "audit" not in trained.config.recipe
+    card = (tmp_path / "trained" / "README.md").read_text()
+    assert "## Scores" not in card and "Its accuracy" not in card and "| changed since the fit | weights |" in card
+    again.keep_scores(hf_stitch.evaluate(again, images, target=network("vit", 1), progress=False))
+    scored = saved_and_loaded(again, tmp_path / "again")
+    assert scored.config.scores == again.evaluation.for_card() and "Its accuracy" in str(scored)
+
+
+def test_scores_are_left_out_of_a_model_that_is_saved_with_the_weights_of_a_trainer(
+    cnn_vit: StitchedModel, tmp_path: Path
+) -> None:
+    state = {name: value.clone() for name, value in cnn_vit.state_dict().items()}
+    assert saved_and_loaded(cnn_vit, tmp_path / "same", state_dict=state).config.scores
+    state["stitch.body.weight"] *= 0.5
+    assert saved_and_loaded(cnn_vit, tmp_path / "trained", state_dict=state).config.scores is None
+
+
+def test_scores_of_earlier_versions_are_left_out_if_a_half_has_changed(cnn_vit: StitchedModel) -> None:
+    del cnn_vit.config.recipe["scored_weights"]
+    assert "Its accuracy" in str(cnn_vit)
+    with torch.no_grad():
+        next(cnn_vit.target.parameters()).mul_(0.5)
+    assert "Its accuracy" not in str(cnn_vit)
+
+
 # -- round trips ---------------------------------------------------------------------------------------------------
 
 

@@ -194,6 +194,22 @@ def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any,
     assert once == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(texts: Any, tmp_path: Path) -> None:
+    """Transformers looks for arguments with "label" in their names, and computes no loss if a batch lacks one."""
+    layer, adapter = LAYERS["llama"], network("llama")
+    model = hf_stitch.stitch(
+        adapter, adapter, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False
+    )
+    collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
+    data = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:8]]
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True, use_cpu=True)
+    found, expected = (
+        transformers.Trainer(each, arguments, eval_dataset=data, data_collator=collator).evaluate()["eval_loss"]
+        for each in (model, build("llama", 0))
+    )
+    assert found == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     "pair", [("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama")], ids="-".join
 )
