@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.examples import arguments_of, passes_on
 from hf_stitch.adapters.heads import GENERATES, unscored_head
+from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront, fast
@@ -693,8 +695,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             TypeError: If an option does not exist.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
-                saving, the folder contains an adapter of PEFT, another class was saved, or an option has an invalid
-                value.
+                saving, the folder contains an adapter of PEFT, another class was saved, an option has an invalid value,
+                or transformers lacks the attention of a network (the message names it; pass ``attn_implementation``).
             OSError: If the Hub cannot be reached or denies access.
         """
         if args:
@@ -766,7 +768,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
         attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
-        model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
+        try:
+            model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
+        except AttentionError as error:
+            if attn_implementation is None:
+                raise AttentionError(
+                    f"{path} cannot be loaded: {error}. It was saved with transformers "
+                    f"{record.get('transformers_version')}: install this version, and the packages of its attention, "
+                    "or load with attn_implementation='eager', whose outputs differ by rounding"
+                ) from error
+            config = copy.deepcopy(config)
+            _set_attention(config.source, attn_implementation)
+            _set_attention(config.target, attn_implementation)
+            model = _skeleton(kind, config, files)
         if placed is None:
             load_strictly(model, files, config.tied_weights)
         else:
@@ -831,6 +845,15 @@ def read_config(folder: Path) -> StitchConfig:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")
     config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
     return config
+
+
+def _set_attention(half: Any, attention: str) -> None:
+    """Set the attention in the record of a half, or in those of the chain inside it."""
+    if (inner := chained(half)) is not None:
+        for side in SIDES:
+            _set_attention(inner[side], attention)
+    elif "attention" in half["blueprint"]:
+        half["blueprint"]["attention"] = attention
 
 
 def _check_rebuilt(record: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.registry import PluginError, UnknownNameError
 
 FORMAT = 2
@@ -165,13 +166,14 @@ def built_from(where: str | Path) -> Iterator[None]:
     Raises:
         UnknownNameError: If the record names something that is not installed.
         PluginError: If a plugin cannot be imported.
+        AttentionError: If the record names an attention that is not installed.
         ValueError: If anything else fails: libraries raise any error for an invalid record.
     """
     try:
         yield
     except UnknownNameError as error:
         raise UnknownNameError(f"{where} names what is not installed: {error}") from error
-    except PluginError:
+    except (AttentionError, PluginError):
         raise
     except Exception as error:
         raise damaged(where, error) from error

@@ -17,6 +17,7 @@ from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
+from records import rewrite  # isort: skip
 from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build  # isort: skip
 
 
@@ -43,6 +44,32 @@ def test_weights_of_loaded_halves_are_not_initialised_again(
         kept = {name: value for name, value in half.state_dict().items() if name in parent}
         assert kept
         assert all(torch.equal(value, parent[name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("lacking", ["sdpa", "flash_attention_2"])
+def test_an_attention_that_is_not_installed_is_named_and_can_be_replaced(
+    lacking: str, net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer versions of transformers have more of them, and packages beside it."""
+    model = stitched(net("t5"), net("llama"), texts, (LAYERS["t5"], LAYERS["llama"]))
+    model.save_pretrained(tmp_path)
+    if lacking == "sdpa":
+        monkeypatch.setattr(transformers.T5PreTrainedModel, "_supports_sdpa", False)
+    for end in ("source", "target"):
+        rewrite(tmp_path / "config.json", lambda record, end=end: record[end]["blueprint"].update(attention=lacking))
+    version = transformers.__version__
+    with pytest.raises(ValueError, match=rf"T5EncoderModel has no {lacking!r} in transformers {version}") as error:
+        StitchedModel.from_pretrained(tmp_path)
+    told = str(error.value)
+    assert f"saved with transformers {version}" in told and "attn_implementation='eager'" in told
+    assert "damaged" not in told
+    again = StitchedModel.from_pretrained(tmp_path, attn_implementation="eager")
+    assert {again.source.model.config._attn_implementation, again.target.model.config._attn_implementation} == {"eager"}
+    ids = torch.tensor([[7, 12, 30, 9]])
+    with torch.no_grad():
+        torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits)
+    again.save_pretrained(tmp_path / "again")
+    StitchedModel.from_pretrained(tmp_path / "again")
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

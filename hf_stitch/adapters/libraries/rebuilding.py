@@ -16,6 +16,10 @@ IMPLEMENTATIONS = ("None", "batched_mm", "eager", "flex_attention", "grouped_mm"
 """Implementations of attention and of experts that are part of transformers and torch."""
 
 
+class AttentionError(ValueError):
+    """Raised when a config names an attention that the installed transformers does not have for its network."""
+
+
 def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
     """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code.
 

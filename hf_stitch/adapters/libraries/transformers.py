@@ -28,7 +28,7 @@ from hf_stitch.adapters.libraries.padding import (
     set_padding,
     text_config,
 )
-from hf_stitch.adapters.libraries.rebuilding import own_code_only, uninitialised
+from hf_stitch.adapters.libraries.rebuilding import AttentionError, is_installed, own_code_only, uninitialised
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
@@ -347,21 +347,35 @@ class TransformersAdapter(Adapter):
         Raises:
             ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``, or the
                 config refers to weights or code from elsewhere.
+            AttentionError: If the attention is not installed.
         """
         import transformers
 
         kind = _class(blueprint["class"])
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
-        attention = own_code_only(blueprint.get("attention"), "attention_implementation")
-        config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
         arguments = {name: bool(value) for name, value in dict(blueprint.get("arguments", {})).items()}
         if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
             raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
-        if attention:
-            config._attn_implementation = attention
-        with uninitialised():
-            return kind(config, **arguments).eval()
+        attention = blueprint.get("attention")
+        lacking = AttentionError(f"{kind.__name__} has no {attention!r} in transformers {transformers.__version__}")
+        if str(attention).startswith("flash_attention_") and not is_installed(attention):
+            raise lacking
+
+        def made(attention: Any) -> nn.Module:
+            config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
+            if attention:
+                config._attn_implementation = own_code_only(attention, "attention_implementation")
+            with uninitialised():
+                return kind(config, **arguments).eval()
+
+        try:
+            return made(attention)
+        except Exception as error:
+            if attention in (None, "eager") or not is_installed(attention):
+                raise
+            made("eager")  # raises if the reason is another one
+            raise lacking from error
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
