@@ -14,7 +14,7 @@ from torch import Tensor, nn
 def is_offloaded(model: nn.Module) -> bool:
     """Return whether weights are offloaded, so that hooks load them while the model runs."""
     state = State(model)
-    return any(value.is_meta and not state.lacks(name) for name, value in model.state_dict().items())
+    return any(state.is_meta(name) and not state.lacks(name) for name in state)
 
 
 class State(Mapping[str, Tensor]):
@@ -40,12 +40,16 @@ class State(Mapping[str, Tensor]):
 
     def lacks(self, name: str) -> bool:
         """Return whether an entry has no values anywhere."""
-        return self.entries[name].is_meta and self._source(name) is None
+        return self.is_meta(name) and self._source(name) is None
+
+    def is_meta(self, name: str) -> bool:
+        """Return whether an entry of the ``state_dict`` is a tensor on the meta device."""
+        return bool(getattr(self.entries[name], "is_meta", False))
 
     def _source(self, name: str) -> Mapping[str, Tensor] | None:
         """Return where an offloaded entry is loaded from; None for others."""
-        value, (path, _, local) = self.entries[name], name.rpartition(".")
-        if not isinstance(value, Tensor) or not value.is_meta:
+        path, _, local = name.rpartition(".")
+        if not self.is_meta(name):
             return None
         for hook in hooks_of(self._model.get_submodule(path)):
             if hook.weights_map is not None and local in hook.weights_map:

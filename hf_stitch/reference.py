@@ -379,16 +379,48 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     state = module if isinstance(module, Mapping) else State(module)
     for name in sorted(state):
-        value = state[name]
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{name} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"
-            )
-        if value.is_meta:
-            raise ValueError(f"{name} of {type(module).__name__} is on the meta device; load weights before hashing")
-        digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        for part, value in _parts(name, state[name]):
+            if isinstance(value, str):
+                digest.update(repr((part, value)).encode())
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(
+                    f"{part} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"
+                )
+            if value.is_meta:
+                raise ValueError(
+                    f"{part} of {type(module).__name__} is on the meta device; load weights before hashing"
+                )
+            digest.update(repr((part, str(value.dtype), tuple(value.shape))).encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an entry of a ``state_dict`` consists of: a quantised weight of integers, scales and settings."""
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if isinstance(value, tuple):  # a linear layer of torch.ao: its weight and its bias
+        for place, part in enumerate(value):
+            yield from _parts(f"{name}.{place}", part)
+    elif isinstance(value, torch.dtype) or value is None:
+        yield name, repr(value)
+    elif is_traceable_wrapper_subclass(value):  # torchao
+        inner, context = value.__tensor_flatten__()
+        yield name, f"{type(value).__name__} {context}"
+        for part in inner:
+            yield from _parts(f"{name}.{part}", getattr(value, part))
+    elif isinstance(value, torch.Tensor) and value.is_quantized:
+        yield f"{name}.integers", value.int_repr()
+        if value.qscheme() == torch.per_tensor_affine:
+            yield name, f"{value.dtype} {value.q_scale()} {value.q_zero_point()}"
+        else:
+            yield name, f"{value.dtype} {value.q_per_channel_axis()}"
+            yield f"{name}.scales", value.q_per_channel_scales()
+            yield f"{name}.zero_points", value.q_per_channel_zero_points()
+    else:
+        yield name, value
 
 
 def summary_of(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Forms of one network, which all compute the same: as built, wrapped, with LoRA, compiled, in bfloat16."""
+"""Forms of one network, which all compute the same: as built, wrapped, with LoRA, compiled, in bfloat16, in int8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tiny_networks import build, plain_tokenizer  # isort: skip
 EXACT = ("plain", "wrapped", "compiled")
 """Forms that compute the same bits as the network."""
 
-FORMS = (*EXACT, "lora", "merged", "bf16", "peft", "peft-merged")
+FORMS = (*EXACT, "lora", "merged", "bf16", "int8", "peft", "peft-merged")
+
+ROUNDED = ("bf16", "int8")
+"""Forms that compute in a lower precision."""
 
 TARGETS = {"bert": ("query", "value"), "llama": ("q_proj", "v_proj")}
 """The layers that LoRA changes in each family."""
@@ -69,6 +72,11 @@ def form_of(family: str, form: str, seed: int = 0) -> nn.Module:
             return compiled
         case "bf16":
             return network.to(torch.bfloat16)
+        case "int8":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch.ao.quantization and the tensors of it are deprecated
+                quantised: nn.Module = torch.ao.quantization.quantize_dynamic(network, {nn.Linear})
+                return quantised
         case "lora" | "merged":
             for name, module in _targets(family, network):
                 part = LoRA(module, *_low_rank(name, module))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from hf_stitch.reference import ModelReference, Settings, weights_hash
 
@@ -249,6 +250,34 @@ def test_weights_hash_refuses_entries_without_bytes():
 
     with pytest.raises(TypeError, match="_extra_state of Extra must be a tensor to be hashed, got dict"):
         weights_hash(Extra())
+
+
+@pytest.mark.filterwarnings("ignore:torch:UserWarning")  # torch deprecates its quantised tensors
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_weights_hash_of_quantised_weights():
+    """Linear layers of torch.ao save a tuple, torchao tensors that consist of several."""
+    values = torch.linspace(-1, 1, 8).view(2, 4)
+    scales, zeros = torch.tensor([0.1, 0.2]), torch.zeros(2, dtype=torch.int64)
+
+    def linear(weight):
+        made = torch.nn.Linear(4, 2, bias=False)
+        made.weight.data = weight
+        return torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(made))
+
+    makes = [
+        lambda: {"a": torch.quantize_per_tensor(values, 0.1, 0, torch.qint8)},
+        lambda: {"a": torch.quantize_per_tensor(values, 0.2, 0, torch.qint8)},
+        lambda: {"a": torch.quantize_per_tensor(values, 0.1, 1, torch.quint8)},
+        lambda: {"a": torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)},
+        lambda: {"a": torch.quantize_per_channel(values, 2 * scales, zeros, 0, torch.qint8)},
+        lambda: {"a": TwoTensor(values, values)},
+        lambda: {"a": TwoTensor(values, 2 * values)},
+        lambda: linear(values),
+        lambda: linear(-values),
+    ]
+    hashes = [weights_hash(make()) for make in makes]
+    assert len(set(hashes)) == len(makes)
+    assert hashes == [weights_hash(make()) for make in makes]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from forms import EXACT, FORMS, Wrapper, layer_in, load_form, loaded
+from forms import EXACT, FORMS, ROUNDED, Wrapper, layer_in, load_form, loaded
 from tiny_networks import LAYERS, build, plain_tokenizer
 from torch import Tensor, nn
 
@@ -39,7 +39,7 @@ def test_padded_texts_give_the_activations_of_the_plain_network(
     if form in EXACT:
         assert torch.equal(values, wanted)
     else:
-        tolerance = 2e-2 if form == "bf16" else 1e-5
+        tolerance = 2e-2 if form in ROUNDED else 1e-5
         torch.testing.assert_close(values.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -67,7 +67,7 @@ def test_a_form_joined_to_the_plain_network_computes_as_the_network_does(
     )
     with torch.no_grad():
         expected, found = plain.forward(inputs(plain)).logits, stitched(**inputs(other)).logits
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-2 if form == "bf16" else 1e-5)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-2 if form in ROUNDED else 1e-5)
 
 
 class Passing(transformers.BertForSequenceClassification):

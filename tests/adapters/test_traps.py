@@ -388,6 +388,44 @@ def test_a_hook_that_changes_the_function_is_not_dropped_silently() -> None:
         adapter.front("layer2.0")
 
 
+class Quantised(nn.Module):
+    """A layer whose attributes and whose saved state need its weight, as those of quantised layers and of PEFT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def __getattr__(self, name: str) -> Any:
+        transposed = None if name == "weight" else self.__dict__["_parameters"]["weight"].mT
+        return transposed if name == "transposed" else super().__getattr__(name)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.transposed
+
+
+def test_halves_do_not_need_what_is_left_out_of_them() -> None:
+    network, x = nn.Sequential(*(Quantised() for _ in range(3))), torch.randn(4, 8)
+    adapter = hf_stitch.load(network, example_inputs=x)
+    front, back = adapter.front("1"), adapter.back("1")
+    assert torch.equal(back(front(input=x)), network(x))
+    assert [len(list(half.parameters())) for half in (front, back)] == [2, 1]
+
+
+def test_a_network_that_cannot_be_copied_is_refused_by_the_name_of_its_module() -> None:
+    class Locked(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> None:
+            raise RuntimeError("no copies")
+
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Locked(8, 8))
+    adapter = hf_stitch.load(network, example_inputs=torch.randn(4, 8))
+    with pytest.raises(ValueError, match=r"Sequential .*cannot be copied.*'2'.*Locked.*no copies"):
+        adapter.back("0")
+    assert torch.equal(adapter.front("0")(input=torch.ones(1, 8)).values, network[0](torch.ones(1, 8)))
+
+
 def test_inference_mode_is_supported() -> None:
     adapter, x = hf_stitch.load(make("timm-resnet"), example_inputs=images(2)), images(3)
     with torch.inference_mode():

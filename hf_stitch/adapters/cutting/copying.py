@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -20,9 +21,17 @@ def compiled_modules(model: nn.Module) -> list[str]:
     return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
 
 
+WITHOUT_WEIGHTS: dict[str, Any] = {
+    name: getattr(nn.Module, name)
+    for name in ("__getattr__", "__setstate__", "state_dict", "_save_to_state_dict", "get_extra_state")
+} | {"__deepcopy__": None, "__getstate__": object.__getstate__, "__reduce_ex__": object.__reduce_ex__}
+"""What a copy uses of a module: a class of its own (quantised layers, PEFT) may read weights or children there."""
+
+
 def hollow(module: nn.Module) -> nn.Module:
     """Return a shallow copy of a module with its plain attributes, but without parameters, buffers and children."""
-    twin = object.__new__(type(module))  # copy.copy raises an error for parametrized modules
+    kind: Any = type(module)  # a subclass, because transformers finds by their classes which modules it collects from
+    twin: nn.Module = object.__new__(type(kind)(kind.__name__, (kind,), dict(WITHOUT_WEIGHTS)))
     vars(twin).update(vars(module))
     for name in ("_hf_hook", "_old_forward", "forward"):  # set by accelerate, which moves weights
         vars(twin).pop(name, None)
@@ -48,7 +57,10 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
                 f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
                 "device, and no hook of accelerate loads them; load the model first"
             )
-        twin = copy.deepcopy(model, shared(model) if offloaded else None)
+        try:
+            twin = copy.deepcopy(model, shared(model) if offloaded else None)
+        except Exception as error:
+            raise ValueError(_why_not_copied(model, error)) from error
     if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
         from accelerate.hooks import remove_hook_from_module
 
@@ -67,3 +79,19 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
     return twin.eval()
+
+
+def _why_not_copied(model: nn.Module, error: Exception) -> str:
+    """Return a message that names the first innermost module that cannot be copied."""
+    found = ""
+    for name, module in model.named_modules():
+        if not any(True for _ in module.children()):
+            try:
+                copy.deepcopy(module)
+            except Exception:
+                found = f" because of its module {name!r}, {type(module).__name__}"
+                break
+    return (
+        f"{type(model).__name__} cannot be copied{found} ({type(error).__name__}: {error}), and a half of a network is a "
+        "copy: stitch another form of the network, for example before it is quantised; comparing needs no copy"
+    )
