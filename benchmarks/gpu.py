@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter
-from hf_stitch.matchers.fitting import collect
+from hf_stitch.data import PairedSamples
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.relative import nearest
+from hf_stitch.running import Run
 
 BATCH, REPEATS, NEIGHBOURS = 128, 3, 10
 FORWARDS = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
@@ -131,8 +133,8 @@ def measure(name: str, case: Case, forwards: str, device: torch.device) -> list[
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     compared = seconds_of(lambda: hf_stitch.compare(a, b, samples, batch_size=BATCH, progress=False), device)
-    data = hf_stitch.Samples.of(samples)
-    stitched = seconds_of(lambda: collect(a, b, [pair], data, "mean", batch_size=BATCH, progress=False), device)
+    both, data, run = Pair(a, b, "mean").at([pair]), PairedSamples.of(samples), Run(BATCH, progress=False)
+    stitched = seconds_of(lambda: CollectedPair(both, data, run).moments(pair), device)
     peak = f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f}" if device.type == "cuda" else "–"
     figures = (f"{floor:.2f}", f"{compared / floor:.3f}", f"{stitched / floor:.3f}", peak)
     return [name, forwards, *figures, f"{error(case, a, b, samples):.1e}"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.data import Batch, Samples
 from hf_stitch.registry import registries
 
 CLASSIFIES = ("image-classification", "text-classification")
@@ -143,6 +144,21 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(output, Mapping):
         return output["logits"]
     return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+
+
+def check_labels(samples: Samples | Batch, classes: int) -> None:
+    """Check that labels are classes of the target. Unlabelled data pass.
+
+    Args:
+        samples: Samples or a batch.
+        classes: Number of classes of the target.
+
+    Raises:
+        ValueError: If a label is missing or not a class; the message contains the id of the sample.
+    """
+    for id_, label in zip(samples.ids, samples.labels or (), strict=False):
+        if not 0 <= label < classes:
+            raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
 def class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:

@@ -30,8 +30,10 @@ from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.scoring import answers, figures_of
 from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
-from hf_stitch.matchers.fitting import collect, collect_rows, fit_layer
+from hf_stitch.pairs import CollectedPair, CollectedParts
+from hf_stitch.pairs import Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
@@ -247,16 +249,17 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         ) -> None:  # fmt: skip
             begun, read = time.perf_counter(), statistics
             if isinstance(start, ResidualMLP):
-                some = pair.train.take(pair.rows)
-                read = collect_rows(source, pair.target, cut, some, progress=False)
-            model = join(source, cut[0], fit_layer(start, read, *specs), pair.target, cut[1], task=pair.task)
+                some = PairedSamples.of(pair.train.take(pair.rows))
+                read = CollectedPair(Networks(source, pair.target).at([cut]), some, Run(progress=False)).rows(cut)
+            first = start.match(CollectedParts(*specs, "none", read)).only
+            model = join(source, cut[0], first, pair.target, cut[1], task=pair.task)
             layers[name] = matcher.fit(model, pair.train, target=pair.target, progress=False)
             if front == "trained":
                 found["seconds"][name] = time.perf_counter() - begun
                 found["parameters"][name] = sum(p.numel() for p in layers[name].parameters())
                 print(f"  {name}: {found['seconds'][name]:.0f} s", flush=True)
 
-        layers[CLOSED] = fit_layer(Ridge(), statistics, *specs)
+        layers[CLOSED] = Ridge().match(CollectedParts(*specs, "none", statistics)).only
         for name, start in starts(pair).items():
             trained(name, start, pair.matcher)
         if front == "trained":
@@ -271,7 +274,7 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
             ):
                 trained(name, start, matcher)
         model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
-        scored = answers(model, layers, pair.test, pair.target, Run(progress=False))
+        scored = answers(model, layers, PairedSamples.of(pair.test), pair.target, Run(progress=False))
         drawn[front] = {
             name: rows[pair.figure] for name, rows in figures_of(scored, pair.task, resamples=RESAMPLES, seed=0).items()
         }
@@ -323,14 +326,14 @@ def run(pair: Pair) -> dict[str, Any]:
         The record of the pair.
     """
     begun = time.perf_counter()
-    statistics = [
-        collect(source, pair.target, pair.cuts, pair.train, batch_size=32, progress=False)
-        for source in (pair.source, pair.blank)
-    ]
+    samples, how = PairedSamples.of(pair.train), Run(32, progress=False)
+    trained, blank = (
+        CollectedPair(Networks(source, pair.target).at(pair.cuts), samples, how) for source in (pair.source, pair.blank)
+    )
     record: dict[str, Any] = {"figure": pair.figure, "cuts": {}}
     for cut in pair.cuts:
         print(f"{pair.name} {' → '.join(cut)}", flush=True)
-        record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, statistics[0][cut], statistics[1][cut])
+        record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))
     for kind in ("affine", "random"):  # over the depths of a pair, on shared resamples
         of_cuts = [found["drawn"][kind] for found in record["cuts"].values()]
         record[f"features of {kind}"] = interval(np.mean(of_cuts, 0))

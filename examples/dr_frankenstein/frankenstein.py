@@ -14,13 +14,16 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.evaluation import Score
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.pairs import CollectedPair
+from hf_stitch.pairs import Pair as Networks
 from hf_stitch.registry import registries
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
-from hf_stitch.workflows._stitch import join
 
 Array = NDArray[np.float64]
 Pair = tuple[str, str]
@@ -147,19 +150,19 @@ def answers(
     for name in dict.fromkeys(b for _, b in pairs):
         group, target = [pair for pair in pairs if pair[1] == name], targets[name]
         whole[name] = torch.cat([target.forward(target.preprocess(b.samples)) for b in test.batches(500)])
-        same = [(layer, layer) for layer in layers]
-        found = {a: collect(sources[a], target, same, train, batch_size=500, progress=progress) for a, _ in group}
+        same, samples, run = [(layer, layer) for layer in layers], PairedSamples.of(train), Run(500, progress=progress)
+        found = {a: CollectedPair(Networks(sources[a], target).at(same), samples, run) for a, _ in group}
+        closed = {(a, m): matcher.match(found[a]).layers for a in found for m, matcher in direct.items()}
         maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
         for layer, (a, b) in product(layers, group):
-            specs = sources[a].spec(layer), target.spec(layer)
-            fitted = {m: fit_layer(matcher, found[a][layer, layer], *specs) for m, matcher in direct.items()}
+            fitted = {m: closed[a, m][layer, layer] for m in direct}
             start = fitted[START]
             maps[layer, (a, b)] = {**fitted, "identity": start.identity(), "mean_only": start.mean_only()}
         for method, matcher in trained.items():
             models = []
+            starts = {a: matcher.initial.match(found[a]).layers for a in found}
             for layer, (a, _) in maps:
-                specs = sources[a].spec(layer), target.spec(layer)
-                start = fit_layer(matcher.initial, found[a][layer, layer], *specs)
+                start = starts[a][layer, layer]
                 models.append(join(sources[a], layer, start, target, layer, task=target.task))
             with torch.enable_grad():
                 ends = matcher.fit(

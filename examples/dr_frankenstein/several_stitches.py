@@ -22,10 +22,12 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.analysis.evaluation import Score
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.registry import registries
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.workflows._stitch import join
 
 PRESETS = {
     "small": Preset(2_000, 2_500, 0, (10_000, 6), seeds=4),
@@ -81,9 +83,10 @@ def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> I
     alone = {}
     for place, layer in enumerate(LAYERS):
         a, b = networks[place : place + 2]
-        found = collect(a, b, [(layer, layer)], train, batch_size=stitching.BATCH, progress=False)[layer, layer]
+        pair = Pair(a, b).at([(layer, layer)])
+        collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
         for method, matcher in MATCHERS.items():
-            alone[method, place] = fit_layer(registries.matchers.build(matcher), found, a.spec(layer), b.spec(layer))
+            alone[method, place] = registries.matchers.build(matcher).match(collected).only
     for begin, end in PARTS:
         name = "+".join(LAYERS[begin:end])
         for method in MATCHERS:
@@ -101,10 +104,9 @@ def _fitted(
     method: str, chain: Chain, target: hf_stitch.Adapter, place: int, train: hf_stitch.Samples
 ) -> StitchingLayer:
     """Fit a stitch to the activations of the chain before it."""
-    pair = (chain.last, LAYERS[place])
-    found = collect(chain.network, target, [pair], train, batch_size=stitching.BATCH, progress=False)[pair]
-    matcher = registries.matchers.build(MATCHERS[method])
-    return fit_layer(matcher, found, chain.network.spec(chain.last), target.spec(LAYERS[place]))
+    pair = Pair(chain.network, target).at([(chain.last, LAYERS[place])])
+    collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
+    return registries.matchers.build(MATCHERS[method]).match(collected).only
 
 
 @torch.no_grad()

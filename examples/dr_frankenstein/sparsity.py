@@ -20,10 +20,10 @@ from hf_stitch_studies import score_curves, sparsify, zero_share
 
 import hf_stitch
 from hf_stitch.analysis import Score
+from hf_stitch.artefacts.joining import join
 from hf_stitch.plots import curves, matrices
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer, as_linear
-from hf_stitch.workflows._stitch import join
 
 PRESETS = {"small": Preset(4_000, 2_000, 3, (10_000, 6), batch=32, **SHORT), "test": TEST, "paper": PAPER}
 PLACES = {

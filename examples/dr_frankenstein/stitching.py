@@ -7,13 +7,15 @@ from accelerate import Accelerator
 from experiment import Preset
 
 import hf_stitch
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.registry import registries
+from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import StepCallback
-from hf_stitch.workflows._stitch import join
 
 BATCH = 500
 """Images of a forward."""
@@ -27,9 +29,8 @@ def direct(
     train: hf_stitch.Samples,
 ) -> list[hf_stitch.StitchedModel]:
     """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
-    found = collect(source, target, [(layer, layer)], train, batch_size=BATCH)[layer, layer]
-    specs = source.spec(layer), target.spec(layer)
-    stitches = [fit_layer(registries.matchers.build(matcher), found, *specs) for matcher in matchers]
+    collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
+    stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 

@@ -31,8 +31,9 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.artefacts import Head
+from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.plots import heatmap
 from hf_stitch.registry import registries
 
@@ -110,12 +111,11 @@ def within(
     stitches: dict[str, list[dict[tuple[str, str], Any]]] = {method: [] for method in MATCHERS}
     for seed in range(preset.seeds):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-        moments = collect(network, network, pairs, train.select(order[: preset.fit].tolist()))
+        some = PairedSamples.of(train.select(order[: preset.fit].tolist()))
+        collected = CollectedPair(Pair(network, network).at(pairs), some)
         for method in MATCHERS:
             matcher: Matcher = registries.matchers.build(method)
-            stitches[method].append(
-                {(i, j): fit_layer(matcher, moments[i, j], network.spec(i), network.spec(j)) for i, j in pairs}
-            )
+            stitches[method].append(dict(matcher.match(collected).layers))
     held = test.take(min(preset.test, len(test)))
     shape = len(layers), len(layers), preset.seeds, len(held)
     right = {method: np.zeros(shape, bool) for method in (IDENTITY, *MATCHERS)}

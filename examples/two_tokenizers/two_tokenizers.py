@@ -25,8 +25,9 @@ import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.analysis.scoring import answers, resampled
 from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Ridge
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
@@ -120,10 +121,10 @@ def measure(
     found: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in depths}
     for kind, network in (("trained", source), ("untrained", untrained(source))):
         reader = PrefixAdapter(network, target, own=True)
-        moments = collect(reader, target, pairs, hf_stitch.Samples.of(train), batch_size=32, progress=True)
+        collected = CollectedPair(Pair(reader, target).at(pairs), PairedSamples.of(train), Run(32))
+        closed = Ridge().match(collected).layers
         for depth, pair in zip(found, pairs, strict=True):
-            whole = moments[pair]["body"]
-            fitted = fit_layer(Ridge(), moments[pair], reader.spec(pair[0]), target.spec(pair[1]))
+            whole, fitted = collected.moments(pair)["body"], closed[pair]
             layers = {"prefix + own": fitted}
             if kind == "trained":
                 layers |= {
@@ -133,7 +134,7 @@ def measure(
                 }
             stitched = join(reader, pair[0], fitted, target, pair[1], task="text-generation")
             alone = network if kind == "trained" else None
-            scored = answers(stitched, layers, hf_stitch.Samples.of(test), target, Run(batch_size=32), alone=alone)
+            scored = answers(stitched, layers, PairedSamples.of(test), target, Run(batch_size=32), alone=alone)
             for name, values in scored.items():
                 row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
                 if kind == "trained" or row.startswith("untrained"):

@@ -27,6 +27,7 @@ from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
 from hf_stitch.adapters.rewriting import blueprint_of, network_of, settings_of
 from hf_stitch.adapters.skeleton import changed_by_hand
+from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -62,6 +63,8 @@ class Adapter(ABC):
         fallback: Whether the adapter is used only for models that no other adapter serves.
         trusted_options: Loading options that the record of an artefact may set without the consent of the user. None
             of them may refer to a file, a URL or code.
+        completes: Whether the network, run to its end, has an output.
+        embedding_width: Number of features at the end of each activation that are the embedding of the target's token.
         model: The network.
         interface: How the network takes its input.
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
@@ -89,6 +92,8 @@ class Adapter(ABC):
     library: ClassVar[str]
     fallback: ClassVar[bool] = False
     trusted_options: ClassVar[frozenset[str]] = frozenset()
+    completes: ClassVar[bool] = True
+    embedding_width: int = 0
 
     def __init__(
         self,
@@ -204,6 +209,9 @@ class Adapter(ABC):
     @abstractmethod
     def task(self) -> str | None:
         """Task of the head: ``image-classification``, ``text-classification``, ``text-generation`` or ``None``."""
+
+    def check_lengths(self, samples: Samples) -> None:  # noqa: B027
+        """Check before any work that the network takes all texts, if it reads them with another tokenizer."""
 
     @property
     def unscored(self) -> str:

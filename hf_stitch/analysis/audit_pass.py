@@ -18,8 +18,8 @@ from hf_stitch.analysis.detection.result import Cell
 from hf_stitch.analysis.detection.watching import Seen, Watch
 from hf_stitch.analysis.scoring import Answers, check_same_tokens, join_answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, Samples, paired_batches
-from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.pairs.pair import check_finite
 from hf_stitch.processes import joined
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import Representation
@@ -80,21 +80,11 @@ class AuditPass:
         self._seen: dict[tuple[str, View, Any], list[Seen]] = {}
 
     @torch.no_grad()
-    def run(self, samples: Samples, others: Samples, run: Run) -> None:
-        """Measure all samples.
-
-        Args:
-            samples: Raw samples of the sources.
-            others: Raw samples of the target, in the same order.
-            run: How the job runs; all processes then have the measures of all samples.
-
-        Raises:
-            ValueError: If activations are NaN or infinite, source and target receive other tokens, or labels are not
-                classes of the target.
-        """
+    def run(self, samples: PairedSamples, run: Run) -> None:
+        """Measure all samples; all processes then have all measures."""
         processes = run.processes
         start, _ = processes.part(len(samples), run.batch_size)
-        for batch, other in paired_batches(samples, others, run.batch_size, run.shown("auditing"), processes):
+        for _, batch, other in samples.batches(run, "auditing"):
             chosen = self.scored[start : (start := start + len(batch.ids))]
             self._measure(batch, other, torch.from_numpy(np.flatnonzero(chosen)))
         squares, answers, seen = zip(*processes.gather((self.squares, self._answers, self._seen)), strict=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import Array, Whole, resampled
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
-from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.metrics._neighbours import shared_neighbours
+from hf_stitch.pairs.pair import check_finite
 from hf_stitch.processes import joined
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
@@ -33,10 +33,9 @@ PARTS = ("sentence_embedding", "text_embeds", "image_embeds", "last_hidden_state
 def vectors(
     stitched: StitchedModel,
     layers: Mapping[str, StitchingLayer],
-    samples: Samples,
+    samples: PairedSamples,
     whole: Whole,
     run: Run,
-    other: Samples | None = None,
 ) -> dict[str, Tensor]:
     """Compute one vector per sample from the outputs of several stitching layers and of the target.
 
@@ -46,10 +45,9 @@ def vectors(
     Args:
         stitched: The model whose source and target are used.
         layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
-        samples: Raw samples.
+        samples: Raw samples of both networks.
         whole: The whole target network.
         run: How the job runs; all processes return the same.
-        other: Samples for the target in the same order, if it receives other samples than the source.
 
     Returns:
         Name, including ``target``, -> (n, d).
@@ -59,10 +57,8 @@ def vectors(
             between samples, or activations of the source or outputs of the target are NaN or infinite (the message
             names the sample).
     """
-    twins = samples if other is None else other
-    check_same_order(samples, twins)
     parts: dict[str, list[Tensor]] = {name: [] for name in (*layers, "target")}
-    for batch, twin in paired_batches(samples, twins, run.batch_size, run.shown("scoring"), run.processes):
+    for _, batch, twin in samples.batches(run, "scoring"):
         inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))

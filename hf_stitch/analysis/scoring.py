@@ -18,13 +18,13 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, Samples, check_same_order, paired_batches
-from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.pairs.pair import check_finite
 from hf_stitch.processes import joined
 from hf_stitch.reference import ModelReference
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks import check_head, logits_of, task_of
+from hf_stitch.tasks import check_head, check_labels, logits_of, task_of
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Array]
@@ -86,10 +86,9 @@ class _Unswapped:
 def answers(
     stitched: StitchedModel,
     layers: Mapping[str, StitchingLayer],
-    samples: Samples,
+    samples: PairedSamples,
     whole: Whole,
     run: Run,
-    other: Samples | None = None,
     *,
     alone: Whole | None = None,
 ) -> dict[str, Answers]:
@@ -102,10 +101,9 @@ def answers(
     Args:
         stitched: The model whose source and target are used; it must have a head.
         layers: Name (any except ``source`` and ``target``) -> stitching layer at the cuts of the model.
-        samples: Raw samples.
+        samples: Raw samples of both networks.
         whole: The whole target network.
         run: How the job runs; all processes return the same.
-        other: Samples for the target in the same order, if it receives other samples than the source.
         alone: The whole source network, if its head has the same classes or tokens.
 
     Returns:
@@ -118,13 +116,11 @@ def answers(
     """
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head to score; pass task= to stitch")
-    twins = samples if other is None else other
-    check_same_order(samples, twins)
     language = stitched.task == "text-generation"
     for layer in layers.values() if language else ():
         layer.check_causal()
     parts: dict[str, list[Answers]] = {}
-    for batch, twin in paired_batches(samples, twins, run.batch_size, run.shown("scoring"), run.processes):
+    for _, batch, twin in samples.batches(run, "scoring"):
         inputs = stitched.preprocess(batch.samples)
         reference, sizes = _inputs(whole, twin.samples) if language else (whole.preprocess(twin.samples), {})
         if language:
@@ -147,7 +143,7 @@ def answers(
             measured = {name: {**found, **distances.get(name, {})} for name, found in measured.items()}
         for name, found in measured.items():
             parts.setdefault(name, []).append(found)
-    return join_answers(joined(run.processes.gather(parts)), samples)
+    return join_answers(joined(run.processes.gather(parts)), samples.a)
 
 
 def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
@@ -340,21 +336,6 @@ def reference(stitched: StitchedModel, target: Any = None) -> Whole:
     for each in (stitched, target):
         check_head(each)
     return _Unswapped(target)
-
-
-def check_labels(samples: Samples | Batch, classes: int) -> None:
-    """Check that labels are classes of the target. Unlabelled data pass.
-
-    Args:
-        samples: Samples or a batch.
-        classes: Number of classes of the target.
-
-    Raises:
-        ValueError: If a label is missing or not a class; the message contains the id of the sample.
-    """
-    for id_, label in zip(samples.ids, samples.labels or (), strict=False):
-        if not 0 <= label < classes:
-            raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
 def _check_predictions(totals: Tensor, batch: Batch) -> None:

@@ -17,6 +17,7 @@ from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.artefacts.record import FORMAT, NEWEST
+from hf_stitch.pairs import Cell, Pair
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks import CLASSIFIES, logits_of
@@ -54,21 +55,15 @@ def join(
 
 
 def join_all(
-    source: Adapter, target: Adapter, layers: Mapping[tuple[str, str], StitchingLayer], *, task: str | None
-) -> dict[tuple[str, str], StitchedModel]:
-    """Build stitched models between several layers of two networks. Models that are cut at the same layer share a half.
+    pair: Pair, layers: Mapping[Cell, StitchingLayer], recipe: Mapping[str, Any] | None = None
+) -> dict[Cell, StitchedModel]:
+    """Build stitched models between several layers of two networks.
 
-    Args:
-        source: The network of the front halves.
-        target: The network of the back halves.
-        layers: (layer of the source, layer of the target) -> stitching layer.
-        task: Task of the heads, as in :func:`join`.
-
-    Returns:
-        The stitched model of each pair of layers.
+    Models that are cut at the same layer share a half, also those of several calls with one pair: a network is copied
+    once.
     """
-    halves = _Halves(source, target, task)
-    return {(la, lb): halves.join(la, layer, lb, {}) for (la, lb), layer in layers.items()}
+    halves = pair.kept.setdefault("halves", _Halves(pair.source, pair.target, pair.task))
+    return {(la, lb): halves.join(la, layer, lb, recipe) for (la, lb), layer in layers.items()}
 
 
 def with_encoder(

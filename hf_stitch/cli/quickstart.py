@@ -185,20 +185,22 @@ def stitch_pair(
     Yields:
         One scored result for each pair of layers and each matcher.
     """
-    from hf_stitch.matchers.fitting import collect, fit_layer
-    from hf_stitch.workflows._stitch import join
+    from hf_stitch.artefacts.joining import join
+    from hf_stitch.data import PairedSamples
+    from hf_stitch.pairs import CollectedPair, Pair
+    from hf_stitch.running import Run
 
     a, b = networks[source], networks[target]
-    pairs = list(zip(a.layers, b.layers, strict=True))  # four stages of a ResNet, four blocks of a ViT
-    statistics = collect(a, b, pairs, train, progress=False)
-    tries = [(pair, label) for pair in pairs for label in MATCHERS]
-    for pair, label in bar.track(tries, description=f"stitching {source} → {target}"):
-        name, options = MATCHERS[label]
-        matcher = registries.matchers.build(name, **options)
-        layer = fit_layer(matcher, statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
-        stitched = join(a, pair[0], layer, b, pair[1], task=b.task, recipe=recipe(matcher, train, test))
+    pair = Pair(a, b).at(zip(a.layers, b.layers, strict=True))  # four stages of a ResNet, four blocks of a ViT
+    collected = CollectedPair(pair, PairedSamples.of(train), Run(progress=False))
+    matchers = {label: registries.matchers.build(name, **options) for label, (name, options) in MATCHERS.items()}
+    found = {label: matcher.match(collected).layers for label, matcher in matchers.items()}
+    tries = [(cell, label) for cell in pair.cells for label in MATCHERS]
+    for (la, lb), label in bar.track(tries, description=f"stitching {source} → {target}"):
+        made = recipe(matchers[label], train, test)
+        stitched = join(a, la, found[label][la, lb], b, lb, task=b.task, recipe=made)
         score(stitched, test)
-        yield Result(source, pair[0], target, pair[1], label, stitched, stitched.evaluation)
+        yield Result(source, la, target, lb, label, stitched, stitched.evaluation)
 
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import numpy as np
 from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
-from hf_stitch.processes import ALONE, Processes
 from hf_stitch.registry import check_number
 
 
@@ -401,41 +400,6 @@ class Samples:
                         raise ValueError(f"sample {id_!r} has no {self.modality}; drop it with select")
                 yield Batch(RawSamples(samples, part.ids), part)
                 bar.update(len(part))
-
-
-def paired_batches(
-    a: Samples, b: Samples, batch_size: int, progress: str | None = None, processes: Processes = ALONE
-) -> Iterator[tuple[Batch, Batch]]:
-    """Iterate over the batches of two sides in parallel; if both are the same object, each batch is read once.
-
-    Args:
-        a: Samples of the first side.
-        b: Samples of the second side, as many as ``a``.
-        batch_size: Samples per batch.
-        progress: Label of a progress bar, which only the first process shows. None: no bar.
-        processes: The processes that share the samples. Each gets the batches of its part
-            (:meth:`hf_stitch.processes.Processes.part`).
-
-    Yields:
-        A batch of each side, with the same positions.
-
-    Raises:
-        OtherProcessError: If another process has failed meanwhile.
-
-    Example:
-        >>> texts, others = Samples.of(["a", "b", "c"]), Samples.of(["x", "y", "z"])
-        >>> [(a.samples, b.samples) for a, b in paired_batches(texts, others, 2)]
-        [(['a', 'b'], ['x', 'y']), (['c'], ['z'])]
-    """
-    same = a is b
-    if processes.count > 1:
-        own = range(*processes.part(len(a), batch_size))
-        a, b, progress = a.select(own), b.select(own), progress if processes.rank == 0 else None
-    if same:
-        for batch in processes.watched(a.batches(batch_size, progress)):
-            yield batch, batch
-    else:
-        yield from processes.watched(zip(a.batches(batch_size, progress), b.batches(batch_size), strict=True))
 
 
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:

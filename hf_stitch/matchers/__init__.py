@@ -3,11 +3,13 @@
 from hf_stitch.matchers.attention import Attention
 from hf_stitch.matchers.base import (
     ClosedFormMatcher,
+    Matched,
     Matcher,
     NoAlignmentError,
     RowsMatcher,
     TrainedMatcher,
     UnpairedMatcher,
+    match_each,
 )
 from hf_stitch.matchers.identity import Identity
 from hf_stitch.matchers.inverse_relative import InverseRelative
@@ -36,6 +38,7 @@ __all__ = [
     "LowRank",
     "LowRankResidual",
     "Lstsq",
+    "Matched",
     "Matcher",
     "NoAlignmentError",
     "Permutation",
@@ -52,4 +55,5 @@ __all__ = [
     "TrainedMatcher",
     "UnpairedMatcher",
     "Unsupervised",
+    "match_each",
 ]

@@ -4,29 +4,110 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from hf_stitch.data import Samples
+from hf_stitch.pairs import Cell, Collected, CollectedPair, Pair, Split
 from hf_stitch.papers import Paper
 from hf_stitch.registry import label_of
-from hf_stitch.statistics import Moments
-from hf_stitch.stitches import Stitch
+from hf_stitch.running import Run
+from hf_stitch.statistics import Features, Moments
+from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Matcher:
+class Matched:
+    """Stitching layers that a matcher has fitted.
+
+    Attributes:
+        layers: Pair of layers -> stitching layer, in eval mode.
+        undefined: Pair of layers -> why the matcher is undefined for it.
+
+    Example:
+        >>> Matched({}, {("1", "2"): ValueError("too few samples")}).only
+        Traceback (most recent call last):
+        ...
+        ValueError: too few samples
+    """
+
+    layers: Mapping[Cell, StitchingLayer]
+    undefined: Mapping[Cell, Exception]
+
+    @property
+    def only(self) -> StitchingLayer:
+        """The layer of a single pair; raises why there is none."""
+        for error in self.undefined.values():
+            raise error
+        (layer,) = self.layers.values()
+        return layer
+
+
+def match_each(
+    collected: Collected, read: Callable[[Cell], Mapping[str, T]], fit: Callable[[T], tuple[Stitch, Tensor]]
+) -> Matched:
+    """Fit the stitching layers of all pairs of layers part by part.
+
+    Args:
+        collected: The activations.
+        read: Returns what is fitted at a pair of layers, by part of the stitching layer.
+        fit: Fits a part: the map, and the mean of the target's rows.
+
+    Returns:
+        The stitching layers. A ValueError or LinAlgError of ``fit`` makes a pair of layers undefined.
+
+    Example:
+        >>> from hf_stitch.pairs import CollectedParts
+        >>> from hf_stitch.representation import RepresentationSpec
+        >>> x, spec = torch.randn(50, 3), RepresentationSpec("bd", 3)
+        >>> collected = CollectedParts(spec, spec, "none", {"body": Moments(3, 3).update(x, 2 * x)})
+        >>> double = LinearStitch.of(weight=2 * torch.eye(3), bias=torch.zeros(3))
+        >>> match_each(collected, collected.moments, lambda found: (double, found.mean_y)).only.widths
+        (3, 3)
+    """
+    layers: dict[Cell, StitchingLayer] = {}
+    undefined: dict[Cell, Exception] = {}
+    for cell in collected.cells:
+        found, specs = read(cell), collected.specs(cell)
+        maps: dict[str, Stitch] = {}
+        means: dict[str, Tensor] = {}
+        try:
+            for part, rows in found.items():
+                maps[part], means[part] = fit(rows)
+        except ValueError as error:
+            vectors = "positions" if collected.pooling == "none" else f"vectors (pooling {collected.pooling!r})"
+            what = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
+            kind = NoAlignmentError if isinstance(error, NoAlignmentError) else ValueError
+            undefined[cell] = kind(f"{what} from {specs[0]} to {specs[1]}: {error}")
+            undefined[cell].__cause__ = error
+        except torch.linalg.LinAlgError as error:
+            undefined[cell] = error
+        else:
+            layer = StitchingLayer(*specs, collected.pooling, maps["body"], maps.get("prefix"), means)
+            layers[cell] = layer.eval()
+    return Matched(layers, undefined)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matcher(ABC):
     """Base class of matchers: frozen dataclasses that fit a stitch between two representations.
 
-    The fields of a matcher are its options, which ``__post_init__`` validates.
+    The fields of a matcher are its options, which ``__post_init__`` validates. Derive from :class:`ClosedFormMatcher`
+    or :class:`RowsMatcher` and write ``fit``; or derive from this class and write :meth:`match` for a matcher of
+    another kind, which then works in every job.
 
     Attributes:
         name: Name in the registry of matchers.
         title: Name in text.
         papers: Papers that define the matcher.
-        fits: What the matcher is fitted from: ``"moments"`` (in closed form), ``"rows"`` or ``"task"`` (trained on the
-            task loss).
+        collects: What the matcher reads, for plans: ``"moments"`` or ``"rows"``.
+        unplanned: What plans leave out, in words.
         unequal_widths: Whether the two representations may have different widths.
 
     Example:
@@ -38,8 +119,56 @@ class Matcher:
     name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
-    fits: ClassVar[Literal["moments", "rows", "task"]]
+    collects: ClassVar[Literal["moments", "rows"]] = "moments"
+    unplanned: ClassVar[str] = ""
     unequal_widths: ClassVar[bool] = True
+
+    @abstractmethod
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        """Fit the stitching layers of all pairs of layers.
+
+        Args:
+            collected: The activations of both networks, which are collected when they are asked for.
+            folder: Folder for the state of the matcher, from which interrupted work resumes; ``None`` for no state.
+
+        Returns:
+            The stitching layers (:func:`match_each` makes them of maps), and reasons where the matcher is undefined.
+        """
+
+    def check(self, pair: Pair, data: Split) -> None:
+        """Check before any network runs on the samples that the matcher can be used.
+
+        Args:
+            pair: The networks.
+            data: The samples.
+
+        Raises:
+            ValueError: It cannot.
+        """
+        if pair.is_language_model and getattr(self, "causal", None) is False:
+            raise ValueError(
+                f"matcher {self.name!r} reads later tokens, which a language model predicts: pass causal=True"
+            )
+        if data.unpaired is not None:
+            raise ValueError(
+                f"matcher {self.name!r} is fitted to pairs alone: leave out unpaired, or use 'seeded_refinement' or "
+                "'unsupervised'"
+            )
+
+    def rehearse(self, pair: Pair, data: Split) -> None:  # noqa: B027
+        """Run a few samples through what is special to the matcher, so that errors occur before all are read."""
+
+    def reads(self, data: Split) -> tuple[Samples, ...]:
+        """Return the samples on which the maps depend, to recognise them in tests."""
+        return (data.train.a,)
+
+    def samples_trained(self, count: int) -> int:
+        """Return how many samples training reads, repeated ones included, for plans; 0 if nothing is trained."""
+        return 0
+
+    def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
+        """Return further stitching layers with which the fitted one is compared, by name."""
+        return {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name and all options as JSON values, for ``registries.matchers.build``."""
@@ -50,14 +179,9 @@ class Matcher:
         """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
         return label_of(self)
 
-    @property
-    def fitted_first(self) -> Matcher:
-        """The matcher that reads activations: this one, or the initial one if the stitch is then trained."""
-        return self
-
 
 @dataclasses.dataclass(frozen=True)
-class ClosedFormMatcher(Matcher, ABC):
+class ClosedFormMatcher(Matcher):
     """Base class of matchers whose stitch is computed from the moments of paired rows.
 
     Example:
@@ -68,8 +192,6 @@ class ClosedFormMatcher(Matcher, ABC):
         >>> round(matcher.fit(Moments(3, 3).update(x, -x)).fitted["r2"], 6)
         1.0
     """
-
-    fits: ClassVar[Literal["moments", "rows", "task"]] = "moments"
 
     @abstractmethod
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
@@ -87,9 +209,30 @@ class ClosedFormMatcher(Matcher, ABC):
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
 
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        """Fit the moments of each part."""
+        return match_each(collected, collected.moments, lambda found: (self.fit(found), found.mean_y))
+
+    def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
+        """Where rows end with the embedding of the target's token: a map of this embedding alone, ``own``."""
+        width = 0 if collected.pair is None else collected.pair.source.embedding_width
+        if not width:
+            return {}
+        found = collected.moments(collected.cells[0])["body"]
+        last = slice(found.sxx.shape[0] - width, None)
+        own = Moments.of(
+            found.n, found.mean_x[last], found.mean_y, found.sxx[last, last], found.syy, found.sxy[last]
+        )  # fmt: skip
+        fitted = self.fit(own)
+        if not isinstance(fitted, LinearStitch):
+            return {}
+        weight = torch.zeros(fitted.out_features, layer.widths[0], dtype=fitted.weight.dtype)
+        weight[:, last] = fitted.weight.detach()
+        return {"own": layer.with_maps(LinearStitch.of(weight=weight, bias=fitted.bias), None)}
+
 
 @dataclasses.dataclass(frozen=True)
-class RowsMatcher(Matcher, ABC):
+class RowsMatcher(Matcher):
     """Base class of matchers that need the paired rows themselves: their regions, or gradient descent on them.
 
     Example:
@@ -100,7 +243,7 @@ class RowsMatcher(Matcher, ABC):
         200
     """
 
-    fits: ClassVar[Literal["moments", "rows", "task"]] = "rows"
+    collects: ClassVar[Literal["moments", "rows"]] = "rows"
 
     @abstractmethod
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Stitch:
@@ -118,13 +261,30 @@ class RowsMatcher(Matcher, ABC):
             ValueError: The rows do not determine a stitch: there are too few, or y does not vary.
         """
 
+    def check(self, pair: Pair, data: Split) -> None:
+        """Check as the base class does, and refuse several pairs of layers, whose rows take too much memory."""
+        if len(pair.cells) > 1:
+            raise ValueError(
+                f"matcher {self.label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "
+                "take too much memory: stitch single pairs with hf_stitch.stitch"
+            )
+        super().check(pair, data)
+
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        """Fit the rows of each part."""
+
+        def fit(found: Features) -> tuple[Stitch, Tensor]:
+            return self.fit(found.x, found.y), found.y.double().mean(0)
+
+        return match_each(collected, collected.rows, fit)
+
 
 class NoAlignmentError(ValueError):
     """The rows give no evidence that one space can be mapped to the other; the message has the figures."""
 
 
 @dataclasses.dataclass(frozen=True)
-class UnpairedMatcher(RowsMatcher, ABC):
+class UnpairedMatcher(RowsMatcher):
     """Base class of matchers of rows that also take rows of which nobody knows which belong together.
 
     Attributes:
@@ -141,6 +301,7 @@ class UnpairedMatcher(RowsMatcher, ABC):
     """
 
     least_pairs: ClassVar[int] = 0
+    unplanned: ClassVar[str] = "the search for pairs"
 
     @abstractmethod
     def fit(
@@ -163,13 +324,52 @@ class UnpairedMatcher(RowsMatcher, ABC):
             ValueError: The rows do not determine a stitch.
         """
 
+    def check(self, pair: Pair, data: Split) -> None:
+        """Check as other matchers of rows, and that there are samples without partners if they are needed."""
+        super().check(pair, dataclasses.replace(data, unpaired=None))
+        if data.unpaired is None and self.least_pairs:
+            raise ValueError(
+                f"matcher {self.name!r} needs samples without partners: unpaired=(samples of the source, samples of "
+                "the target)"
+            )
+
+    def rehearse(self, pair: Pair, data: Split) -> None:
+        """Read one sample of each side without partners."""
+        if data.unpaired is not None:
+            few = (data.unpaired[0].take(1), data.unpaired[1].take(1))
+            CollectedPair(pair, data.train, Run(progress=False), unpaired=few).unpaired(pair.cells[0])
+
+    def reads(self, data: Split) -> tuple[Samples, ...]:
+        """Return the samples without partners, and those of the pairs if these are needed."""
+        lonely = data.unpaired or ()
+        return lonely if lonely and not self.least_pairs else (data.train.a, *lonely)
+
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        """Fit the rows with and without partners of each part; pairs that are not needed are not read."""
+        lonely = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
+        if not lonely:
+            return super().match(collected, folder)
+
+        def read(cell: Cell) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
+            pairs = collected.rows(cell) if self.least_pairs else {}
+            return {
+                part: (pairs[part].x, pairs[part].y, u, v) if pairs else (u[:0], v[:0], u, v)
+                for part, (u, v) in lonely[cell].items()
+            }
+
+        def fit(rows: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Stitch, Tensor]:
+            x, y, u, v = rows
+            return self.fit(x, y, unpaired=(u, v)), torch.cat([y, v]).double().mean(0)
+
+        return match_each(collected, read, fit)
+
 
 @dataclasses.dataclass(frozen=True)
-class TrainedMatcher(Matcher, ABC):
-    """Base class of matchers that train a stitch on the task loss, initialised by another matcher.
+class TrainedMatcher(Matcher):
+    """Base class of matchers that train stitches, initialised by another matcher.
 
     Attributes:
-        initial: The matcher that computes the initial stitch.
+        initial: The matcher that computes the initial stitches.
 
     Example:
         >>> from hf_stitch import registries
@@ -177,69 +377,58 @@ class TrainedMatcher(Matcher, ABC):
         False
     """
 
-    fits: ClassVar[Literal["moments", "rows", "task"]] = "task"
     initial: ClosedFormMatcher | RowsMatcher
 
     @property
-    def fitted_first(self) -> Matcher:
-        """The initial matcher."""
-        return self.initial
+    def collects(self) -> Literal["moments", "rows"]:  # type: ignore[override]
+        """What the initial matcher reads."""
+        return self.initial.collects
+
+    @property
+    def unplanned(self) -> str:  # type: ignore[override]
+        """What plans leave out of the initial matcher."""
+        return self.initial.unplanned
 
     @abstractmethod
-    def check(self, samples: Any, task: str | None) -> None:
-        """Check that samples and task can be used for training, before any layer is searched.
+    def trained(
+        self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
+    ) -> Matched:  # fmt: skip
+        """Train the stitching layers of all pairs of layers, starting from those of the initial matcher.
 
         Args:
-            samples: The ``hf_stitch.Samples``.
-            task: Name of the task, or None.
-
-        Raises:
-            ValueError: Training on these is not possible.
-        """
-
-    @abstractmethod
-    def samples_read(self, count: int) -> int:
-        """Return how many samples training reads, repeated ones included, to predict its duration.
-
-        Args:
-            count: Number of training samples.
-        """
-
-    @abstractmethod
-    def rehearse(self, stitched: Any, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
-        """Run one batch through training, so that errors occur before all data are read.
-
-        Args:
-            stitched: The model; the values of its stitch do not matter.
-            data: Raw samples.
-            target: The complete target network.
-            paired_data: Samples for the target, if they differ from ``data``.
-
-        Raises:
-            ValueError: Training could not begin.
-        """
-
-    @abstractmethod
-    def fit(
-        self,
-        stitched: Any,
-        data: Any,
-        *,
-        target: Any = None,
-        paired_data: Any = None,
-        checkpoint_dir: Any = None,
-        progress: bool = True,
-    ) -> Any:
-        """Train the stitching layer of a ``StitchedModel``, starting from its current weights.
-
-        Args:
-            stitched: The model, or a list of models with the same target; they are not changed.
-            data: Raw samples.
-            target: The complete target network.
-            paired_data: Samples for the target, if they differ from ``data``.
-            checkpoint_dir: Folder for the training state, from which interrupted training resumes; None for no state.
-            progress: Whether to show a progress bar.
+            collected: The networks and the samples.
+            layers: Pair of layers -> initial stitching layer.
+            folder: Folder for the state of the training; ``None`` for no state.
 
         Returns:
-            The trained ``StitchingLayer``, or a list of them.
+            The trained layers.
         """
+
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        """Fit the initial stitches, and train them."""
+        if not isinstance(collected, CollectedPair):
+            raise ValueError(
+                f"matcher {self.name!r} trains on samples, but here are only their vectors, as a swap does not train: "
+                "use hf_stitch.stitch"
+            )
+        first = self.initial.match(collected)
+        if not first.layers:
+            return first
+        found = self.trained(collected, first.layers, folder)
+        return Matched(found.layers, {**first.undefined, **found.undefined})
+
+    def check(self, pair: Pair, data: Split) -> None:
+        """Check the initial matcher."""
+        self.initial.check(pair, data)
+
+    def rehearse(self, pair: Pair, data: Split) -> None:
+        """Rehearse the initial matcher."""
+        self.initial.rehearse(pair, data)
+
+    def reads(self, data: Split) -> tuple[Samples, ...]:
+        """Return the training samples, and those of the initial matcher."""
+        return tuple({id(samples): samples for samples in (data.train.a, *self.initial.reads(data))}.values())
+
+    def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
+        """Return those of the initial matcher."""
+        return self.initial.baselines(collected, layer)

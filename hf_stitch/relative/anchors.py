@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.data import Batch, Id, Samples, check_same_order, paired_batches
+from hf_stitch.data import Batch, Id, PairedSamples, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.processes import Processes
 from hf_stitch.reference import ModelReference
@@ -23,6 +23,7 @@ from hf_stitch.registry import check_choice
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
+from hf_stitch.running import Run
 from hf_stitch.storage.files import digest
 from hf_stitch.storage.folders import load_whole, replacing
 
@@ -158,10 +159,10 @@ class AnchorSet:
             _check_matches(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
             return self
         processes = Processes.of(None)
+        run = Run(batch_size, progress=progress, processes=processes)
         with processes.together("encode"):
-            shown = "encoding anchors" if progress else None
-            batches = paired_batches(samples, samples, batch_size, shown, processes)
-            own = torch.cat([_vectors(adapter, layer, pooling, batch) for batch, _ in batches])
+            batches = PairedSamples(samples, samples).batches(run, "encoding anchors")
+            own = torch.cat([_vectors(adapter, layer, pooling, batch) for _, batch, _ in batches])
             vectors = torch.cat([part.to(own) for part in processes.gather(own if processes.count == 1 else own.cpu())])
         return self.add(vectors, reference, layer, pooling)
 

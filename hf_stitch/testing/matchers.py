@@ -11,16 +11,17 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, UnpairedMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher, UnpairedMatcher
+from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
-from hf_stitch.statistics import Moments
+from hf_stitch.representation import RepresentationSpec
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import Stitch
 from hf_stitch.testing._require import require, require_error, skip_unless
 from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.stitches import check_stitch
 
 _ROWS = 200
-Fitted = ClosedFormMatcher | RowsMatcher
 
 
 @conformance
@@ -30,7 +31,7 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     The parts; all but the first apply to closed-form matchers and to matchers of rows, which are fitted to rows of
     widths 12 to 12, 12 to 8 and 8 to 12, or to their moments:
 
-    - ``config``: it is a frozen config that can be rebuilt from JSON, and ``fits`` is that of its base class.
+    - ``config``: it is a frozen config that can be rebuilt from JSON, and ``collects`` is what plans know.
     - ``pure``: a fit does not modify the moments or the rows.
     - ``repeatable``: the same moments or rows give the same stitch bit for bit, whatever the global random state.
     - ``streamed``, for closed-form matchers: moments that are streamed in batches, merged in another order, or computed
@@ -57,10 +58,10 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     def built() -> Matcher:
         return registries.matchers.build(matcher, **options)
 
-    def of_fits(check: Callable[[Fitted, Tensor, Tensor], None], refused: bool = False) -> Callable[[], None]:
+    def of_fits(check: Callable[[Matcher, Tensor, Tensor], None], refused: bool = False) -> Callable[[], None]:
         def run() -> None:
             found = built()
-            if not isinstance(found, ClosedFormMatcher | RowsMatcher):
+            if isinstance(found, TrainedMatcher):
                 raise SkipTest(f"{found.name} is trained through networks")
             skip_unless(not (refused and found.unequal_widths), f"{found.name} takes unequal widths")
             for dx, dy in ((12, 12), (12, 8), (8, 12)):
@@ -80,24 +81,25 @@ def check_matcher(matcher: str | Matcher, **options: Any) -> Iterator[tuple[str,
     yield "stitch", of_fits(lambda found, x, y: check_stitch(_fit(found, x, y, torch.float32)))
 
 
-def _fit(matcher: Fitted, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Stitch:
+def _fit(matcher: Matcher, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Stitch:
     """Fit a matcher to rows, or to their moments."""
     if isinstance(matcher, ClosedFormMatcher):
         return matcher.fit(_moments_at_once(x, y), dtype=dtype)
     if isinstance(matcher, UnpairedMatcher):
         pairs, rest = len(x) // 8, (len(x) + len(x) // 8) // 2
         return matcher.fit(x[:pairs], y[:pairs], dtype=dtype, unpaired=(x[pairs:rest], y[rest:]))
-    return matcher.fit(x, y, dtype=dtype)
+    if isinstance(matcher, RowsMatcher):
+        return matcher.fit(x, y, dtype=dtype)
+    specs = RepresentationSpec("bd", x.shape[1]), RepresentationSpec("bd", y.shape[1])
+    collected = CollectedParts(*specs, "none", {"body": Features().update(x, y)})
+    return matcher.match(collected).only.body.to(dtype)
 
 
 def _check_config(matcher: Matcher) -> None:
     described = json.loads(json.dumps(matcher.to_dict(), allow_nan=False))
     require(registries.matchers.build(described) == matcher, f"{described} must rebuild {matcher!r}")
-    known = ("moments", "rows", "task")
-    require(matcher.fits in known, f"fits must be one of {known}, got {matcher.fits!r}")
-    for kind, fits in ((ClosedFormMatcher, "moments"), (RowsMatcher, "rows")):
-        right = (matcher.fits == fits) == isinstance(matcher, kind)
-        require(right, f"fits must be {fits!r} for a {kind.__name__}, and only for that")
+    known = ("moments", "rows")
+    require(matcher.collects in known, f"collects must be one of {known}, got {matcher.collects!r}")
     require_error(AttributeError, lambda: setattr(matcher, "name", "other"), "setting an attribute of a frozen config")
 
 
@@ -121,7 +123,7 @@ def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     return x + 5, y - 3
 
 
-def _check_unpaired(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_unpaired(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     if not isinstance(matcher, UnpairedMatcher):
         raise SkipTest(f"{matcher.name} is fitted to pairs alone")
     with torch.no_grad():
@@ -134,7 +136,7 @@ def _check_unpaired(matcher: Fitted, x: Tensor, y: Tensor) -> None:
         require_error(ValueError, lambda: matcher.fit(x[:few], y[:few], unpaired=rest), f"fitting {few} pairs")
 
 
-def _check_pure(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_pure(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     if isinstance(matcher, ClosedFormMatcher):
         moments = _moments_at_once(x, y)
         before = {key: value.clone() for key, value in moments.state_dict().items()}
@@ -147,13 +149,13 @@ def _check_pure(matcher: Fitted, x: Tensor, y: Tensor) -> None:
         require(torch.equal(own[0], x) and torch.equal(own[1], y), "a fit must not modify the rows")
 
 
-def _check_repeatable(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_repeatable(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     stitch = _fit(matcher, x, y)
     torch.rand(1)
     _check_same(stitch, _fit(matcher, x, y), x, "twice", tolerance=0.0)
 
 
-def _check_streamed(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_streamed(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     if not isinstance(matcher, ClosedFormMatcher):
         raise SkipTest(f"{matcher.name} is not fitted to moments")
     stitch = matcher.fit(_moments_at_once(x, y), dtype=torch.float64)
@@ -161,7 +163,7 @@ def _check_streamed(matcher: Fitted, x: Tensor, y: Tensor) -> None:
         _check_same(stitch, matcher.fit(moments, dtype=torch.float64), x, route, tolerance=1e-10)
 
 
-def _check_fitted(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_fitted(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     found = _fit(matcher, x, y).fitted
     if isinstance(matcher, UnpairedMatcher):
         require({"n", "r2"} <= found.keys(), f"fitted must contain 'n' and 'r2', got {found}")
@@ -170,7 +172,7 @@ def _check_fitted(matcher: Fitted, x: Tensor, y: Tensor) -> None:
     require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
 
 
-def _check_refused(matcher: Fitted, x: Tensor, y: Tensor) -> None:
+def _check_refused(matcher: Matcher, x: Tensor, y: Tensor) -> None:
     what = f"fitting {len(x)} rows of widths {x.shape[1]} and {y.shape[1]}"
     require_error(ValueError, lambda: _fit(matcher, x, y), what)
 

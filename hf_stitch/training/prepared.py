@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, Samples, paired_batches
+from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
+from hf_stitch.running import Run
 from hf_stitch.storage.rows import RowStore
 from hf_stitch.tasks import logits_of
 from hf_stitch.training.objective import IGNORED, next_tokens
@@ -253,19 +254,18 @@ class Prepared:
 
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
-        chosen = places.tolist()
-        own = self.samples.select(chosen)
-        pairs = paired_batches(own, own if self.others is self.samples else self.others.select(chosen), len(chosen))
-        return next(iter(pairs))
+        chosen = PairedSamples(self.samples, self.others).select(places.tolist())
+        ((_, batch, other),) = chosen.batches(Run(len(chosen), progress=False), "preparing")
+        return batch, other
 
     def _keep(self, folder: Path, limit: int, batch_size: int, processes: Processes, progress: str | None) -> None:
         """Write the part of this process and open the files of all; delete them if they would be too large."""
         start, stop = processes.part(len(self.samples))
-        own = self.samples.select(range(start, stop))
-        twin = own if self.others is self.samples else self.others.select(range(start, stop))
+        own = PairedSamples(self.samples, self.others).select(range(start, stop))
+        alone = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for batch, other in processes.watched(paired_batches(own, twin, batch_size, progress)):
+        for _, batch, other in processes.watched(own.batches(alone, progress or "preparing")):
             part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
             tensors = _tensors(part, self.networks.is_language_model)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())

@@ -12,18 +12,17 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
-from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.data import Batch, Samples
-from hf_stitch.matchers import Matcher
-from hf_stitch.matchers.fitting import Statistics, fit_layer
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.pairs import CollectedParts
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks import check_head, logits_of
+from hf_stitch.tasks import check_head, check_labels, logits_of
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 
@@ -109,7 +108,7 @@ class StitchabilityCallback(ProbingCallback):
     ) -> None:
         super().__init__(name, every)
         self._matcher = registries.matchers.build(matcher, **options)
-        if self._matcher.fits != "moments":
+        if not isinstance(self._matcher, ClosedFormMatcher):
             raise ValueError(
                 f"matcher {self._matcher.name!r} is not fitted in closed form; use for example matcher='lstsq'"
             )
@@ -240,7 +239,7 @@ class StitchabilityCallback(ProbingCallback):
 
     def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | ValueError]:
         """Fit the stitching layer of each pair; the error where this fails."""
-        statistics: dict[Pair, Statistics] = {pair: {} for pair in self._pairs}
+        statistics: dict[Pair, dict[str, Moments]] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}
         for batch, targets in zip(self._share(self._fit, processes), self._targets, strict=True):
@@ -266,9 +265,8 @@ class StitchabilityCallback(ProbingCallback):
                     for moments in statistics[pair].values():
                         moments.all_reduce(processes.accelerator)
                 target_spec = self._targets[0][pair[1]].spec
-                found[pair] = fit_layer(
-                    self._matcher, statistics[pair], specs[pair[0]], target_spec, self._probe.pooling
-                )
+                collected = CollectedParts(specs[pair[0]], target_spec, self._probe.pooling, statistics[pair])
+                found[pair] = self._matcher.match(collected).only
             except ValueError as error:
                 found[pair] = error
         return found

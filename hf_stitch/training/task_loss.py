@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
-from hf_stitch.analysis.scoring import check_labels, target_changes
+from hf_stitch.analysis.scoring import target_changes
+from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples, check_same_order
-from hf_stitch.matchers import ClosedFormMatcher, RowsMatcher, TrainedMatcher
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
+from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedMatcher
+from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
@@ -27,7 +29,7 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.registry import check_choice, registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks import check_head
+from hf_stitch.tasks import check_head, check_labels
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, L1, Objective
@@ -212,18 +214,12 @@ class TaskLoss(TrainedMatcher):
         plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
 
-    def check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
-        """Check that the samples and the task fit the options.
+    def check(self, pair: Pair, data: Split) -> None:
+        """Check the initial matcher, and that the samples and the task fit the options."""
+        super().check(pair, data)
+        self._check(data.train.a, pair.task)
 
-        Args:
-            samples: Training samples.
-            task: The task of the stitched model.
-            validation_data: Held-out samples, or ``None``.
-
-        Raises:
-            ValueError: If the task is ``None``, hard labels are missing, or ``patience`` is set without validation
-                samples.
-        """
+    def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
             raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
         for shown in (samples, validation_data):
@@ -238,14 +234,14 @@ class TaskLoss(TrainedMatcher):
                 "patience"
             )
 
-    def samples_read(self, count: int) -> int:
+    def samples_trained(self, count: int) -> int:
         """Return how many samples training reads, repeated ones included.
 
         Args:
             count: Number of training samples.
 
         Example:
-            >>> TaskLoss(max_steps=10, batch_size=32).samples_read(1000)
+            >>> TaskLoss(max_steps=10, batch_size=32).samples_trained(1000)
             320
         """
         steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
@@ -254,26 +250,38 @@ class TaskLoss(TrainedMatcher):
     def _asks_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and task != "text-generation"
 
-    def rehearse(self, stitched: StitchedModel, data: Any, *, target: Any = None, paired_data: Any = None) -> None:
-        """Run one batch through a stitched model with any stitching layer, so that errors occur before fitting.
+    def rehearse(self, pair: Pair, data: Split) -> None:
+        """Run one batch through identity maps, so that errors of training occur before fitting."""
+        super().rehearse(pair, data)
+        models = join_all(pair, {cell: pair.identity(cell) for cell in pair.cells})
+        named = {str(number): model for number, model in enumerate(models.values())}
+        networks, device = self._networks(named, pair.target, None), _device(named["0"])
+        layers = {name: model.stitch for name, model in named.items()}
+        with _frozen(list(named.values()), device):
+            self._rehearse(self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1)
 
-        Args:
-            stitched: The stitched model.
-            data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts.
-            target: The whole target. Default: the network from which the model was made.
-            paired_data: Raw samples for the target, with the same ids in the same order. Default: ``data``.
-
-        Raises:
-            ValueError: If labels are not classes of the target, the logits of a parent have another shape, penalties
-                need more rows than a batch has, or final features cannot be matched.
-        """
-        samples = numbered_as(Samples.of(data), stitched.config)
-        others = samples if paired_data is None else Samples.of(paired_data)
-        networks = self._networks({"0": stitched}, target, None)
-        layers = {"0": stitched.stitch}
-        with _frozen([stitched], _device(stitched)):
-            groups = self._groups(networks, layers, _device(stitched))
-            self._rehearse(groups, networks, samples, others, None, 1)
+    def trained(
+        self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
+    ) -> Matched:  # fmt: skip
+        """Train all stitches in one call, which computes the activations of the source once."""
+        samples = collected.samples
+        cells, models = list(layers), list(join_all(collected.pair, layers).values())
+        try:
+            found: list[StitchingLayer | None] = [*self.fit(
+                models, samples.a, target=collected.pair.target, paired_data=samples.b if samples.differ else None,
+                checkpoint_dir=folder, progress=collected.run.progress,
+            )]  # fmt: skip
+            reasons: Mapping[int, str] = {}
+        except DivergedError as error:
+            found, reasons = error.trained, error.reasons
+            if all(layer is None for layer in found):
+                if len(cells) == 1:
+                    raise
+                first = f"{self.label}: {' -> '.join(cells[0])}"
+                text = f"no stitch of the matcher is left, first {first}: {reasons.get(0, error)}"
+                raise DivergedError(text, reasons) from error
+        trained = {cell: layer for cell, layer in zip(cells, found, strict=True) if layer is not None}
+        return Matched(trained, {cells[place]: DivergedError(why) for place, why in reasons.items()})
 
     def _rehearse(
         self,
@@ -420,16 +428,15 @@ class TaskLoss(TrainedMatcher):
         self, model: StitchedModel, data: Any, paired_data: Any, validation_data: Any
     ) -> tuple[Samples, Samples, Samples | None]:
         """Return the samples for the sources and for the target, and those for validation, after all checks."""
-        samples = Samples.of(data)
-        others = samples if paired_data is None else Samples.of(paired_data)
-        check_same_order(samples, others)
         if paired_data is not None and validation_data is not None:
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
-        samples = numbered_as(samples, model.config)
+        given = PairedSamples.of(data, paired_data)
+        both = given.with_first(numbered_as(given.a, model.config))
+        samples, others = both.a, both.b
         held_out = None if validation_data is None else numbered_as(Samples.of(validation_data), model.config)
         if self._asks_labels(model.task):
             warn_of_other_classes(samples, model.config)
-        self.check(samples, model.task, held_out)
+        self._check(samples, model.task, held_out)
         return samples, others, held_out
 
     def _recipe(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative import AnchorSet
@@ -25,42 +25,31 @@ four networks of another kind, other images of the same data were below .2; imag
 and images of another data set, were above .5."""
 
 
-def without_anchors(
-    stitched: StitchedModel, samples: Samples, others: Samples | None
-) -> tuple[Samples, Samples | None]:
+def without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSamples:
     """Leave out samples that are anchors of the model, on which it would score too well, with a warning.
-
-    Args:
-        stitched: The model.
-        samples: Samples to score on.
-        others: The same samples for the other side (translations).
-
-    Returns:
-        Both without the anchors.
 
     Raises:
         ValueError: If all are anchors.
     """
     if stitched.anchors is None:
-        return samples, others
+        return samples
     recorded = (stitched.config.recipe or {}).get(FITTED)
     paired = [] if recorded is None else [AnchorSet((), "", contents=ContentSketch.from_dict(recorded))]
-    sides = [samples] if others is None else [samples, others]
+    sides = [samples.a, samples.b] if samples.differ else [samples.a]
     places = {place for side in sides for anchors in (stitched.anchors, *paired) for place in anchors.among(side)}
     if not places:
-        return samples, others
+        return samples
     if len(places) == len(samples):
         raise ValueError(
             f"all {len(samples)} samples are anchors, so that none is left to score on: take the anchors from other "
             "samples, or fewer"
         )
     warnings.warn(
-        f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.ids[min(places)]!r}: they are "
+        f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.a.ids[min(places)]!r}: they are "
         "left out of the scores, which would be too good",
         stacklevel=3,
     )
-    left = [place for place in range(len(samples)) if place not in places]
-    return samples.select(left), None if others is None else others.select(left)
+    return samples.select(place for place in range(len(samples)) if place not in places)
 
 
 def warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:

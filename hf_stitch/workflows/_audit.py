@@ -16,7 +16,6 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.analysis.detection.drawing import halves
 from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
@@ -26,7 +25,8 @@ from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import answers, as_score, figures_of, scored_target, source_alone
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples, check_same_order
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
@@ -141,17 +141,15 @@ def audit(
         elif not models:
             raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
         whole = _check(models, target)
-        samples = Samples.of(data)
-        others = samples if paired_data is None else Samples.of(paired_data)
-        check_same_order(samples, others)
+        both = PairedSamples.of(data, paired_data)
         if models[0].task in CLASSIFIES:
-            samples = numbered_as(samples, models[0].config)
+            both = both.with_first(numbered_as(both.a, models[0].config))
         else:
-            warn_of_unused_labels(samples, models[0].task)
+            warn_of_unused_labels(both.a, models[0].task)
         for model in models:
-            samples, twins = without_anchors(model, samples, others)
-            others = others if twins is None else twins
-        shares = [_check_samples(model, samples, others) for model in models]
+            both = without_anchors(model, both)
+        samples, others = both.a, both.b
+        shares = [_check_samples(model, samples) for model in models]
         known, scored = _known(others, train_data, whole, run.seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         watching = labelled("detectors", detectors)
@@ -165,12 +163,12 @@ def audit(
             for model in models
         ]  # fmt: skip
         if run.planning:
-            return _planned(models, whole, [network for network, _ in alone], samples, others, known, run)
+            return _planned(models, whole, [network for network, _ in alone], both, known, run)
         watches = _fit(models, watching, whole, known, outliers, run)
         found = AuditPass(
             models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
         )
-        found.run(samples, others, run)
+        found.run(both, run)
         detections = _detections(found, others, known, far, run)
         audits = []
         evaluations = _evaluations(found, samples, shares, [why for _, why in alone], resamples, run.seed)
@@ -204,7 +202,7 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
     return scored_target(models[0], target)
 
 
-def _check_samples(model: StitchedModel, samples: Samples, others: Samples) -> float | None:
+def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
     if model.task in CLASSIFIES:
         warn_of_other_classes(samples, model.config)
@@ -252,12 +250,12 @@ def _fit(
 
 
 def _planned(
-    models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: Samples, others: Samples,
+    models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: PairedSamples,
     known: Samples, run: Run,
 ) -> Any:  # fmt: skip
     """Score one batch with each model, run the target on one, and extrapolate."""
     count, device = min(run.batch_size, len(samples)), models[0].device
-    few, twins = samples.take(count), others.take(count)
+    few = samples.take(count)
     batch = next(known.batches(min(run.batch_size, len(known))))
     with torch.no_grad():
         forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), device)
@@ -266,7 +264,7 @@ def _planned(
     def score() -> None:
         for model, own in zip(models, alone, strict=True):
             layers = {"stitched": model.stitch, "mean_only": model.stitch.mean_only()}
-            answers(model, layers, few, whole, quiet, twins, alone=own)
+            answers(model, layers, few, whole, quiet, alone=own)
 
     share = 1 / run.processes.count
     stages = {

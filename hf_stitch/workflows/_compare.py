@@ -10,13 +10,13 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
-from hf_stitch.analysis.layers import layer_names
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.processes import Processes

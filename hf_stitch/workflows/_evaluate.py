@@ -12,7 +12,6 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.analysis.differences import class_names, confused, differing
 from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
 from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
@@ -31,7 +30,8 @@ from hf_stitch.analysis.scoring import (
     source_alone,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples, check_same_order
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
@@ -138,17 +138,15 @@ def evaluate(
             f"source is only scored for models with a head, and {type(stitched).__name__} has none: leave it out"
         )
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
-        samples = Samples.of(data)
-        others = None if paired_data is None else Samples.of(paired_data)
+        both = PairedSamples.of(data, paired_data)
         whole, left_out = reference(stitched, target), {}
         if stitched.task in CLASSIFIES:
-            samples = numbered_as(samples, stitched.config)
-            warn_of_other_classes(samples, stitched.config)
+            both = both.with_first(numbered_as(both.a, stitched.config))
+            warn_of_other_classes(both.a, stitched.config)
         else:
-            warn_of_unused_labels(samples, stitched.task)
-        if others is not None:
-            check_same_order(samples.ids, others.ids)
-        samples, others = without_anchors(stitched, samples, others)
+            warn_of_unused_labels(both.a, stitched.task)
+        both = without_anchors(stitched, both)
+        samples = both.a
         warn_of_other_activations(stitched, samples)
         for name, layer in (baselines or {}).items():
             check_place(stitched, name, layer)
@@ -162,18 +160,18 @@ def evaluate(
             left_out["identity"] = "the widths of both layers differ"
             del layers["identity"]
         if run.planning:
-            return _planned(stitched, layers, samples, whole, others, source, run)
+            return _planned(stitched, layers, both, whole, source, run)
         confusion: Mapping[str, Mapping[str, int]] = {}
         shown: tuple[Example, ...] = ()
         alone = None
         if stitched.task is None:
-            found = vectors(stitched, layers, samples, whole, run, others)
+            found = vectors(stitched, layers, both, whole, run)
             drawn = figures_of_vectors(found, resamples=resamples, seed=run.seed)
         else:
             alone, why = source_alone(stitched, source, whole)
             if alone is None:
                 left_out["source"] = why
-            predicted = answers(stitched, layers, samples, whole, run, others, alone=alone)
+            predicted = answers(stitched, layers, both, whole, run, alone=alone)
             drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=run.seed)
             names = class_names(stitched, samples)
             confusion = {} if stitched.task == "text-generation" else confused(predicted, names)
@@ -198,22 +196,22 @@ def evaluate(
 
 
 def _planned(
-    stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: Samples, whole: Whole,
-    others: Samples | None, source: Any, run: Run,
+    stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: PairedSamples, whole: Whole,
+    source: Any, run: Run,
 ) -> Any:  # fmt: skip
     """Score one batch a few times, and extrapolate."""
     count, quiet = min(run.batch_size, len(samples)), replace(run, progress=False, processes=ALONE)
-    few, twins = samples.take(count), None if others is None else others.take(count)
+    few = samples.take(count)
     device = stitched.device
     networks = [each for each in (stitched, getattr(whole, "model", whole)) if isinstance(each, nn.Module)]
     memory = {NETWORKS: bytes_of_weights(*networks)}
     if stitched.task is None:
-        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, quiet, twins), device)
-        found = vectors(stitched, layers, few, whole, quiet, twins)
+        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, quiet), device)
+        found = vectors(stitched, layers, few, whole, quiet)
         memory["vectors"] = len(samples) * sum(each.nbytes for each in found.values()) // count
     else:
         alone, _ = source_alone(stitched, source, whole)
-        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, quiet, twins, alone=alone), device)
+        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, quiet, alone=alone), device)
     stages = {"scoring": seconds * len(samples) / count / run.processes.count}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     job = f"evaluate, {len(layers)} predictors and whole networks, {len(samples)} samples"

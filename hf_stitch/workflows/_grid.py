@@ -12,48 +12,34 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
+from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
-from hf_stitch.analysis.grid.measuring import Cell, Measures, Sides, collect_moments, run_both
+from hf_stitch.analysis.grid.measuring import Labelled, Measures
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.resampling import check_count
-from hf_stitch.analysis.scoring import check_labels, head_difference, not_beaten
-from hf_stitch.artefacts.joining import join_all
+from hf_stitch.analysis.scoring import head_difference, not_beaten
 from hf_stitch.data import Samples
+from hf_stitch.data.classes import warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
-from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.matchers.fitting import PairMoments, fit_layer
+from hf_stitch.matchers import Matcher
+from hf_stitch.pairs import CollectedPair, Pair, Split
+from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.stitches.layer import paired_rows, part_widths
+from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks import CLASSIFIES, logits_of
-from hf_stitch.training.loop import DivergedError
+from hf_stitch.tasks import CLASSIFIES
 from hf_stitch.workflows._held_out import check_far, check_held_out
-from hf_stitch.workflows._methods import check_causal, labelled
-from hf_stitch.workflows._networks import (
-    ALIGN,
-    Align,
-    aligned,
-    check_lengths,
-    check_runs,
-    read_by,
-    scored_task,
-    verified_cuts,
-)
+from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._networks import check_runs
 
 
 def stitch_grid(
@@ -136,113 +122,73 @@ def stitch_grid(
         >>> grid["lstsq"].shape, grid.n
         ((2, 2), 40)
     """
-    check_choice("pooling", pooling, POOLINGS)
-    check_choice("align", align, ALIGN)
     with Run.of(stitch_grid, options) as run:
-        processes, checkpoint_dir = run.processes, run.checkpoint_dir
         check_runs(a=a, b=b)
-        source, target = load_on(a, processes.device), load_on(b, processes.device)
-        source = read_by(source, target, align, own)
         chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
         if not chosen:
             raise ValueError("matchers must name at least one matcher, got none")
         check_count("resamples", resamples)
-        check_meet(source, target, pooling)
-        task = scored_task(target, task)
-        layers = verified_cuts("layers_a", source, layers_a), verified_cuts("layers_b", target, layers_b)
-        train, test = _apart(target, data, test_data, test_size, run.seed)
-        if task in CLASSIFIES:
-            warn_of_other_classes(test, getattr(target.model, "config", None))
+        pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
+        pair = pair.over(layers_a, layers_b)
+        samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)
+        train, test = samples.train.a, samples.test.a
+        if test_data is not None:
+            check_held_out(train, test)
+        if pair.task in CLASSIFIES:
+            warn_of_other_classes(test, getattr(pair.target.model, "config", None))
         else:
-            warn_of_unused_labels(test, task)
-        for label, matcher in chosen.items():
-            check_causal(matcher, task)
-            if isinstance(matcher.fitted_first, RowsMatcher):
-                raise ValueError(
-                    f"matcher {label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "
-                    "take too much memory: stitch single pairs with hf_stitch.stitch"
-                )
-            if isinstance(matcher, TrainedMatcher):
-                matcher.check(train, task)
-        check_lengths(source, train, test)
+            warn_of_unused_labels(test, pair.task)
+        for matcher in chosen.values():
+            matcher.check(pair, samples)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
         check_needs(watching, train, outliers, far)
         check_far(far, (train, test), detectors=watching)
-        sides = Sides(source, target, *layers, pooling, task)
-        _rehearse(sides, train, test)
+        pair.rehearse(samples.train, test)
         if run.planning:
             return planned(
-                f"stitch_grid, {len(chosen) * len(sides.pairs)} stitches", sides, list(chosen.values()), train, test,
-                run, left_out="detectors are not included" if watching else "",
+                f"stitch_grid, {len(chosen) * len(pair.cells)} stitches", pair, samples, run, list(chosen.values()),
+                left_out="detectors are not included" if watching else "",
             )  # fmt: skip
-        others = {"auxiliary_data": outliers, "far_data": far}
-        recipe = _recipe(sides, chosen, watching, train, test, others, run) | aligned(align, own)
-        if processes.count > 1:
-            recipe["processes"] = processes.count
-            processes.check_same(recipe)
+        recipe = _recipe(pair, chosen, watching, samples, {"auxiliary_data": outliers, "far_data": far}, run)
+        if run.processes.count > 1:
+            recipe["processes"] = run.processes.count
+            run.processes.check_same(recipe)
         with ExitStack() as stack:
-            folder = Path(checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory()))
-            state = Checkpoint(folder, processes.rank, lasting=checkpoint_dir is not None)
+            folder = run.checkpoint_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            state = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
             state.begin(recipe, dict)
-            moments = collect_moments(sides, train, state, len(train) + len(test), run)
-            kept = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
-            moments.all_reduce(processes)
-            fitted = {label: _fit(sides, matcher, moments) for label, matcher in chosen.items()}
-            for number, (label, matcher) in enumerate(chosen.items()):
-                if isinstance(matcher, TrainedMatcher):
-                    place = folder / f"trained-{number}"
-                    fitted[label] = _train(
-                        sides, matcher, fitted[label], train, place if checkpoint_dir else None, run.progress
-                    )
-            stitches: dict[Cell, StitchingLayer] = {}
-            undefined: dict[str, str] = {}
-            for label, found in fitted.items():
-                for (la, lb), layer in found.items():
-                    if isinstance(layer, str):
-                        undefined[cell_name(label, la, lb)] = layer
-                    else:
-                        stitches[label, la, lb] = layer
-            alone = head_difference(source, target, task) == ""
-            means = {lb: _mean_only(sides, moments, lb) for lb in sides.layers_b}
-            left = residuals(sides, moments, train, run.seed) if watching else None
+            collected = CollectedPair(pair, samples.train, run, state=state)
+            stitches, undefined = _matched(chosen, collected)
+            means = {lb: _mean_only(collected, lb) for lb in pair.layers_b}
             watch = fit_watch(
-                watching, target, sides.layers_b, train, pooling, run, outliers=outliers, residuals=left,
+                watching, pair.target, pair.layers_b, train, pooling, run, outliers=outliers,
+                residuals=residuals(collected) if watching else None,
             )  # fmt: skip
-            measures = Measures(sides, stitches, test, with_source=alone, means=means, watch=watch)
-            measures.collect(state, len(train), kept, run)
+            alone = head_difference(pair.source, pair.target, str(pair.task)) == ""
+            measures = Measures(pair, stitches, test, with_source=alone, means=means, watch=watch)
+            measures.collect(state, len(train), collected.sums, run)
         # Figures are computed anew from the state, which does not depend on these.
         recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
         grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, run.seed)
         return _watched(grid, measures, train, far, run) if watching else grid
 
 
-def _apart(target: Adapter, data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
-    """Return training and test samples, with the classes numbered as those of the target."""
-    classes = getattr(target.model, "config", None)
-    samples = numbered_as(Samples.of(data), classes)
-    if test_data is None:
-        return samples.split(test_size, seed)
-    test = numbered_as(Samples.of(test_data), classes)
-    check_held_out(samples, test)
-    return samples, test
-
-
 def _recipe(
-    sides: Sides,
+    pair: Pair,
     matchers: Mapping[str, Matcher],
     detectors: Mapping[str, Detector],
-    train: Samples,
-    test: Samples,
+    data: Split,
     others: Mapping[str, Samples | None],
     run: Run,
 ) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
+    train = data.train.a
     described = {
-        "a": sides.source.pinned.public.to_dict(), "b": sides.target.pinned.public.to_dict(),
-        "layers_a": sides.layers_a, "layers_b": sides.layers_b, "pooling": sides.pooling, "task": sides.task,
+        "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
+        "layers_a": pair.layers_a, "layers_b": pair.layers_b, **pair.record, "task": pair.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
         "detectors": {label: detector.to_dict() for label, detector in detectors.items()},
-        "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint,
+        "data": train.fingerprint, "samples": len(train), "test_data": data.test.a.fingerprint,
         **{name: None if samples is None else samples.fingerprint for name, samples in others.items()},
         "batch_size": run.batch_size,
         "seed": run.seed, "versions": versions(
@@ -255,99 +201,33 @@ def _recipe(
     return recipe
 
 
-@torch.no_grad()
-def _rehearse(sides: Sides, train: Samples, test: Samples) -> None:
-    """Run one sample through both networks and every cut of the target, so that errors occur before all data are read.
+def _matched(
+    matchers: Mapping[str, Matcher], collected: CollectedPair
+) -> tuple[dict[Labelled, StitchingLayer], dict[str, str]]:
+    """Return the stitches of all matchers, and why others are undefined.
 
     Raises:
-        ValueError: If the sample has another size than the one for which a network is cut, rows do not correspond, the
-            target cannot run on what the pooling leaves, or labels are not classes of the target.
+        ValueError: If a matcher is undefined for all pairs of layers.
     """
-    found = run_both(sides, next(iter(train.batches(1))), complete=True)
-    for name, adapter, representations in (
-        ("source", sides.source, found.x),
-        ("target", sides.target, found.y),
-    ):
-        for layer, representation in representations.items():
-            if representation.spec != adapter.spec(layer):
-                raise ValueError(
-                    f"on these samples layer {layer!r} of the {name} outputs {representation.spec}, but the network is "
-                    f"cut for {adapter.spec(layer)}: load it with example_inputs of the size of the samples"
-                )
-    for la, lb in sides.pairs:
-        paired_rows(found.x[la], found.y[lb], sides.pooling)
-    la = sides.layers_a[0]
-    for lb in sides.layers_b:
-        mapped = _identity(sides, la, lb)(found.x[la])
-        try:
-            sides.target.decode(mapped.replace(values=mapped.values.to(found.y[lb].values.dtype)), lb)
-        except Exception as error:
-            raise ValueError(
-                f"the target cannot run from layer {lb!r} on the activations that pooling={sides.pooling!r} leaves "
-                f"({type(error).__name__}: {error}); use another pooling, or other layers_b"
-            ) from error
-    if not sides.is_language_model:
-        check_labels(test, logits_of(found.target).shape[-1])
+    stitches: dict[Labelled, StitchingLayer] = {}
+    undefined: dict[str, str] = {}
+    for number, (label, matcher) in enumerate(matchers.items()):
+        kept = collected.run.checkpoint_dir
+        found = matcher.match(collected, None if kept is None else kept / f"trained-{number}")
+        if not found.layers:
+            first = next(iter(found.undefined.values()))
+            raise ValueError(f"matcher {label} is undefined for all pairs of layers: {first}")
+        stitches |= {(label, *cell): layer for cell, layer in found.layers.items()}
+        undefined |= {cell_name(label, *cell): str(error) for cell, error in found.undefined.items()}
+    collected.pair.kept.clear()
+    return stitches, undefined
 
 
-def _identity(sides: Sides, la: str, lb: str, means: Mapping[str, torch.Tensor] | None = None) -> StitchingLayer:
-    specs = sides.source.spec(la), sides.target.spec(lb)
-    maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, sides.pooling).items()}
-    return StitchingLayer(*specs, sides.pooling, maps["body"], maps.get("prefix"), means)
-
-
-def _mean_only(sides: Sides, moments: PairMoments, lb: str) -> StitchingLayer:
+def _mean_only(collected: CollectedPair, lb: str) -> StitchingLayer:
     """Return the stitching layer that outputs the mean of a layer of the target, whether or not a map is defined."""
-    la = sides.layers_a[0]
-    means = {part: found.mean_y for part, found in moments.of(la, lb).items()}
-    return _identity(sides, la, lb, means).mean_only().eval()
-
-
-def _fit(sides: Sides, matcher: Matcher, moments: PairMoments) -> dict[tuple[str, str], StitchingLayer | str]:
-    """Fit all pairs of layers in closed form: (layer of a, layer of b) -> stitching layer, or why it is undefined."""
-    first = matcher.fitted_first
-    found: dict[tuple[str, str], StitchingLayer | str] = {}
-    for la, lb in sides.pairs:
-        specs = sides.source.spec(la), sides.target.spec(lb)
-        try:
-            found[la, lb] = fit_layer(first, moments.of(la, lb), *specs, sides.pooling)
-        except (ValueError, torch.linalg.LinAlgError) as error:
-            found[la, lb] = str(error)
-    if all(isinstance(layer, str) for layer in found.values()):
-        raise ValueError(f"matcher {matcher.label} is undefined for all pairs of layers: {next(iter(found.values()))}")
-    return found
-
-
-def _train(
-    sides: Sides,
-    matcher: TrainedMatcher,
-    initial: Mapping[tuple[str, str], StitchingLayer | str],
-    samples: Samples,
-    folder: Path | None,
-    progress: bool,
-) -> dict[tuple[str, str], StitchingLayer | str]:
-    """Train all stitches of a matcher in one call, which computes the activations of the source once.
-
-    Returns:
-        (layer of a, layer of b) -> stitching layer, or why it is undefined: a stitch that diverges spares the others.
-
-    Raises:
-        DivergedError: If no stitch is left.
-    """
-    defined = {pair: layer for pair, layer in initial.items() if isinstance(layer, StitchingLayer)}
-    models = join_all(sides.source, sides.target, defined, task=sides.task)
-    try:
-        found: list[StitchingLayer | str] = matcher.fit(
-            list(models.values()), samples, target=sides.target, checkpoint_dir=folder, progress=progress
-        )
-    except DivergedError as error:
-        found = [error.reasons[i] if layer is None else layer for i, layer in enumerate(error.trained)]
-        if all(isinstance(layer, str) for layer in found):
-            first = cell_name(matcher.label, *next(iter(models)))
-            raise DivergedError(
-                f"no stitch of the matcher is left, first {first}: {error.reasons.get(0, error)}", error.reasons
-            ) from error
-    return {**initial, **dict(zip(models, found, strict=True))}
+    cell = collected.pair.layers_a[0], lb
+    means = {part: found.mean_y for part, found in collected.moments(cell).items()}
+    return collected.pair.identity(cell, means).mean_only().eval()
 
 
 def _scored(
@@ -358,12 +238,12 @@ def _scored(
     resamples: int,
     seed: int,
 ) -> StitchGrid:
-    sides, arrays = measures.sides, measures.arrays
+    pair, arrays = measures.pair, measures.arrays
     arrays |= _chance(measures)
-    columns = [sides.layers_b.index(lb) for _, _, lb in measures.stitches]
+    columns = [pair.layers_b.index(lb) for _, _, lb in measures.stitches]
     baselines = tuple(name for name in ("mean_only", "source", "target", "chance") if f"{name}.agreement" in arrays)
     drawn = drawn_figures(arrays, arrays["norm"][:, columns], ("stitched", *baselines), resamples=resamples, seed=seed)
-    shape = (len(sides.layers_a), len(sides.layers_b))
+    shape = (len(pair.layers_a), len(pair.layers_b))
     scores: dict[str, dict[str, Any]] = {}
     p_values: dict[str, dict[str, Any]] = {}
     for label in matchers:
@@ -372,7 +252,7 @@ def _scored(
             cells = np.full((len(values), *shape), np.nan)
             for place, (matcher, la, lb) in enumerate(measures.stitches):
                 if matcher == label:
-                    cells[:, sides.layers_a.index(la), sides.layers_b.index(lb)] = values[:, place]
+                    cells[:, pair.layers_a.index(la), pair.layers_b.index(lb)] = values[:, place]
             scores[label][figure] = with_interval(cells)
             p_values[label][figure] = differences_from_best(cells, figure)
     no_better = [
@@ -389,8 +269,9 @@ def _scored(
     grid = StitchGrid(
         scores,
         {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
-        p_values, sides.layers_a, sides.layers_b, sides.task, sides.pooling, len(measures.samples), undefined=undefined,
-        recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches, networks=(sides.source, sides.target),
+        p_values, pair.layers_a, pair.layers_b, str(pair.task), pair.pooling, len(measures.samples),
+        undefined=undefined, recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches,
+        networks=(pair.source, pair.target),
     )  # fmt: skip
     if no_better:
         warnings.warn(grid.cautions[0], stacklevel=3)
@@ -405,19 +286,19 @@ def _watched(
     run: Run,
 ) -> StitchGrid:
     """Add what the detectors found."""
-    sides, watch = measures.sides, measures.watch
+    pair, watch = measures.pair, measures.watch
     seen: Mapping[str, Seen] = {}
     if far is not None:
-        seen = see_all(watch, sides.target, far, sides.pooling, run)
+        seen = see_all(watch, pair.target, far, pair.pooling, run)
     evidence = Evidence(
         measures.samples.ids,
-        {lb: measures.seen("own", j) for j, lb in enumerate(sides.layers_b)},
-        {lb: measures.seen("doses", j) for j, lb in enumerate(sides.layers_b)},
+        {lb: measures.seen("own", j) for j, lb in enumerate(pair.layers_b)},
+        {lb: measures.seen("doses", j) for j, lb in enumerate(pair.layers_b)},
         {cell: measures.seen("stitched", place) for place, cell in enumerate(measures.stitches)},
         train.ids, seen, () if far is None else far.ids,
     )  # fmt: skip
     found = {
-        label: detect(watch, label, sides.layers_a, evidence, two_sided=detector.two_sided)
+        label: detect(watch, label, pair.layers_a, evidence, two_sided=detector.two_sided)
         for label, detector in watch.detectors.items()
     }
     return replace(grid, detections=found)
@@ -425,7 +306,7 @@ def _watched(
 
 def _chance(measures: Measures) -> dict[str, Any]:
     """Measures of the predictor that ignores the input: it always predicts the most frequent class."""
-    labels = None if measures.sides.is_language_model else measures.samples.labels
+    labels = None if measures.pair.is_language_model else measures.samples.labels
     if labels is None:
         return {}
     frequent = np.bincount(labels).argmax()

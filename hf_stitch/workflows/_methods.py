@@ -5,25 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hf_stitch.matchers import Matcher
 from hf_stitch.registry import registries
-
-
-def check_causal(matcher: Matcher, task: str | None) -> None:
-    """Check that stitches of a matcher read no later tokens where these are predicted.
-
-    Args:
-        matcher: The matcher.
-        task: Task of the stitched model.
-
-    Raises:
-        ValueError: If they do.
-    """
-    first = matcher.fitted_first
-    if task == "text-generation" and getattr(first, "causal", None) is False:
-        raise ValueError(
-            f"matcher {first.name!r} reads later tokens, which a language model predicts: pass causal=True"
-        )
 
 
 def labelled(kind: str, entries: Iterable[Any], argument: str | None = None) -> dict[str, Any]:

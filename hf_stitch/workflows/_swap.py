@@ -13,23 +13,22 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import check_labels
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.matchers import Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.matchers.fitting import fit_layer
+from hf_stitch.matchers import Matcher
+from hf_stitch.pairs import CollectedParts
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import check_choice, check_name, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
 from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.statistics import Features, Moments
+from hf_stitch.statistics import Features
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks import check_head, logits_of, task_of
+from hf_stitch.tasks import check_head, check_labels, logits_of, task_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
 
@@ -453,13 +452,8 @@ def _fitted(
     matcher: str | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
 ) -> StitchingLayer:
     """Fit a matcher from the new encoder's vectors of the anchors to those that enter the back half."""
-    fitted_by = registries.matchers.build(matcher)
-    if isinstance(fitted_by, TrainedMatcher):
-        raise ValueError(f"a swap does not train, but matcher {fitted_by.name!r} does: use hf_stitch.stitch")
-    if isinstance(fitted_by, RowsMatcher):
-        return fit_layer(fitted_by, {"body": Features().update(vectors, entering)}, new.spec, spec, new.pooling)
-    moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors, entering)
-    return fit_layer(fitted_by, {"body": moments}, new.spec, spec, new.pooling)
+    rows = {"body": Features().update(vectors, entering)}
+    return registries.matchers.build(matcher).match(CollectedParts(new.spec, spec, new.pooling, rows)).only
 
 
 @torch.no_grad()

@@ -19,11 +19,13 @@ from torch.nn import functional
 import hf_stitch
 from hf_stitch import Adapter, Audit, Samples
 from hf_stitch.analysis import Detection, Evaluation, Score
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
 from hf_stitch.metrics import direct_matching
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.registry import registries
+from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.workflows._stitch import join
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))
@@ -308,10 +310,9 @@ def tiny10() -> Iterator[tuple[Adapter, Adapter, Samples, Samples, Samples]]:
 def test_verdicts_on_trained_networks(tiny10: Any) -> None:
     a, b, train, test, far = tiny10
     pairs = [("bn1", "bn1"), ("bn8", "bn8"), ("bn8", "bn3")]
-    statistics = collect(a, b, pairs, train, batch_size=200, progress=False)
+    collected = CollectedPair(Pair(a, b).at(pairs), PairedSamples.of(train), Run(200, progress=False))
     models = {}
-    for pair in pairs:
-        layer = fit_layer(registries.matchers.build("lstsq"), statistics[pair], a.spec(pair[0]), b.spec(pair[1]))
+    for pair, layer in registries.matchers.build("lstsq").match(collected).layers.items():
         models[pair] = join(a, pair[0], layer, b, pair[1], task=b.task)
     models["trained"] = join(a, "bn8", copy.deepcopy(layer), b, "bn3", task=b.task)
     _train_on_the_task(models["trained"], train)

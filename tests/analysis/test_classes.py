@@ -12,8 +12,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.data import Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 BY_NUMBER = "labels are compared by number"

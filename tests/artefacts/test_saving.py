@@ -18,6 +18,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
 from hf_stitch.artefacts.joining import join
+from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.storage.files import digest
@@ -27,7 +28,7 @@ from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, LANGUAGE, TEXT, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
-CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
+CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
 
 

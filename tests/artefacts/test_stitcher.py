@@ -13,13 +13,14 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch import Stitcher
+from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 
 from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, adapted, build, network  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
-CLOSED_FORMS = [name for name in BUILT_INS if registries.matchers.get(name).fits == "moments"]
+CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {
     "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
 }  # fmt: skip

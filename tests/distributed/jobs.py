@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import hf_stitch
-from hf_stitch.matchers.fitting import collect
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import RowsMatcher
 from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
 from hf_stitch.running import Run
@@ -89,9 +91,10 @@ def atlas(folder: Path) -> Any:
 def moments(folder: Path) -> Any:
     """What closed-form matchers are fitted to, of all pairs of layers, and a map in float64."""
     a, b = networks()
-    pairs = [(la, lb) for la in ("1", "3") for lb in ("1", "3")]
-    found = collect(a, b, pairs, images(), batch_size=BATCH, progress=False, processes=Processes.of(None))
-    sums = [each["body"] for each in found.values()]
+    pair = Pair(a, b).at((la, lb) for la in ("1", "3") for lb in ("1", "3"))
+    run = Run(BATCH, progress=False, processes=Processes.of(None))
+    collected = CollectedPair(pair, PairedSamples.of(images()), run)
+    sums = [collected.moments(cell)["body"] for cell in pair.cells]
     maps = [Lstsq().fit(each, dtype=torch.float64).weight for each in sums]
     return torch.cat([v.flatten() for each in sums for v in (each.mean_x, each.sxx, each.sxy, each.syy)] + [
         weight.detach().flatten() for weight in maps
@@ -109,7 +112,7 @@ def enlarged(folder: Path) -> Any:
 
 def of_rows(folder: Path) -> Any:
     """A matcher that is fitted to rows."""
-    rows = [name for name in hf_stitch.registries.matchers if getattr(_matcher(name), "fits", "") == "rows"]
+    rows = [name for name in hf_stitch.registries.matchers if issubclass(_matcher(name), RowsMatcher)]
     return weights(stitched(source_layer="5", target_layer="6", matcher=rows[0])) if rows else torch.zeros(1)
 
 
@@ -250,7 +253,7 @@ def scores_of_float32() -> Any:
 
     model = stitched(torch.float32, matcher="identity", source_layer="3")
     found = answers(
-        model, {"stitched": model.stitch}, images(47, seed=3, dtype=torch.float32), networks(torch.float32)[1],
-        Run(BATCH, progress=False, processes=Processes.of(None)),
+        model, {"stitched": model.stitch}, PairedSamples.of(images(47, seed=3, dtype=torch.float32)),
+        networks(torch.float32)[1], Run(BATCH, progress=False, processes=Processes.of(None)),
     )  # fmt: skip
     return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])

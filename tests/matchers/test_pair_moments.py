@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers.fitting import PairMoments
+from hf_stitch.pairs.moments import PairMoments
 from hf_stitch.representation import Representation
 from hf_stitch.statistics import InterpolatedMoments, LayerMoments
 from hf_stitch.stitches.layer import paired_rows

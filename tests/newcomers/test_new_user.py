@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.adapters.pinning import settings_of_config, settings_of_processor
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.cli import app
 from hf_stitch.data import read_data
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.training import TaskLoss
 
 

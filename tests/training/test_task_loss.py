@@ -732,7 +732,7 @@ def test_errors_of_training_are_raised_before_activations_are_computed(message: 
     model = hf_stitch.stitch(
         a, b, data.select(range(6, 40)), source_layer="c2", target_layer="c2", matcher="ridge", **options
     ).to(torch.float64)
-    monkeypatch.setattr("hf_stitch.workflows._stitch.collect", None)
+    monkeypatch.setattr("hf_stitch.workflows._stitch.CollectedPair", None)
     monkeypatch.setattr("hf_stitch.training.task_loss.Prepared", None)
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_stitch.stitch(
@@ -953,7 +953,7 @@ def test_a_matcher_of_rows_is_a_start(tmp_path: Path) -> None:
         kept.append(copy.deepcopy(layers[0].state_dict()))
 
     trainer = TaskLoss(initial=start, epochs=2, lr=0.01)
-    assert trainer.fitted_first.name == "residual_mlp" and TaskLoss(**registries_options(trainer)) == trainer
+    assert trainer.initial.name == "residual_mlp" and TaskLoss(**registries_options(trainer)) == trainer
     trainer.fit(first, data, callback=record, progress=False)
     assert all(torch.equal(value, first.stitch.state_dict()[name]) for name, value in kept[0].items())
     model = hf_stitch.stitch(a, b, data, matcher=trainer, **place)
@@ -966,7 +966,7 @@ def test_a_matcher_of_rows_is_a_start(tmp_path: Path) -> None:
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
     plan = hf_stitch.plan(hf_stitch.stitch, a, b, data, matcher=trainer, **place)
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
-    with pytest.raises(ValueError, match=r"'task_loss\(initial.*is fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'residual_mlp.*is fitted to rows, and a grid keeps moments only"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task="image-classification", progress=False)
 
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch import resources
 from hf_stitch.analysis import Plan, extract_activations
-from hf_stitch.matchers.fitting import PairMoments, collect_rows
+from hf_stitch.data import PairedSamples
+from hf_stitch.pairs import CollectedPair, Pair
+from hf_stitch.pairs.moments import PairMoments
 from hf_stitch.reference import weights_hash
 
 
@@ -67,7 +69,7 @@ def test_statistics_take_the_planned_memory(images: Tensor) -> None:
     state = moments.update(x, y).state_dict()  # rows that wait until they are many enough are left out
     assert plan.memory["moments"] == sum(each.nbytes for key, each in state.items() if not key.endswith("pending"))
     by_rows = hf_stitch.plan(hf_stitch.stitch, a, b, images, test_size=20, matcher="retrieval", **layers)
-    rows = collect_rows(a, b, pair, hf_stitch.Samples.of(images[:100]), progress=False)
+    rows = CollectedPair(Pair(a, b).at([pair]), PairedSamples.of(images[:100])).rows(pair)
     kept = sum(features.x.nbytes + features.y.nbytes for features in rows.values())
     assert by_rows.memory["rows"] == kept
 

@@ -20,8 +20,11 @@ from hf_stitch import NotACutError, StitchedModelForImageClassification, registr
 from hf_stitch.adapters.cutting import tree as _tree
 from hf_stitch.artefacts.cache import NAME
 from hf_stitch.artefacts.joining import join
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.reference import weights_hash
+from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 
@@ -109,13 +112,14 @@ def test_only_layers_that_run_are_kept_and_the_networks_are_unchanged(net: Any, 
 
 def test_statistics_in_batches_equal_those_of_all_rows(net: Any, images: Any) -> None:
     a, b, layers = net("cnn"), net("swin", 1), (LAYERS["cnn"], LAYERS["swin"])
-    data = hf_stitch.Samples.of(images)
-    whole = collect(a, b, [layers], data, batch_size=80, progress=False)[layers]["body"]
-    parts = collect(a, b, [layers, layers], data, batch_size=7, progress=False)[layers]["body"]
+    pair, data = Pair(a, b).at([layers, layers]), PairedSamples.of(images)
+    collected = CollectedPair(pair, data, Run(80, progress=False))
+    whole = collected.moments(layers)["body"]
+    parts = CollectedPair(pair, data, Run(7, progress=False)).moments(layers)["body"]
     assert whole.n == parts.n == 80 * 64
     for name in ("mean_x", "mean_y", "sxx", "sxy", "syy"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
-    layer = fit_layer(registries.matchers.build("ridge"), {"body": whole}, a.spec(layers[0]), b.spec(layers[1]))
+    layer = registries.matchers.build("ridge").match(collected).only
     assert torch.equal(layer.body_mean, whole.mean_y.float())
 
 
@@ -204,7 +208,8 @@ def test_activations_that_are_not_finite(net: Any, images: Any) -> None:
     samples = hf_stitch.Samples.of(data, id="id")
     message = "layer 'layer2.0' of the source is NaN or infinite for 1 samples of a batch of 80; the first is 'n7'"
     with pytest.raises(ValueError, match=message):
-        collect(net("cnn"), net("vit", 1), [CNN_VIT], samples, batch_size=80, progress=False)
+        pair = Pair(net("cnn"), net("vit", 1)).at([CNN_VIT])
+        CollectedPair(pair, PairedSamples.of(samples), Run(80, progress=False)).moments(CNN_VIT)
 
 
 def test_networks_for_different_kinds_of_samples(net: Any, images: Any) -> None:
@@ -253,7 +258,7 @@ def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("the data were read before the invalid argument was rejected")
 
-    monkeypatch.setattr(hf_stitch.workflows._stitch, "collect", fail)
+    monkeypatch.setattr(hf_stitch.workflows._stitch, "CollectedPair", fail)
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -296,7 +301,7 @@ def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None
 
 def test_closed_form_matchers_are_registered() -> None:
     built_in = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
-    closed = {name for name in built_in if registries.matchers.get(name).fits == "moments"}
+    closed = {name for name in built_in if issubclass(registries.matchers.get(name), ClosedFormMatcher)}
     assert closed == {
         "attention", "identity", "inverse_relative", "lasso", "low_rank", "low_rank_residual", "lstsq", "permutation",
         "procrustes", "random", "recoloured", "ridge", "ridge_to_identity",

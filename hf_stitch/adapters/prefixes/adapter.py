@@ -70,6 +70,8 @@ class PrefixAdapter(Adapter):
         torch.Size([1, 3, 20])
     """
 
+    completes = False
+
     def __init__(self, source: Adapter, target: Adapter, *, own: bool = False) -> None:
         for side, each in (("source", source), ("target", target)):
             if each.interface.modality != "text":
@@ -85,6 +87,7 @@ class PrefixAdapter(Adapter):
             fast(source.processor, "source"), fast(target.processor, "target"), self.start, source.interface.max_tokens
         )
         self.own = _embedding(target) if own else None
+        self.embedding_width = 0 if self.own is None else self.own.embedding_dim
         _check_branches(self)
 
     @classmethod
@@ -129,14 +132,7 @@ class PrefixAdapter(Adapter):
         return self.source._survey()
 
     def check_lengths(self, samples: Samples) -> None:
-        """Check that the source takes all texts, before it reads the first.
-
-        Args:
-            samples: Raw samples.
-
-        Raises:
-            ValueError: If a text has more tokens than the source takes.
-        """
+        """Check that the source takes all texts; a ValueError names the first that is too long."""
         most = self.reader.max_tokens
         if most is None:
             return

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
-from hf_stitch.analysis.layers import layer_names
 from hf_stitch.metrics.base import ActivationMetric, Metric, NotComparable, WeightMetric
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.data import Samples, paired_batches
-from hf_stitch.matchers.fitting import check_finite
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.pairs.pair import check_finite
 from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
@@ -115,7 +115,7 @@ def _run(
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
-    for batch, _ in paired_batches(samples, samples, run.batch_size, run.shown("activations"), run.processes):
+    for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
         found = network.encode(network.preprocess(batch.samples), list(layers))
         for layer in layers:
             check_finite(found[layer], f"layer {layer!r}", batch)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hf_stitch import Moments, registries
-from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
 from hf_stitch.registry import check_choice
 from hf_stitch.stitches import Stitch
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
@@ -160,13 +160,13 @@ def candidates(
             if map == "auto":
                 continue
             raise ValueError(f"{name} needs equal widths, got {old_width} and {new_width}; use 'ridge'")
-        if kind.fits == "task":
+        if issubclass(kind, TrainedMatcher):
             raise ValueError(f"{name} is trained on the loss of a task and cannot be fitted to vectors")
         variants = (
             [(options, None)] if options else _variants(name, auto=map == "auto", width=min(old_width, new_width))
         )
         for each in directions:
-            if each == "adjoint" and ((kind.fits == "rows" and name != "retrieval") or name == "identity"):
+            if each == "adjoint" and ((kind.collects == "rows" and name != "retrieval") or name == "identity"):
                 if direction == "adjoint" and map != "auto":
                     raise ValueError(f"{name} has no adjoint of use: choose direction 'index' or 'query'")
                 continue  # the adjoint of the identity is the identity on queries

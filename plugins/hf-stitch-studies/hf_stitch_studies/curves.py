@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_stitch.analysis import Score
-from hf_stitch.analysis.classes import numbered_as, warn_of_other_classes
 from hf_stitch.analysis.scoring import Array, answers, as_score, check_place, figures_of, scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.results import Result
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
@@ -216,9 +216,8 @@ def relative_accuracies(
         raise ValueError("relative accuracy needs a classification head and samples with labels")
     samples = numbered_as(samples, stitched.config)
     warn_of_other_classes(samples, stitched.config)
-    found = answers(
-        stitched, layers, samples, scored_target(stitched, target), Run(batch_size=batch_size, progress=progress)
-    )
+    run = Run(batch_size=batch_size, progress=progress)
+    found = answers(stitched, layers, PairedSamples.of(samples), scored_target(stitched, target), run)
     if not found["target"]["right"].any():
         raise ValueError(
             f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"

@@ -11,8 +11,8 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.matchers.fitting import Statistics, fit_layer
 from hf_stitch.matchers.low_rank import greatest_rank
+from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
@@ -68,7 +68,7 @@ def reduced_ranks(
     chosen = None if ranks is None else list(ranks)
     if wrong := [rank for rank in chosen or () if not 1 <= rank <= most]:
         raise ValueError(f"ranks must be from 1 to {most}, the smaller width of the stitch, got {wrong[0]}")
-    statistics: Statistics = {}
+    statistics: dict[str, Moments] = {}
     whole, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
     for batch in Samples.of(train_data).batches(batch_size, "fitting" if progress else None):
         with evaluating(stitched):
@@ -81,12 +81,8 @@ def reduced_ranks(
     if chosen is None:
         most = min(greatest_rank(moments) for moments in statistics.values())
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
-    return {
-        rank: fit_layer(
-            registries.matchers.build("low_rank", rank=rank), statistics, place.source, place.target, place.pooling
-        )
-        for rank in chosen
-    }
+    collected = CollectedParts(place.source, place.target, place.pooling, statistics)
+    return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in chosen}
 
 
 def rank_curve(

@@ -23,11 +23,12 @@ from hf_stitch_studies import (
 from rich.console import Console
 
 import hf_stitch
-from hf_stitch.matchers.fitting import collect, fit_layer
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.registry import registries
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import LinearStitch, LowRankStitch, MaskedStitch, StitchingLayer
-from hf_stitch.workflows._stitch import join
 
 QUICK = {"resamples": 100, "progress": False}
 GRID, TOKENS = RepresentationSpec("bchw", 6, (2, 2)), RepresentationSpec("bnd", 4, (2, 2), prefix_tokens=1)
@@ -181,10 +182,9 @@ def test_pruning_rejects_bad_input(options: dict[str, float], message: str) -> N
 def test_one_pass_matches_a_separate_pass_for_each_rank(place: Any) -> None:
     ranks = reduced_ranks(place.stitched, place.train, progress=False)
     assert list(ranks) == [1, 2, 4, 8]
-    spec = place.stitched.stitch.source
-    statistics = collect(place.source, place.target, [("0", "0")], place.train, progress=False)["0", "0"]
+    collected = CollectedPair(Pair(place.source, place.target).at([("0", "0")]), PairedSamples.of(place.train))
     for rank, found in ranks.items():
-        alone = fit_layer(registries.matchers.build("low_rank", rank=rank), statistics, spec, spec)
+        alone = registries.matchers.build("low_rank", rank=rank).match(collected).only
         torch.testing.assert_close(found.body.matrix(), alone.body.matrix())
     torch.testing.assert_close(ranks[8].body.matrix(), place.stitched.stitch.body.weight, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="ranks must be from 1 to 8, the smaller width of the stitch, got 9"):

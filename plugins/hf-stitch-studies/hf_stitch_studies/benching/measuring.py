@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.layers import layer_names
 from hf_stitch_studies.benching.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
 from hf_stitch_studies.benching.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
 from hf_stitch_studies.benching.low_rank import LowRankBasis, default_ranks

@@ -16,13 +16,14 @@ from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.data import Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
+from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
 from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs, named_layers, named_networks, scored_task
+from hf_stitch.workflows._networks import check_runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
 from hf_stitch_studies.benching.distances import (
     Distance,

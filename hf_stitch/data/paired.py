@@ -1,0 +1,116 @@
+"""The same samples for two networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hf_stitch.data.samples import Batch, Samples, check_same_order
+from hf_stitch.running import Run
+
+
+@dataclass(frozen=True)
+class PairedSamples:
+    """What two networks read: the same samples, or others with the same ids in the same order (translations).
+
+    Attributes:
+        a: Samples of the first network.
+        b: Samples of the second network; the same object if both read the same, so that each batch is read once.
+
+    Example:
+        >>> samples = PairedSamples.of(["a", "b", "c"], ["x", "y", "z"])
+        >>> [(count, one.samples, other.samples) for count, one, other in samples.batches(Run(batch_size=2), "reading")]
+        [(2, ['a', 'b'], ['x', 'y']), (3, ['c'], ['z'])]
+    """
+
+    a: Samples
+    b: Samples
+
+    @classmethod
+    def of(cls, data: Any, paired_data: Any = None) -> Self:
+        """Read the samples of one network or of both.
+
+        Args:
+            data: Raw samples in any form that :meth:`Samples.of` accepts.
+            paired_data: Raw samples of the second network, if it reads others.
+
+        Raises:
+            ValueError: If they do not have the same ids in the same order.
+        """
+        a = Samples.of(data)
+        if paired_data is None:
+            return cls(a, a)
+        b = Samples.of(paired_data)
+        check_same_order(a, b)
+        return cls(a, b)
+
+    def __len__(self) -> int:
+        """Return the number of samples of each network."""
+        return len(self.a)
+
+    @property
+    def differ(self) -> bool:
+        """Whether the second network reads other samples."""
+        return self.a is not self.b
+
+    def with_first(self, a: Samples) -> Self:
+        """Return the same with other labels of the samples of the first network."""
+        return type(self)(a, self.b if self.differ else a)
+
+    def select(self, places: Iterable[int]) -> Self:
+        """Return some of the samples."""
+        chosen = list(places)
+        a = self.a.select(chosen)
+        return type(self)(a, self.b.select(chosen) if self.differ else a)
+
+    def take(self, count: int) -> Self:
+        """Return the first samples."""
+        a = self.a.take(count)
+        return type(self)(a, self.b.take(count) if self.differ else a)
+
+    def split(self, test_size: float | int, seed: int) -> tuple[Self, Self]:
+        """Return a training and a test part (:meth:`Samples.split`)."""
+        train, test = self.a.split(test_size, seed)
+        if not self.differ:
+            return type(self)(train, train), type(self)(test, test)
+        place = {id_: index for index, id_ in enumerate(self.a.ids)}
+        others = (self.b.select([place[id_] for id_ in part.ids]) for part in (train, test))
+        return type(self)(train, next(others)), type(self)(test, next(others))
+
+    def of_process(self, run: Run) -> Self:
+        """Return the part of this process."""
+        if run.processes.count == 1:
+            return self
+        return self.select(range(*run.processes.part(len(self), run.batch_size)))
+
+    def batches(self, run: Run, label: str, done: int = 0) -> Iterator[tuple[int, Batch, Batch]]:
+        """Iterate over the batches of this process in parallel.
+
+        Args:
+            run: How the job runs.
+            label: Label of the progress bar.
+            done: Number of samples of this process to leave out, as they have been read before.
+
+        Yields:
+            Number of samples including the batch, and the batch of each network.
+
+        Raises:
+            OtherProcessError: If another process has failed meanwhile.
+        """
+        from tqdm.auto import tqdm
+
+        own = self.of_process(run)
+        hide = True if run.shown(label) is None else None  # None: shown on terminals only
+        with tqdm(total=len(own), initial=done, desc=label, unit="sample", delay=3, disable=hide) as bar:
+            if done >= len(own):
+                return
+            rest = own.select(range(done, len(own))) if done else own
+            firsts = rest.a.batches(run.batch_size)
+            pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in firsts)
+            if rest.differ:
+                pairs = zip(firsts, rest.b.batches(run.batch_size), strict=True)
+            for batch, twin in run.processes.watched(pairs):
+                done += len(batch.samples)
+                yield done, batch, twin
+                bar.update(len(batch.samples))

@@ -1,0 +1,271 @@
+"""Activations of two networks at pairs of layers, as matchers read them."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.pairs.moments import PairMoments, check_moments_fit
+from hf_stitch.pairs.pair import Cell, Pair, check_finite
+from hf_stitch.processes import ALONE
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.resources import check_fits
+from hf_stitch.running import Run
+from hf_stitch.statistics import Features, Moments
+from hf_stitch.statistics.base import within
+from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths, source_positions, source_prefix
+from hf_stitch.storage.checkpoint import Checkpoint
+
+Rows = dict[str, tuple[Tensor, Tensor]]
+"""Rows of the source and of the target, by part of a stitching layer."""
+
+
+class Collected(ABC):
+    """Activations at pairs of layers. What several matchers read is collected once, when the first asks for it.
+
+    Each method returns its values by part of the stitching layer: ``body``, and ``prefix`` where the target has prefix
+    tokens and the pooling leaves positions.
+
+    Attributes:
+        pair: The networks; ``None`` if there are only vectors.
+        pooling: The pooling.
+        cells: The pairs of layers.
+
+    Example:
+        >>> spec = RepresentationSpec("bd", 3)
+        >>> given = CollectedParts(spec, spec, "none", {"body": Features().update(torch.ones(9, 3), torch.ones(9, 3))})
+        >>> [given.moments(cell) for cell in given.cells]
+        [{'body': Moments(dx=3, dy=3, n=9, device='cpu')}]
+    """
+
+    pair: Pair | None = None
+    pooling: Pooling
+    cells: tuple[Cell, ...]
+
+    @abstractmethod
+    def specs(self, cell: Cell) -> tuple[RepresentationSpec, RepresentationSpec]:
+        """Return the specs of a pair of layers, of the source and of the target."""
+
+    @abstractmethod
+    def batches(self, cell: Cell) -> Iterator[Rows]:
+        """Iterate over the paired rows of a pair of layers, batch by batch; all processes read all samples."""
+
+    @abstractmethod
+    def moments(self, cell: Cell) -> dict[str, Moments]:
+        """Return the moments of the paired rows of a pair of layers."""
+
+    @abstractmethod
+    def rows(self, cell: Cell) -> dict[str, Features]:
+        """Return the paired rows of a pair of layers."""
+
+    def unpaired(self, cell: Cell) -> Rows | None:
+        """Return rows of both sides without partners, if there are samples of this kind."""
+        return None
+
+
+class CollectedPair(Collected):
+    """Activations of two networks that run on samples.
+
+    Moments of all pairs of layers are collected in one pass, in which each network runs once per batch. Rows and
+    batches take a pass of their own.
+
+    Args:
+        pair: The networks with their pairs of layers.
+        samples: The samples.
+        run: How the job runs. The processes share the samples, and all of them get the same.
+        unpaired: Samples of the source and samples of the target without partners.
+        state: Checkpoint of the job, from which interrupted work continues.
+
+    Raises:
+        ValueError: From each method, if activations are NaN or infinite (the message names layer and sample), or what
+            is collected does not fit into memory.
+
+    Example:
+        >>> import hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> net = hf_stitch.load(Sequential(Linear(4, 8), ReLU(), Linear(8, 2)), example_inputs=torch.randn(2, 4))
+        >>> pair = Pair(net, net).at([("0", "0"), ("0", "1")])
+        >>> collected = CollectedPair(pair, PairedSamples.of(torch.randn(50, 4)))
+        >>> collected.moments(("0", "1"))
+        {'body': Moments(dx=8, dy=8, n=50, device='cpu')}
+        >>> hf_stitch.matchers.Ridge().match(collected).layers["0", "0"].widths
+        (8, 8)
+    """
+
+    pair: Pair
+
+    def __init__(
+        self, pair: Pair, samples: PairedSamples, run: Run | None = None, *,
+        unpaired: tuple[Samples, Samples] | None = None, state: Checkpoint | None = None,
+    ) -> None:  # fmt: skip
+        self.pair, self.samples, self.run = pair, samples, run or Run()
+        self.pooling, self.cells = pair.pooling, pair.cells
+        self._lonely, self._state = unpaired, state
+        self._moments: PairMoments | None = None
+        self.sums: dict[str, Tensor] = {}
+        """Sums of the moments of this process, as a checkpoint keeps them."""
+
+    def specs(self, cell: Cell) -> tuple[RepresentationSpec, RepresentationSpec]:
+        """Return the specs of a pair of layers."""
+        return self.pair.specs(cell)
+
+    @torch.no_grad()
+    def batches(self, cell: Cell) -> Iterator[Rows]:
+        """Iterate over the paired rows of a pair of layers."""
+        yield from self._batches(cell, replace(self.run, processes=ALONE))
+
+    def _batches(self, cell: Cell, run: Run) -> Iterator[Rows]:
+        pair = replace(self.pair, cells=(cell,))
+        for _, batch, twin in self.samples.batches(run, "fitting"):
+            found = pair.run(batch, twin)
+            yield paired_rows(found.x[cell[0]], found.y[cell[1]], self.pooling)
+
+    def moments(self, cell: Cell) -> dict[str, Moments]:
+        """Return the moments of a pair of layers."""
+        if self._moments is None:
+            self._moments = self._collect()
+        return self._moments.of(*cell)
+
+    @torch.no_grad()
+    def _collect(self) -> PairMoments:
+        """Collect the moments of all pairs of layers."""
+        pair, run, state = self.pair, self.run, self._state
+        check_moments_fit(pair)
+        moments, done = PairMoments(pair.cells, pair.pooling), None
+        last = len(self.samples.of_process(run))
+        if state is not None:
+
+            def restore(_: int, kept: Mapping[str, Tensor]) -> None:
+                moments.load_state_dict(within("moments.", kept))
+
+            position = state.load(torch.device("cpu"), range(sys.maxsize), restore)
+            done = None if position is None else min(position, last)
+        if done is None and run.processes.count > 1:
+            whole = self.samples.take(min(run.batch_size, len(self.samples)))
+            ((_, batch, twin),) = whole.batches(replace(run, progress=False, processes=ALONE), "fitting")
+            first = pair.run(batch, twin)
+            moments.prepare(first.x, first.y)
+        for count, batch, twin in self.samples.batches(run, "fitting", done or 0):
+            found = pair.run(batch, twin)
+            moments.update(found.x, found.y)
+            if state is not None and state.due(count == last):
+                state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
+        self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
+        return moments.all_reduce(run.processes)
+
+    @torch.no_grad()
+    def rows(self, cell: Cell) -> dict[str, Features]:
+        """Return the paired rows of a pair of layers, in memory."""
+        found: dict[str, Features] = {}
+        for parts in self._batches(cell, self.run):
+            if not found:
+                count = min(self.run.batch_size, len(self.samples.of_process(self.run)))
+                size = sum(rows.nbytes for both in parts.values() for rows in both) * len(self.samples) // count
+                cpu = torch.device("cpu")
+                check_fits("the rows of all samples", size, cpu, "use fewer samples, or a matcher of moments")
+            for part, rows in parts.items():
+                found.setdefault(part, Features()).update(*rows)
+        if self.run.processes.accelerator is not None:
+            for features in found.values():
+                features.all_reduce(self.run.processes.accelerator)
+        return found
+
+    @torch.no_grad()
+    def unpaired(self, cell: Cell) -> Rows | None:
+        """Return rows of both sides, each on samples of its own, in memory."""
+        if self._lonely is None:
+            return None
+        specs, sides, processes = self.specs(cell), [], self.run.processes
+        adapters = (("source", self.pair.source), ("target", self.pair.target))
+        for (side, adapter), layer, samples in zip(adapters, cell, self._lonely, strict=True):
+            both, found = PairedSamples(samples, samples), dict[str, list[Tensor]]()
+            for _, batch, _ in both.batches(self.run, f"reading the {side}"):
+                values = adapter.encode(adapter.preprocess(batch.samples), layer)[layer]
+                check_finite(values, f"layer {layer!r} of the {side}", batch)
+                parts = _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
+                if not found:
+                    share = len(both.of_process(self.run)) / len(batch.samples)
+                    size = int(sum(rows.nbytes for rows in parts.values()) * share)
+                    check_fits(f"the unpaired rows of the {side}", size, torch.device("cpu"), "use fewer samples")
+                for part, rows in parts.items():
+                    found.setdefault(part, []).append(rows.cpu())
+            mine = {part: torch.cat(rows) for part, rows in found.items()}
+            if processes.count > 1:
+                others = [processes.from_rank(mine, rank) for rank in range(processes.count)]
+                mine = {part: torch.cat([other[part] for other in others]) for part in mine}
+            sides.append(mine)
+        return {part: (sides[0][part], sides[1][part]) for part in part_widths(*specs, self.pooling)}
+
+
+class CollectedParts(Collected):
+    """Moments or rows of one pair of layers that were collected elsewhere, of vectors without networks.
+
+    Args:
+        source: Spec of the source.
+        target: Spec of the target.
+        pooling: The pooling.
+        parts: Moments or rows, by part of the stitching layer.
+
+    Example:
+        >>> import hf_stitch
+        >>> x = torch.randn(50, 3)
+        >>> spec = RepresentationSpec("bd", 3)
+        >>> collected = CollectedParts(spec, spec, "none", {"body": Features().update(x, -x)})
+        >>> round(hf_stitch.matchers.Lstsq().match(collected).only.body.fitted["r2"], 6)
+        1.0
+    """
+
+    def __init__(
+        self, source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling,
+        parts: Mapping[str, Moments | Features],
+    ) -> None:  # fmt: skip
+        self._specs, self.pooling, self._parts = (source, target), pooling, parts
+        self.cells = (("source", "target"),)
+
+    def specs(self, cell: Cell) -> tuple[RepresentationSpec, RepresentationSpec]:
+        """Return both specs."""
+        return self._specs
+
+    def batches(self, cell: Cell) -> Iterator[Rows]:
+        """Yield all rows as one batch."""
+        yield {part: (found.x, found.y) for part, found in self.rows(cell).items()}
+
+    def moments(self, cell: Cell) -> dict[str, Moments]:
+        """Return the moments, of the rows if these are given."""
+        return {
+            part: found
+            if isinstance(found, Moments)
+            else Moments(found.x.shape[1], found.y.shape[1]).update(found.x, found.y)
+            for part, found in self._parts.items()
+        }
+
+    def rows(self, cell: Cell) -> dict[str, Features]:
+        """Return the rows; a ValueError if only moments are given."""
+        rows = {part: found for part, found in self._parts.items() if isinstance(found, Features)}
+        if len(rows) < len(self._parts):
+            raise ValueError("the matcher is fitted to rows, and here are only moments: use a matcher of moments")
+        return rows
+
+
+def _rows_alone(
+    values: Representation, target: RepresentationSpec, pooling: Pooling, *, of_source: bool
+) -> dict[str, Tensor]:
+    """Return the rows of one side by part, as ``paired_rows`` does for both."""
+    if pooling == "none" and values.layout != "bd":
+        values.check_padding_known(pooling)
+        rows = source_positions(values, values.spec, target, pooling) if of_source else values.positions()
+        mask = None if values.mask is None else values.mask[:, values.prefix_tokens :]
+        parts = {"body": rows.flatten(0, 1) if mask is None else rows[mask]}
+    elif of_source:
+        parts = {"body": source_positions(values, values.spec, target, pooling)}
+    else:
+        parts = {"body": values.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling)}
+    if target.prefix_tokens and pooling not in POOLED:
+        parts["prefix"] = source_prefix(values) if of_source else values.prefix().flatten(1)
+    return parts

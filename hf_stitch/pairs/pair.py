@@ -1,0 +1,240 @@
+"""Two networks that meet at pairs of layers: :class:`Pair`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters import Adapter, load_on
+from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.prefixes import PrefixAdapter
+from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.registry import check_choice
+from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.running import Run
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
+from hf_stitch.tasks import CLASSIFIES, check_labels, logits_of, task_of
+
+Cell = tuple[str, str]
+"""Layer of the source, layer of the target."""
+Align = Literal["tokens", "prefix"]
+ALIGN: tuple[str, ...] = get_args(Align)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What both networks output for a batch, each run once."""
+
+    inputs: Mapping[str, Any]
+    x: Mapping[str, Representation]
+    y: Mapping[str, Representation]
+    source: Any
+    target: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A source and a target that stitches join, with the pairs of layers between which they run. It has no samples.
+
+    Attributes:
+        source: The network of the front halves.
+        target: The network of the back halves.
+        pooling: The pooling of all stitches.
+        task: Task of the stitched models; ``None`` without a head.
+        cells: The pairs of layers.
+        align: How positions of texts correspond.
+        kept: What is made of the pair once and used again, such as copies of its halves.
+
+    Example:
+        >>> import hf_stitch
+        >>> nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> pair = Pair(a, b).at([("1", "0"), ("1", "1")])
+        >>> pair.layers_a, pair.layers_b
+        (('1',), ('0', '1'))
+        >>> pair.identity(("1", "0")).widths
+        (8, 8)
+    """
+
+    source: Adapter
+    target: Adapter
+    pooling: Pooling = "none"
+    task: str | None = None
+    cells: tuple[Cell, ...] = ()
+    align: Align = "tokens"
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, run: Run, source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, *, pooling: Pooling,
+        task: str | None = "auto", scored: bool = False, align: Align = "tokens", own: bool = False,
+    ) -> Self:  # fmt: skip
+        """Load two networks and check that they meet; with ``own``, maps also take the embedding of the target's token.
+
+        Raises:
+            ValueError: If the networks do not take the same samples or tokens, the head cannot be scored, the target
+                has no task although stitched models are ``scored``, or the pooling leaves too little for the task.
+        """
+        check_choice("pooling", pooling, POOLINGS)
+        check_choice("align", align, ALIGN)
+        a, b = load_on(source, run.processes.device), load_on(target, run.processes.device)
+        if align == "prefix":
+            a = PrefixAdapter(a, b, own=own)
+        elif own:
+            raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
+        check_meet(a, b, pooling)
+        found = scored_task(b, task) if scored else task_of(b, task)
+        if found == "text-generation" and pooling in POOLED:
+            raise ValueError(
+                f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
+                "pooling='none'"
+            )
+        return cls(a, b, pooling, found, align=align)
+
+    def at(self, cells: Iterable[Cell]) -> Self:
+        """Return the pair with these pairs of layers, verified as cuts."""
+        chosen = tuple(dict.fromkeys(cells))
+        for la, lb in chosen:
+            self.source.cut(la)
+            self.target.cut(lb)
+        return replace(self, cells=chosen)
+
+    def over(self, layers_a: Iterable[str] | None, layers_b: Iterable[str] | None) -> Self:
+        """Return the pair with all pairs of some layers of both, by default of all cuts."""
+        of_a = layer_names("layers_a", self.source.layers if layers_a is None else layers_a)
+        of_b = layer_names("layers_b", self.target.layers if layers_b is None else layers_b)
+        return self.at((a, b) for b in of_b for a in of_a)
+
+    @property
+    def layers_a(self) -> tuple[str, ...]:
+        """Layers of the source."""
+        return tuple(dict.fromkeys(a for a, _ in self.cells))
+
+    @property
+    def layers_b(self) -> tuple[str, ...]:
+        """Layers of the target."""
+        return tuple(dict.fromkeys(b for _, b in self.cells))
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether next tokens are predicted."""
+        return self.task == "text-generation"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """How the networks meet, as JSON values for a recipe."""
+        aligned = {} if self.align == "tokens" else {"align": self.align, "own": self.source.embedding_width > 0}
+        return {"pooling": self.pooling, **aligned}
+
+    @property
+    def hashes(self) -> dict[str, Any]:
+        """Hashes of the weights of both networks."""
+        return {name: getattr(self, name).pinned.weights_hash for name in ("source", "target")}
+
+    def specs(self, cell: Cell) -> tuple[RepresentationSpec, RepresentationSpec]:
+        """Return the specs at a pair of layers."""
+        return self.source.spec(cell[0]), self.target.spec(cell[1])
+
+    def identity(self, cell: Cell, means: Mapping[str, Tensor] | None = None) -> StitchingLayer:
+        """Return the stitching layer between two layers whose maps are identities."""
+        specs = self.specs(cell)
+        maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, self.pooling).items()}
+        return StitchingLayer(*specs, self.pooling, maps["body"], maps.get("prefix"), means)
+
+    def run(self, batch: Batch, twin: Batch | None = None, *, complete: bool = False) -> Outputs:
+        """Run both networks once on a batch, to their deepest layers or, if ``complete``, to their ends.
+
+        Args:
+            batch: Raw samples.
+            twin: Samples of the target, if it takes other ones.
+            complete: Whether to run the networks to their ends, where a source that reads the tokens of the target has
+                no output.
+
+        Raises:
+            ValueError: If activations are NaN or infinite; the message names layer and sample.
+        """
+        found, outputs, inputs = [], [], {}
+        for side, adapter, layers, own in (
+            ("source", self.source, self.layers_a, batch),
+            ("target", self.target, self.layers_b, twin or batch),
+        ):
+            inputs = adapter.preprocess(own.samples)
+            kept: dict[str, Representation] = {}
+
+            def keep(name: str, representation: Representation, kept: dict[str, Representation] = kept) -> None:
+                kept[name] = representation.replace(values=representation.values.clone())
+
+            outputs.append(adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes))
+            for name, representation in kept.items():
+                check_finite(representation, f"layer {name!r} of the {side}", batch)
+            found.append(kept)
+        return Outputs(inputs, found[0], found[1], outputs[0], outputs[1])
+
+    def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
+        """Run the target from a layer on mapped activations, in the dtype of its own ones."""
+        return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype)), layer)
+
+    @torch.no_grad()
+    def rehearse(self, train: PairedSamples, test: Samples) -> None:
+        """Run one sample through both networks and every cut, so that errors occur before all data are read.
+
+        Raises:
+            ValueError: If the sample has another size than the one for which a network is cut, rows do not correspond,
+                the target cannot run on what the pooling leaves, or labels of the test samples are no classes of it.
+        """
+        ((_, batch, twin),) = train.take(1).batches(Run(1, progress=False), "rehearsing")
+        found = self.run(batch, twin, complete=self.task is not None)
+        for side, adapter, representations in (("source", self.source, found.x), ("target", self.target, found.y)):
+            for layer, representation in representations.items():
+                if representation.spec != adapter.spec(layer):
+                    raise ValueError(
+                        f"on these samples layer {layer!r} of the {side} outputs {representation.spec}, but the "
+                        f"network is cut for {adapter.spec(layer)}: load it with example_inputs of the size of the "
+                        "samples, or resize the samples"
+                    )
+        for la, lb in self.cells:
+            paired_rows(found.x[la], found.y[lb], self.pooling)
+        for lb in self.layers_b:
+            la = next(a for a, b in self.cells if b == lb)
+            mapped = self.identity((la, lb))(found.x[la])
+            try:
+                self.finish(mapped, lb, found.y[lb])
+            except Exception as error:
+                raise ValueError(
+                    f"the target cannot run from layer {lb!r} on the activations that pooling={self.pooling!r} leaves "
+                    f"({type(error).__name__}: {error}); use another pooling or layer"
+                ) from error
+        if self.task in CLASSIFIES:
+            check_labels(test, logits_of(found.target).shape[-1])
+
+
+def scored_task(target: Adapter, task: str | None) -> str:
+    """Return the task of stitched models that are scored by their logits; a ValueError if the target has none."""
+    found = task_of(target, task)
+    if found is None:
+        raise ValueError(
+            f"stitched models are scored by the logits of the target, but its task is {found!r}: pass task=, for "
+            "example task='image-classification'"
+        )
+    return found
+
+
+def check_finite(representation: Representation, what: str, batch: Batch) -> None:
+    """Check that the activations of a batch are finite, except at padding; the error names the first sample."""
+    values = representation.values
+    if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the first is far faster, but may overflow
+        return
+    real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
+    bad = ~torch.isfinite(real).flatten(1).all(1)
+    if bool(bad.any()):
+        sample = batch.ids[int(bad.nonzero()[0])]
+        raise ValueError(
+            f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is "
+            f"{sample!r}"
+        )

@@ -1,0 +1,87 @@
+"""The samples of a job: :class:`Split`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data.classes import numbered_as
+from hf_stitch.pairs.pair import Pair
+from hf_stitch.running import Run
+from hf_stitch.tasks import CLASSIFIES
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples to which stitches are fitted, and those on which they are scored.
+
+    Attributes:
+        train: The training samples.
+        test: The test samples.
+        unpaired: Samples of the source and of the target of which nobody knows which belong together, if there are any.
+        record: What they are, as JSON values for a recipe.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> net = hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
+        >>> split = Split.of(Pair(net, net), Run(), torch.randn(10, 4), test_size=2)
+        >>> len(split.train), len(split.test), split.record["test_size"]
+        (8, 2, 2)
+    """
+
+    train: PairedSamples
+    test: PairedSamples
+    unpaired: tuple[Samples, Samples] | None = None
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None, test_size: float | int,
+        unpaired: Any = None,
+    ) -> Self:  # fmt: skip
+        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample.
+
+        Raises:
+            ValueError: If they do not correspond, cannot be split, or are too long for the source.
+        """
+        if paired_data is not None and pair.align == "prefix":
+            raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
+        if paired_data is not None and test_data is not None:
+            raise ValueError("paired_data is split together with data: leave out test_data")
+        lonely = None if unpaired is None else _unpaired(unpaired)
+        given = PairedSamples.of(data, paired_data)
+        record: dict[str, Any] = {"data": given.a.fingerprint}
+        if given.differ:
+            record["paired_data"] = given.b.fingerprint
+        samples = _numbered(given, pair)
+        if test_data is None:
+            train, test = samples.split(test_size, run.seed)
+            record |= {"test_size": test_size, "seed": run.seed}
+        else:
+            held_out = PairedSamples.of(test_data)
+            record["test_data"] = held_out.a.fingerprint
+            train, test = samples, _numbered(held_out, pair)
+        if lonely is not None:
+            record["unpaired"] = [side.fingerprint for side in lonely]
+        for part in (train.a, test.a, *(lonely or ())[:1]):
+            pair.source.check_lengths(part)
+        return cls(train, test, lonely, {**record, "samples": len(train)})
+
+
+def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
+    if pair.task not in CLASSIFIES:
+        return samples
+    return samples.with_first(numbered_as(samples.a, getattr(pair.target.model, "config", None)))
+
+
+def _unpaired(given: Any) -> tuple[Samples, Samples]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ValueError(
+            f"unpaired must be two sets of samples (of the source, of the target), got {type(given).__name__}"
+        )
+    sides = Samples.of(given[0]), Samples.of(given[1])
+    for name, side in zip(("source", "target"), sides, strict=True):
+        if len(side) < 2:
+            raise ValueError(f"unpaired samples of the {name} must be at least 2, got {len(side)}")
+    return sides

@@ -1,0 +1,113 @@
+"""Kinds of matchers: a new one works in every job, and no job knows the kinds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch.matchers import Matched, Matcher, match_each
+from hf_stitch.pairs import Collected
+from hf_stitch.registry import registries
+from hf_stitch.stitches import LinearStitch
+from hf_stitch.testing import check_matcher
+
+KINDS = {"ClosedFormMatcher", "RowsMatcher", "TrainedMatcher", "UnpairedMatcher"}
+CUT: dict[str, Any] = {"task": "image-classification", "progress": False}
+
+
+@dataclass(frozen=True)
+class Descent(Matcher):
+    """An affine map by one pass of gradient descent, which needs neither moments nor all rows at once."""
+
+    name, title = "descent", "one pass of gradient descent"
+    rate: float = 0.5
+
+    def match(self, collected: Collected, folder: Path | None = None) -> Matched:
+        return match_each(collected, lambda cell: {"body": collected.batches(cell)}, self.descend)
+
+    def descend(self, batches: Iterator[dict[str, tuple[Tensor, Tensor]]]) -> tuple[LinearStitch, Tensor]:
+        weight, n, total, errors = None, 0, 0, 0
+        for rows in batches:
+            x, y = rows["body"]
+            if not len(x):
+                raise ValueError("descent needs rows, got none")
+            if weight is None:
+                weight, bias = x.new_zeros(y.shape[1], x.shape[1]), y.mean(0)
+            error = y - x @ weight.T - bias
+            weight = weight + self.rate / (x.square().sum(1).mean() + 1) * error.T @ x / len(x)
+            n, total, errors = n + len(x), total + y.sum(0), errors + error.square().sum()
+        stitch = LinearStitch.of(weight=weight, bias=bias)
+        stitch.fitted = {"n": n, "r2": float(1 - errors / n)}
+        return stitch, total / n
+
+
+@pytest.fixture
+def descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registries.matchers._registered, "descent", Descent)
+
+
+def networks() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in "ab"]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    return a, b
+
+
+def data(n: int = 120, seed: int = 0) -> hf_stitch.Samples:
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return hf_stitch.Samples.of(x, label=[place % 3 for place in range(n)])
+
+
+def test_a_new_kind_works_in_every_job(descent: None, tmp_path: Path) -> None:
+    (a, b), samples = networks(), data()
+    cut = {"source_layer": "1", "target_layer": "3"}
+    stitched = hf_stitch.stitch(a, b, samples, **cut, matcher="descent", rate=0.3, batch_size=16, **CUT)
+    assert stitched.stitch.body.fitted["n"] == 96 and stitched.stitch.widths == (8, 6)
+    assert stitched.config.recipe["matcher"] == {"name": "descent", "rate": 0.3} and stitched.evaluation is not None
+    layers: dict[str, Any] = {"layers_a": ["1", "3"], "layers_b": ["1", "3"], "matchers": [Descent(0.3), "lstsq"]}
+    grid = hf_stitch.stitch_grid(a, b, samples, **layers, batch_size=16, resamples=5, checkpoint_dir=tmp_path, **CUT)
+    assert not grid.undefined
+    assert torch.equal(grid.stitches["descent(rate=0.3)", "1", "3"].body.weight, stitched.stitch.body.weight)
+    new = hf_stitch.swap(
+        a, b, data(40, seed=1), encoder_layer="3", target_layer="3", matcher="descent", baselines=[], **CUT
+    )
+    assert new.stitch.body.fitted["n"] == 40
+    for job, more in ((hf_stitch.stitch, {"matcher": "descent"}), (hf_stitch.stitch_grid, {"matchers": ["descent"]})):
+        plan = hf_stitch.plan(job, a, b, samples, **more, **CUT)
+        assert plan.seconds > 0 and plan.fits
+
+
+def test_a_new_kind_has_the_contract_of_matchers(descent: None) -> None:
+    check_matcher("descent")
+
+
+def test_a_grid_of_one_pair_of_layers_takes_matchers_of_rows() -> None:
+    a, b = networks()
+    cell: dict[str, Any] = {"layers_a": ["1"], "layers_b": ["3"], "resamples": 5}
+    assert not hf_stitch.stitch_grid(a, b, data(), matchers=["retrieval"], **cell, **CUT).undefined
+
+
+def test_a_swap_does_not_train() -> None:
+    a, b = networks()
+    with pytest.raises(ValueError, match="a swap does not train"):
+        hf_stitch.swap(a, b, data(40), encoder_layer="3", target_layer="3", matcher="task_loss", **CUT)
+
+
+@pytest.mark.parametrize("room", ["workflows", "analysis"])
+def test_no_job_knows_the_kinds(room: str) -> None:
+    for path in sorted((Path(hf_stitch.__file__).parent / room).rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        names = {
+            each.id if isinstance(each, ast.Name) else each.name
+            for each in nodes
+            if isinstance(each, ast.Name | ast.alias)
+        }
+        assert not names & KINDS, f"{path} names {names & KINDS}"
