@@ -92,6 +92,6 @@ def _why_not_copied(model: nn.Module, error: Exception) -> str:
                 found = f" because of its module {name!r}, {type(module).__name__}"
                 break
     return (
-        f"{type(model).__name__} cannot be copied{found} ({type(error).__name__}: {error}), and a half of a network is a "
-        "copy: stitch another form of the network, for example before it is quantised; comparing needs no copy"
+        f"{type(model).__name__} cannot be copied{found} ({type(error).__name__}: {error}), and a half of a network is "
+        "a copy: stitch another form of the network, for example before it is quantised; comparing needs no copy"
     )

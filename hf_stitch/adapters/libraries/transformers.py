@@ -352,7 +352,11 @@ class TransformersAdapter(Adapter):
         import transformers
 
         kind = _class(blueprint["class"])
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
+        if not (
+            isinstance(kind, type)
+            and issubclass(kind, transformers.PreTrainedModel)
+            and (settings := kind.config_class)
+        ):
             raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
         arguments = {name: bool(value) for name, value in dict(blueprint.get("arguments", {})).items()}
         if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
@@ -363,7 +367,7 @@ class TransformersAdapter(Adapter):
             raise lacking
 
         def made(attention: Any) -> nn.Module:
-            config = kind.config_class.from_dict(own_code_only(blueprint["config"]))
+            config = settings.from_dict(own_code_only(blueprint["config"]))
             if attention:
                 config._attn_implementation = own_code_only(attention, "attention_implementation")
             with uninitialised():
