@@ -157,17 +157,6 @@ def install_hint(kind: str, name: str) -> str:
     """Return how to install a name that this installation lacks, for messages.
 
     The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
-
-    Args:
-        kind: Name of a registry, or ``"names"`` for what plugins export.
-        name: The name.
-
-    Returns:
-        For example ``it comes with hf-stitch-studies: pip install hf-stitch-studies``; empty for names of no plugin.
-
-    Example:
-        >>> install_hint("commands", "embeddings")
-        'it comes with hf-stitch-embeddings: pip install hf-stitch-embeddings'
     """
     table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
     found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())

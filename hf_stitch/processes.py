@@ -49,31 +49,13 @@ class OtherProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share the samples.
+    """The processes that share the samples."""
 
-    Attributes:
-        accelerator: Accelerator of the processes; ``None`` for a single process.
-
-    Example:
-        >>> Processes(None).count, Processes(None).part(10)
-        (1, (0, 10))
-    """
-
-    accelerator: Accelerator | None
+    accelerator: Accelerator | None  # accelerator of the processes; None for a single process
 
     @classmethod
     def of(cls, accelerator: Accelerator | None) -> Processes:
-        """Use the given accelerator, or create one if several processes were launched.
-
-        Args:
-            accelerator: Accelerator of the caller, or ``None``.
-
-        Returns:
-            The processes.
-
-        Raises:
-            TypeError: If it is no accelerator.
-        """
+        """Use the given accelerator, or create one if several processes were launched."""
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             import torch
             from accelerate import Accelerator, PartialState
@@ -101,33 +83,12 @@ class Processes:
         return None if self.accelerator is None else self.accelerator.device
 
     def shown(self, label: str, progress: bool) -> str | None:
-        """Return the label of a progress bar, which only the first process shows.
-
-        Args:
-            label: The label.
-            progress: Whether there are progress bars.
-        """
+        """Return the label of a progress bar, which only the first process shows."""
         return label if progress and self.rank == 0 else None
 
     # -- samples ----------------------------------------------------------------------------------------------------
     def part(self, n: int, batch_size: int = 1) -> tuple[int, int]:
-        """Return the range of samples of this process; the ranges of all processes are a partition.
-
-        Args:
-            n: Number of samples.
-            batch_size: Number of samples per forward pass. If there are enough batches, each process takes whole ones,
-                so that forward passes, and with them each sample's outputs, are those of a single process.
-
-        Returns:
-            Index of the first sample, and index after the last sample.
-
-        Raises:
-            ValueError: If there are fewer samples than processes.
-
-        Example:
-            >>> Processes(None).part(10, batch_size=4)
-            (0, 10)
-        """
+        """Return the range of samples of this process; the ranges of all processes are a partition."""
         if n < self.count:
             raise ValueError(
                 f"{n} samples are not enough for {self.count} processes: pass more samples or launch fewer processes"
@@ -137,28 +98,14 @@ class Processes:
         return start, stop
 
     def watched(self, batches: Iterable[T]) -> Iterator[T]:
-        """Iterate over the batches of this process, as long as no other process has failed.
-
-        Args:
-            batches: The batches.
-
-        Raises:
-            OtherProcessError: If another process has failed or ended.
-        """
+        """Iterate over the batches of this process, as long as no other process has failed."""
         for batch in batches:
             self.check()
             yield batch
 
     # -- exchange ---------------------------------------------------------------------------------------------------
     def agree(self, value: T) -> T:
-        """Broadcast a value from rank 0.
-
-        Args:
-            value: Value of this process; it must be possible to pickle it.
-
-        Returns:
-            The value of rank 0.
-        """
+        """Broadcast a value from rank 0."""
         if self.count == 1:
             return value
         from accelerate.utils import broadcast_object_list
@@ -167,14 +114,7 @@ class Processes:
             return broadcast_object_list([value])[0]
 
     def check_same(self, recipe: Mapping[str, Any]) -> None:
-        """Check that all processes do the same job, for example with the same weights.
-
-        Args:
-            recipe: What determines the result, as JSON values.
-
-        Raises:
-            ValueError: If it differs between processes; the message names the entries.
-        """
+        """Check that all processes do the same job, for example with the same weights."""
         first, *others = self.gather(recipe)
         if differing := sorted({key for other in others for key in first if other.get(key) != first[key]}):
             raise ValueError(
@@ -183,14 +123,7 @@ class Processes:
             )
 
     def gather(self, value: T) -> list[T]:
-        """Gather a value from every process.
-
-        Args:
-            value: Value of this process; it must be possible to pickle it.
-
-        Returns:
-            The values in the order of the ranks.
-        """
+        """Gather a value from every process."""
         if self.count == 1:
             return [value]
         from accelerate.utils import gather_object
@@ -199,15 +132,7 @@ class Processes:
             return gather_object([value])
 
     def from_rank(self, mine: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-        """Broadcast tensors of one process to all.
-
-        Args:
-            mine: Tensors of this process by name.
-            rank: The process that sends its tensors.
-
-        Returns:
-            The tensors of that process, each on a device of the type on which they are there.
-        """
+        """Broadcast tensors of one process to all."""
         import torch
         from accelerate.utils import broadcast, broadcast_object_list
 
@@ -225,11 +150,7 @@ class Processes:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Wait until all processes are here; the body may then call functions in which they wait for each other.
-
-        Raises:
-            OtherProcessError: If another process fails or ends before or meanwhile.
-        """
+        """Wait until all processes are here; the body may then call functions in which they wait for each other."""
         if self.count == 1 or _JOB is None:
             yield
             return
@@ -247,17 +168,6 @@ class Processes:
 
         They notice it between two batches and where they exchange values. All processes must do the same jobs in the
         same order. A job inside of another one is a part of it.
-
-        Args:
-            name: Name of the job in messages.
-
-        Raises:
-            OtherProcessError: If another process fails or ends.
-
-        Example:
-            >>> with Processes(None).together("evaluate"):
-            ...     Processes(None).gather(3)
-            [3]
         """
         global _JOB
         store = _store()
@@ -276,11 +186,7 @@ class Processes:
             job.end()
 
     def check(self) -> None:
-        """Raise an error if another process of the job has failed.
-
-        Raises:
-            OtherProcessError: If another process has failed or ended.
-        """
+        """Raise an error if another process of the job has failed."""
         if self.count > 1 and _JOB is not None:
             _JOB.check()
 
@@ -290,18 +196,7 @@ ALONE = Processes(None)
 
 
 def joined(parts: Iterable[Mapping[K, Sequence[T]]]) -> dict[K, list[T]]:
-    """Put together lists by name, which several processes have made.
-
-    Args:
-        parts: Name -> list, of each process, in the order of the ranks.
-
-    Returns:
-        Name -> the items of all processes.
-
-    Example:
-        >>> joined([{"right": [1, 0]}, {"right": [1]}])
-        {'right': [1, 0, 1]}
-    """
+    """Put together lists by name, which several processes have made."""
     found: dict[K, list[T]] = {}
     for part in parts:
         for name, items in part.items():

@@ -35,14 +35,7 @@ class Headed(Protocol):
 
 
 def check_head(network: Headed) -> None:
-    """Check that the head of a network can be scored. A network without a head passes.
-
-    Args:
-        network: An adapter or a stitched model.
-
-    Raises:
-        ValueError: If the head predicts neither one class of a sample nor the next token; the message names it.
-    """
+    """Check that the head of a network can be scored. A network without a head passes."""
     if network.unscored:
         name = type(network.model if isinstance(network, Adapter) else network).__name__
         raise ValueError(
@@ -53,29 +46,7 @@ def check_head(network: Headed) -> None:
 
 
 def task_of(target: Adapter, task: str | None) -> str | None:
-    """Return the task by which stitched models with a target are scored.
-
-    Args:
-        target: The target.
-        task: Name of the task; ``"auto"`` takes that of the target, ``None`` none.
-
-    Returns:
-        A name in :data:`TASKS`; ``None`` for models without a head.
-
-    Raises:
-        UnknownNameError: If no class of stitched models is registered for the task.
-        ValueError: If stitched models with this head or this task cannot be scored, or the head is one for another
-            task: its logits are not several numbers for each sample, or for each token and independent of later ones.
-
-    Example:
-        >>> import hf_stitch
-        >>> net = hf_stitch.load(torch.nn.Linear(4, 1), example_inputs=torch.randn(2, 4))
-        >>> task_of(net, "image-classification")
-        Traceback (most recent call last):
-        ...
-        ValueError: task='image-classification' needs logits (samples, at least 2 classes), but Linear outputs (2, 1):
-        leave out task, or use task=None
-    """
+    """Return the task by which stitched models with a target are scored."""
     if task is None:
         return None
     check_head(target)
@@ -128,57 +99,21 @@ def _difference(target: Adapter, task: str) -> str:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in the output of a model with a head.
-
-    Args:
-        output: Output of the model: a tensor, an object or mapping with ``logits``, or a tuple whose first item is the
-            logits.
-
-    Returns:
-        The logits.
-
-    Example:
-        >>> logits_of({"logits": torch.zeros(2, 3)}).shape
-        torch.Size([2, 3])
-    """
+    """Return the logits in the output of a model with a head."""
     if isinstance(output, Mapping):
         return output["logits"]
     return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
 
 
 def check_labels(samples: Samples | Batch, classes: int) -> None:
-    """Check that labels are classes of the target. Unlabelled data pass.
-
-    Args:
-        samples: Samples or a batch.
-        classes: Number of classes of the target.
-
-    Raises:
-        ValueError: If a label is missing or not a class; the message contains the id of the sample.
-    """
+    """Check that labels are classes of the target. Unlabelled data pass."""
     for id_, label in zip(samples.ids, samples.labels or (), strict=False):
         if not 0 <= label < classes:
             raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
 
 
 def class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
-    """Return the loss of a classification head, computed in float32 or higher precision.
-
-    Args:
-        logits: (batch, classes).
-        labels: Classes (batch,) int64, or probabilities (batch, classes); 0 or 1 (batch, classes) for multi-label
-            classification; numbers, as many as logits, for regression. ``None``: no loss.
-        problem_type: ``problem_type`` of the target's config in transformers: ``multi_label_classification`` (binary
-            cross-entropy), ``regression`` (mean squared error), or anything else (cross-entropy; with a single logit,
-            regression).
-
-    Returns:
-        The mean loss, a scalar; ``None`` without labels.
-
-    Example:
-        >>> float(class_loss(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]), "multi_label_classification")) < 0.7
-        True
-    """
+    """Return the loss of a classification head, computed in float32 or higher precision."""
     if labels is None:
         return None
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

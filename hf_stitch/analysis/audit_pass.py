@@ -48,19 +48,6 @@ class AuditPass:
     The target runs once per batch, and so does each front half that differs from the others. For each model, its
     stitching layer and its back half run in addition. The model that outputs the mean of the target runs once where
     samples have no mask.
-
-    Attributes:
-        squares: Number of the model -> part -> squared residual and squared norm of the target's activations.
-        own: View -> layer -> what detectors keep of the target's own activations.
-        doses: The same of its activations with noise.
-        stitched: View -> cell (number of the model) -> what detectors keep of stitched activations.
-
-    Args:
-        models: Stitched models with heads.
-        whole: Their target.
-        alone: Number of the model -> whole source, if its head can be scored.
-        watches: View -> fitted detectors.
-        scored: ``(n,)`` bool: the samples that are shown to detectors.
     """
 
     def __init__(
@@ -93,21 +80,11 @@ class AuditPass:
         self._seen = joined(seen)
 
     def answers(self, number: int, samples: Samples) -> dict[str, Answers]:
-        """Return the measures of all predictors of a model, by predictor.
-
-        Args:
-            number: Number of the model.
-            samples: The samples.
-        """
+        """Return the measures of all predictors of a model, by predictor."""
         return join_answers(self._answers[number], samples)
 
     def kept(self, what: str, view: View) -> dict[Any, Seen]:
-        """Return what detectors keep.
-
-        Args:
-            what: ``own`` or ``doses``, by layer of the target, or ``stitched``, by cell.
-            view: What they were shown.
-        """
+        """Return what detectors keep."""
         return {
             key: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             for (of, seen, key), parts in self._seen.items()

@@ -166,9 +166,8 @@ class Audit(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return all figures and controls of the detectors in long format.
 
-        Returns:
-            One row per part, detector and figure, with the columns ``part``, ``detector``, ``figure`` (``dose``,
-            ``auroc``, …, ``far``, ``coloured 0.01``, …), ``value``, ``low`` and ``high``.
+        Returns one row per part, detector and figure, with the columns ``part``, ``detector``, ``figure`` (``dose``,
+        ``auroc``, …, ``far``, ``coloured 0.01``, …), ``value``, ``low`` and ``high``.
         """
         import pandas
 

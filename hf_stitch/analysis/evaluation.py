@@ -32,60 +32,25 @@ SAME_NETWORK = (
 
 @dataclass(frozen=True)
 class StitchedParts:
-    """What a stitched model consists of.
+    """What a stitched model consists of."""
 
-    Attributes:
-        source_name: The network of the front half.
-        source_layer: The layer at which it is cut.
-        source_parameters: Number of parameters that run.
-        source_whole: Number of parameters of the whole network; ``None`` if it is not in memory.
-        source_hash: Hash of the weights of the whole network.
-        target_name: The network of the back half, and the same of it.
-        target_layer: The layer after which it continues.
-        target_parameters: Number of parameters that run.
-        target_whole: Number of parameters of the whole network.
-        target_hash: Hash of the weights of the whole network.
-        stitch: Kind and widths of the stitching layer.
-        stitch_parameters: Number of its parameters.
-        recipe: How it was fitted, without the record of the samples.
-
-    Example:
-        >>> import torch, hf_stitch
-        >>> from torch.nn import Linear, ReLU, Sequential
-        >>> net = hf_stitch.load(Sequential(Linear(4, 8), ReLU(), Linear(8, 2)), example_inputs=torch.randn(2, 4))
-        >>> data = torch.randn(60, 4)
-        >>> model = hf_stitch.stitch(net, net, data, source_layer="0", target_layer="0", matcher="identity")
-        >>> parts = StitchedParts.of(model)
-        >>> parts.stitch, parts.source_parameters, parts.source_whole, parts.target_parameters
-        ('identity, 8 → 8', 40, 58, 18)
-    """
-
-    source_name: str
-    source_layer: str
-    source_parameters: int
-    source_whole: int | None
-    source_hash: str | None
-    target_name: str
-    target_layer: str
-    target_parameters: int
-    target_whole: int | None
-    target_hash: str | None
-    stitch: str
-    stitch_parameters: int
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    source_name: str  # the network of the front half
+    source_layer: str  # the layer at which it is cut
+    source_parameters: int  # number of parameters that run
+    source_whole: int | None  # number of parameters of the whole network; None if it is not in memory
+    source_hash: str | None  # hash of the weights of the whole network
+    target_name: str  # the network of the back half, and the same of it
+    target_layer: str  # the layer after which it continues
+    target_parameters: int  # number of parameters that run
+    target_whole: int | None  # number of parameters of the whole network
+    target_hash: str | None  # hash of the weights of the whole network
+    stitch: str  # kind and widths of the stitching layer
+    stitch_parameters: int  # number of its parameters
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # how it was fitted, without the record of the samples
 
     @classmethod
     def of(cls, model: StitchedModel, source: Any = None, target: Any = None) -> StitchedParts:
-        """Describe the parts of a stitched model.
-
-        Args:
-            model: The model.
-            source: Adapter of the whole source. Default: that from which the model was made, if it is in memory.
-            target: Adapter of the whole target, likewise.
-
-        Returns:
-            Its parts.
-        """
+        """Describe the parts of a stitched model."""
         found = model.describe()
         width, other = found.widths
         known = [source, target] if model.parents is None else model.parents
@@ -137,28 +102,14 @@ def _count(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample on which a stitched model and its target differ.
+    """A sample on which a stitched model and its target differ."""
 
-    Attributes:
-        id: Id of the sample.
-        distance: How much both outputs differ: of classifiers, half the sum of the absolute differences of the class
-            probabilities, from 0 to 1; of language models, the difference of the cross-entropies per token in nats.
-        stitched: What the stitched model predicts: the class, or its cross-entropy.
-        target: What the target predicts.
-        label: The true class; ``None`` if it is unknown.
-        sample: The sample itself; never saved as JSON.
-
-    Example:
-        >>> print(Example("7", 0.93, "cat", "dog", "dog").distance)
-        0.93
-    """
-
-    id: str
-    distance: float
-    stitched: str
-    target: str
-    label: str | None = None
-    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})
+    id: str  # id of the sample
+    distance: float  # how much both outputs differ
+    stitched: str  # what the stitched model predicts: the class, or its cross-entropy
+    target: str  # what the target predicts
+    label: str | None = None  # the true class; None if it is unknown
+    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})  # the sample itself
 
 
 @dataclass(frozen=True)
@@ -230,11 +181,7 @@ class Evaluation(Result):
         return {name: value for name, value in kept.items() if name not in ("parts", "confusion", "examples")}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the scores in long format.
-
-        Returns:
-            One row per predictor and figure, with the columns ``predictor``, ``figure``, ``value``, ``low``, ``high``.
-        """
+        """Return the scores in long format."""
         import pandas
 
         return pandas.DataFrame(

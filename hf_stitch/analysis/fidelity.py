@@ -41,21 +41,6 @@ def vectors(
 
     The vector is an embedding, or the mean over positions of ``last_hidden_state`` (of real tokens) or of another
     output with three axes, or the output itself, flattened.
-
-    Args:
-        stitched: The model whose source and target are used.
-        layers: Name (any except ``target``) -> stitching layer at the cuts of the model.
-        samples: Raw samples of both networks.
-        whole: The whole target network.
-        run: How the job runs; all processes return the same.
-
-    Returns:
-        Name, including ``target``, -> (n, d).
-
-    Raises:
-        ValueError: If samples do not correspond, an output has no tensor with a row per sample, its size differs
-            between samples, or activations of the source or outputs of the target are NaN or infinite (the message
-            names the sample).
     """
     parts: dict[str, list[Tensor]] = {name: [] for name in (*layers, "target")}
     for _, batch, twin in samples.batches(run, "scoring"):
@@ -91,14 +76,8 @@ def figures_of_vectors(found: Mapping[str, Tensor], *, resamples: int, seed: int
     - ``knn_overlap``: share of the nearest neighbours (by the same cosine) of a sample, among all samples, that both
       have in common.
 
-    Args:
-        found: Result of :func:`vectors`.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the resamples, and of the partners of ``chance``.
-
-    Returns:
-        Predictor, with ``chance`` (the stitched vectors of other samples), -> figure -> (1 + resamples,) float64, with
-        the figure on all samples first; NaN where a figure is undefined (CKA of constant vectors, a single sample).
+    Returns Predictor, with ``chance`` (the stitched vectors of other samples), -> figure -> (1 + resamples,) float64,
+    with the figure on all samples first; NaN where a figure is undefined (CKA of constant vectors, a single sample).
     """
     target = found["target"].double()
     weights = np.concatenate(list(resampled(len(target), resamples, seed)))

@@ -66,11 +66,7 @@ class Plan(Result):
         return needed <= self.free_memory and sum(self.disk.values()) <= self.free_disk
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return all figures as a data frame, one row per stage or part.
-
-        Returns:
-            Columns ``kind`` (``seconds``, ``memory`` or ``disk``), ``part`` and ``value``.
-        """
+        """Return all figures as a data frame, one row per stage or part."""
         import pandas
 
         rows = [(kind, part, value) for kind, parts in self._kinds().items() for part, value in parts.items()]
@@ -110,27 +106,13 @@ NETWORKS = "networks"
 
 
 def bytes_of_weights(*networks: nn.Module) -> int:
-    """Return the bytes of the parameters and buffers of networks that are in memory, each counted once.
-
-    Args:
-        *networks: The networks.
-
-    Example:
-        >>> layer = nn.Linear(3, 2)
-        >>> bytes_of_weights(layer, layer)
-        32
-    """
+    """Return the bytes of the parameters and buffers of networks that are in memory, each counted once."""
     held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
     return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes, the second time.
-
-    Args:
-        work: The work.
-        device: Where it runs.
-    """
+    """Return the seconds that work takes, the second time."""
 
     def wait() -> None:
         if device.type == "cuda":

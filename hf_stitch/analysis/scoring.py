@@ -97,22 +97,6 @@ def answers(
     The source and the whole target run once per batch. The outputs of the stitching layers pass through the rest of the
     target one after the other: concatenated into one batch they would take longer on a CPU, and the last bits of the
     logits would change.
-
-    Args:
-        stitched: The model whose source and target are used; it must have a head.
-        layers: Name (any except ``source`` and ``target``) -> stitching layer at the cuts of the model.
-        samples: Raw samples of both networks.
-        whole: The whole target network.
-        run: How the job runs; all processes return the same.
-        alone: The whole source network, if its head has the same classes or tokens.
-
-    Returns:
-        Name, including ``target``, and ``source`` if it is given, -> measure -> (n,) float64.
-
-    Raises:
-        ValueError: If the model has no head, samples do not correspond, labels are not classes of the target,
-            activations of the source or logits of the target are NaN or infinite (the message names the sample), or no
-            text has a token to predict.
     """
     if stitched.task is None:
         raise ValueError(f"{type(stitched).__name__} has no head to score; pass task= to stitch")
@@ -147,18 +131,7 @@ def answers(
 
 
 def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
-    """Concatenate the measures of batches.
-
-    Args:
-        parts: Name, including ``target``, -> measures of each batch.
-        samples: The samples of all batches.
-
-    Returns:
-        Name -> measure -> (n,) float64.
-
-    Raises:
-        ValueError: If no text has a token to predict.
-    """
+    """Concatenate the measures of batches."""
     joined: dict[str, Answers] = {
         name: {key: np.concatenate([p[key] for p in chunks]) for key in chunks[0]} for name, chunks in parts.items()
     }
@@ -172,17 +145,7 @@ def join_answers(parts: Mapping[str, Sequence[Answers]], samples: Samples) -> di
 def figures_of(
     predictors: Mapping[str, Answers], task: str, *, resamples: int, seed: int
 ) -> dict[str, dict[str, Array]]:
-    """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
-
-    Args:
-        predictors: Result of :func:`answers`.
-        task: Task of the model.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the resamples.
-
-    Returns:
-        Predictor -> figure -> (1 + resamples,) float64, with the figure on all samples first.
-    """
+    """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors."""
     of_task = _language_figures if task == "text-generation" else _class_figures
     target = predictors["target"]
     drawn: dict[str, list[dict[str, Array]]] = {name: [] for name in predictors}
@@ -196,16 +159,7 @@ def figures_of(
 
 
 def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:
-    """Return the whole source of a stitched model if its head can be scored like that of the target.
-
-    Args:
-        stitched: The stitched model, with a head.
-        source: The source; ``None`` uses the network that the model was built from, if it is in memory.
-        target: The whole target.
-
-    Returns:
-        The source, or ``None`` and the reason why its score is left out.
-    """
+    """Return the whole source of a stitched model if its head can be scored like that of the target."""
     if source is None and stitched.parents is None:
         return None, "it is not in memory; pass source="
     found = stitched.parent("source") if source is None else load(source)
@@ -221,13 +175,7 @@ def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[A
 
 
 def head_difference(source: Adapter, target: Whole, task: str) -> str:
-    """Return why the head of a source cannot be scored like that of the target; empty if it can.
-
-    Args:
-        source: The whole source.
-        target: The whole target.
-        task: The task of the target.
-    """
+    """Return why the head of a source cannot be scored like that of the target; empty if it can."""
     if source.unscored or source.task != task:
         return f"it has no head for {task}"
     if isinstance(source, PrefixAdapter):
@@ -253,31 +201,14 @@ def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
-    """Check that a stitching layer has the same source, target and pooling as the one of the model.
-
-    Args:
-        stitched: The stitched model.
-        name: Name of the layer in the error message.
-        layer: The stitching layer.
-
-    Raises:
-        ValueError: If it differs; the message contains the source, target and pooling of both.
-    """
+    """Check that a stitching layer has the same source, target and pooling as the one of the model."""
     own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
     if own != got:
         raise ValueError(f"stitch {name!r} maps {got}, but the stitching layer of this model maps {own}")
 
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """Return the whole target network of a stitched model; warn if the one that is given is another.
-
-    Args:
-        stitched: The stitched model.
-        target: The target; ``None`` uses the network that the model was built from.
-
-    Raises:
-        ValueError: If the target is not given, not in memory, and has no name to load it by.
-    """
+    """Return the whole target network of a stitched model; warn if the one that is given is another."""
     if target is None:
         return stitched.parent("target")
     given = load(target)
@@ -292,12 +223,7 @@ def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
 
 
 def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """Return the whole target as :func:`whole_target`, with which a stitched model is scored.
-
-    Raises:
-        ValueError: If the head of one of them cannot be scored, or is not one for the task of the model
-            (:mod:`hf_stitch.tasks`).
-    """
+    """Return the whole target as :func:`whole_target`, with which a stitched model is scored."""
     whole = whole_target(stitched, target)
     for each in (whole, stitched):
         check_head(each)
@@ -306,15 +232,7 @@ def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
 
 
 def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
-    """Compare a network with the recorded target of a stitched model.
-
-    Args:
-        stitched: The stitched model.
-        whole: The network.
-
-    Returns:
-        As from :meth:`hf_stitch.ModelReference.changes`; empty if the weights of the target are not recorded.
-    """
+    """Compare a network with the recorded target of a stitched model."""
     record = (stitched.config.target or {}).get("reference")
     if record is None or record.get("weights_hash") is None:
         return {}
@@ -322,15 +240,7 @@ def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[st
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:
-    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead.
-
-    Args:
-        stitched: The stitched model.
-        target: A stitched model, or the target as in :func:`whole_target`.
-
-    Raises:
-        ValueError: As in :func:`scored_target`.
-    """
+    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead."""
     if not isinstance(target, StitchedModel):
         return scored_target(stitched, target)
     for each in (stitched, target):
@@ -349,15 +259,7 @@ def _check_predictions(totals: Tensor, batch: Batch) -> None:
 
 
 def check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Check that both networks receive the same tokens at the same positions.
-
-    Args:
-        source: Inputs of the source.
-        target: Inputs of the target.
-
-    Raises:
-        ValueError: If they differ.
-    """
+    """Check that both networks receive the same tokens at the same positions."""
     for name in ("input_ids", "attention_mask"):
         if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
             raise ValueError(
@@ -474,16 +376,7 @@ def _language_figures(own: Mapping[str, Array], target: Mapping[str, Array], wei
 
 
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
-    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples.
-
-    Args:
-        n: Number of samples.
-        count: Number of bootstrap resamples.
-        seed: Seed of the resamples.
-
-    Yields:
-        (at most 50 resamples, n) float64, how often each sample is drawn.
-    """
+    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples."""
     random = np.random.default_rng(seed)
     yield np.ones((1, n))
     for start in range(0, count, 50):
@@ -494,13 +387,6 @@ def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] =
     """Return the baselines that a stitched model does not beat, by the first figure that is defined.
 
     A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
-
-    Args:
-        drawn: Predictor -> figure -> (1 + resamples,), on resamples that all predictors share.
-        rivals: The baselines.
-
-    Returns:
-        Their names.
     """
     own = drawn["stitched"]
     figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
@@ -512,11 +398,7 @@ def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] =
 
 
 def as_score(drawn: Array) -> Score:
-    """Return the figure on all samples with the percentiles of the resamples.
-
-    Args:
-        drawn: (1 + resamples,) the figure on all samples, followed by the resamples.
-    """
+    """Return the figure on all samples with the percentiles of the resamples."""
     low, high = np.nan, np.nan
     if not np.isnan(drawn[0]):
         low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # NaN where the target has no correct sample

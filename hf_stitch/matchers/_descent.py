@@ -29,22 +29,6 @@ def descend(
 
     Training stops after five epochs without improvement. The initial weights count as epoch 0, so that a stitch never
     gets worse on the held-out rows.
-
-    Args:
-        stitch: The stitch, with initial weights in float32; it is not changed.
-        x: ``(n, dx)`` float32.
-        y: ``(n, dy)`` float32.
-        loss: Function of the mapped rows and the rows of y of a batch.
-        epochs: Greatest number of epochs.
-        batch_size: Rows per step.
-        rate: Learning rate at the start; it falls to 0 (cosine).
-        seed: Seed of held-out rows and batches.
-
-    Returns:
-        The trained stitch, and ``epochs`` (that of the weights) and ``held_out_loss`` before and after.
-
-    Raises:
-        ValueError: There are too few rows to hold some out.
     """
     generator = torch.Generator().manual_seed(seed)
     order, held = torch.randperm(len(x), generator=generator), max(2, round(HELD_OUT * len(x)))

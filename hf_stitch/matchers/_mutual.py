@@ -22,14 +22,6 @@ def mutual_neighbours(x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     ``CSLS(x, y) = 2 cos(x, y) - r(x) - r(y)``, where r is the mean cosine to the k nearest rows of the other side, so
     that rows that are near to everything are not nearest to everything. All similarities are in memory.
-
-    Args:
-        x: ``(n, d)``.
-        y: ``(m, d)``.
-        k: Number of neighbours, or all if there are fewer.
-
-    Returns:
-        Numbers of rows of x, and the numbers of their partners in y.
     """
     cosines = unit(x) @ unit(y).T
     of_x = cosines.topk(min(k, len(y)), dim=1).values.mean(1)
@@ -45,13 +37,6 @@ def span(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     They are the singular vectors of ``xᵀy`` without those that rounding determines. Few pairs say nothing about the
     other directions, in which an orthogonal map of full rank would be arbitrary.
-
-    Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-
-    Returns:
-        ``(dx, r)`` and ``(dy, r)``.
     """
     left, values, right = torch.linalg.svd(x.T @ y, full_matrices=False)
     kept = values > values[0] * max(x.shape[1], y.shape[1]) * ROUNDING
@@ -60,19 +45,12 @@ def span(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Refined:
-    """Pairs of a refinement.
+    """Pairs of a refinement."""
 
-    Attributes:
-        x: Numbers of rows of x.
-        y: Numbers of their partners.
-        rounds: Number of rounds with all rows.
-        stable: Whether the last of them changed no pair.
-    """
-
-    x: Tensor
-    y: Tensor
-    rounds: int
-    stable: bool
+    x: Tensor  # numbers of rows of x
+    y: Tensor  # numbers of their partners
+    rounds: int  # number of rounds with all rows
+    stable: bool  # whether the last of them changed no pair
 
 
 def refined(
@@ -83,19 +61,6 @@ def refined(
 
     First ``iterations`` rounds with random halves of the rows, each with another half, so that pairs that are wrong do
     not confirm themselves; then rounds with all rows until no pair changes, ``iterations`` at most.
-
-    Args:
-        start: Pairs to begin with: centred rows ``(n, dx)`` and ``(n, dy)``.
-        x: ``(m, dx)`` centred.
-        y: ``(m', dy)`` centred.
-        neighbours: Number of neighbours of CSLS.
-        iterations: Number of rounds of each kind.
-        seed: Seed of the halves.
-        keep: Whether the first pairs stay among the pairs.
-        whole: Whether to add the rounds with all rows.
-
-    Returns:
-        The pairs of the last round.
     """
     generator = torch.Generator().manual_seed(seed)
     pairs, found = start, (torch.empty(0), torch.empty(0))

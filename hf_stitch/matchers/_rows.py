@@ -14,19 +14,7 @@ from hf_stitch.stitches import LinearStitch, Stitch
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
-    """Return the moments of paired rows, which are checked.
-
-    Args:
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-
-    Returns:
-        The moments.
-
-    Raises:
-        ValueError: The rows are not finite matrices of equal length.
-        TypeError: They are not floating point.
-    """
+    """Return the moments of paired rows, which are checked."""
     for name, rows in (("x", x), ("y", y)):
         if rows.ndim != 2:
             raise ValueError(f"{name} must have shape (n, d), got {tuple(rows.shape)}")
@@ -34,14 +22,7 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
 
 
 def affine_part(moments: Moments) -> LinearStitch:
-    """Return ridge regression in float64, with the penalty of least generalised cross-validation error.
-
-    Args:
-        moments: Moments of the rows.
-
-    Returns:
-        The affine stitch.
-    """
+    """Return ridge regression in float64, with the penalty of least generalised cross-validation error."""
     return Ridge().fit(moments, dtype=torch.float64)
 
 
@@ -51,15 +32,6 @@ def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> Li
 
     Pairs that were searched are near, but not all are partners. The scale of least squares would shrink with their
     errors, and their means are those of the rows that happened to be paired.
-
-    Args:
-        moments: Moments of the pairs.
-        x: ``(n, dx)`` float64: all rows of the source.
-        y: ``(n', dy)`` float64: all rows of the target.
-        dtype: Dtype of the weights.
-
-    Returns:
-        The affine stitch. ``fitted`` contains ``n``, ``r2``, ``scale`` and ``xy_rank``, as for :class:`Procrustes`.
     """
     found = Procrustes().fit(moments, torch.float64)
     rotation, of_x, of_y = found.weight.detach(), x.mean(0), y.mean(0)
@@ -75,17 +47,7 @@ def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> Li
 
 @torch.no_grad()
 def recorded_rows(stitch: Stitch, x: Tensor, y: Tensor, **found: float | int) -> Stitch:
-    """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs together, and other results.
-
-    Args:
-        stitch: The fitted stitch.
-        x: ``(n, dx)``.
-        y: ``(n, dy)``.
-        **found: Other results.
-
-    Returns:
-        The stitch.
-    """
+    """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs together, and other results."""
     y = y.double()
     left = sum(
         (stitch(some.to(next(stitch.parameters()).dtype)).double() - other).square().sum().item()
@@ -96,15 +58,7 @@ def recorded_rows(stitch: Stitch, x: Tensor, y: Tensor, **found: float | int) ->
 
 
 def check_counts(matcher: Matcher, **least: int) -> None:
-    """Check that options of a matcher are whole numbers.
-
-    Args:
-        matcher: The matcher.
-        **least: Least value of each option.
-
-    Raises:
-        ValueError: One of them is not, or is below its least value.
-    """
+    """Check that options of a matcher are whole numbers."""
     for option, bound in least.items():
         value = getattr(matcher, option)
         if type(value) is not int or value < bound:
@@ -112,18 +66,7 @@ def check_counts(matcher: Matcher, **least: int) -> None:
 
 
 def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:
-    """Check rows of both sides that have no partners.
-
-    Args:
-        x: ``(m, dx)``.
-        y: ``(m', dy)``.
-        dx: Width of the source.
-        dy: Width of the target.
-
-    Raises:
-        ValueError: The rows are not finite matrices of these widths, or a side has fewer than 2.
-        TypeError: They are not floating point.
-    """
+    """Check rows of both sides that have no partners."""
     for side, rows, width in (("source", x, dx), ("target", y, dy)):
         if rows.ndim != 2 or rows.shape[1] != width or len(rows) < 2:
             raise ValueError(
@@ -136,15 +79,6 @@ def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:
 
 
 def some_rows(rows: Tensor, count: int, seed: int) -> Tensor:
-    """Return rows on the CPU in float64 and in random order, at most ``count``.
-
-    Args:
-        rows: ``(n, d)``.
-        count: Greatest number of rows.
-        seed: Seed of the order.
-
-    Returns:
-        ``(min(n, count), d)``.
-    """
+    """Return rows on the CPU in float64 and in random order, at most ``count``."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]
     return rows.detach().cpu()[order].double()

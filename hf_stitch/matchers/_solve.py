@@ -15,23 +15,14 @@ EPS = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The directions of a side whose singular value exceeds a threshold relative to the largest.
+    """The directions of a side whose singular value exceeds a threshold relative to the largest."""
 
-    Attributes:
-        values: ``(rank,)`` eigenvalues of the scatter (``sxx``), ascending: the squared singular values of the rows.
-        vectors: ``(d, rank)`` eigenvectors.
-    """
-
-    values: Tensor
-    vectors: Tensor
+    values: Tensor  # (rank,) eigenvalues of the scatter (sxx), ascending: the squared singular values of the rows
+    vectors: Tensor  # (d, rank) eigenvectors
 
     @classmethod
     def of(cls, scatter: Tensor, rcond: float) -> Spectrum:
-        """Decompose a scatter matrix and keep the eigenvalues above ``rcond²`` times the largest.
-
-        Raises:
-            torch.linalg.LinAlgError: The decomposition did not converge.
-        """
+        """Decompose a scatter matrix and keep the eigenvalues above ``rcond²`` times the largest."""
         values, vectors = torch.linalg.eigh(scatter)
         kept = values > rcond**2 * values[-1]
         return cls(values[kept], vectors[:, kept])
@@ -58,11 +49,7 @@ def check_rcond(rcond: float | None) -> None:
 
 
 def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:
-    """Check that moments determine a fit: at least ``rows`` rows, and variation on both sides.
-
-    Raises:
-        ValueError: They do not; the message contains the reason and a remedy.
-    """
+    """Check that moments determine a fit: at least ``rows`` rows, and variation on both sides."""
     if moments.n < rows:
         raise ValueError(
             f"fitting {moments.dx} to {moments.dy} features needs at least {rows} rows, got {moments.n}; {remedy}"

@@ -56,19 +56,7 @@ class Attention(ClosedFormMatcher):
 
     @torch.no_grad()
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> AttentionStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The stitch, on the device of the moments. It equals that of :class:`Ridge` until it is trained.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-            torch.linalg.LinAlgError: The eigendecomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, 2)
         common = Ridge(self.ridge).fit(moments, dtype)
         with torch.random.fork_rng():

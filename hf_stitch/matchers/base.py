@@ -309,19 +309,8 @@ class UnpairedMatcher(RowsMatcher):
     ) -> Stitch:
         """Fit the stitch.
 
-        Args:
-            x: ``(n, dx)`` floating point: the source's rows of the pairs.
-            y: ``(n, dy)`` floating point: the target's rows of the pairs.
-            dtype: Dtype of the weights.
-            unpaired: ``(m, dx)`` and ``(m', dy)``: rows of both sides without partners.
-
-        Returns:
-            The stitch, on the CPU. Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that the
-            matcher has found included, ``r2`` on these, and results of the matcher.
-
-        Raises:
-            NoAlignmentError: Nothing indicates that the spaces correspond.
-            ValueError: The rows do not determine a stitch.
+        Returns the stitch, on the CPU. Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that
+        the matcher has found included, ``r2`` on these, and results of the matcher.
         """
 
     def check(self, pair: Pair, data: Split) -> None:

@@ -29,17 +29,6 @@ class Identity(ClosedFormMatcher):
     title: ClassVar[str] = "identity"
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> IdentityStitch:
-        """Create the identity map and compute its R².
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Ignored, because the stitch has no weights.
-
-        Returns:
-            An ``IdentityStitch`` with its R², which is negative if the map is worse than the mean of y.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-        """
+        """Create the identity map and compute its R²."""
         require(moments, 2)
         return recorded(IdentityStitch(moments.dx, moments.dy), moments)

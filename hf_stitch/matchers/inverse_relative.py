@@ -78,19 +78,7 @@ class InverseRelative(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the anchors: the source's representations (x) and the target's (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 anchors, or all anchors of a side are equal.
-            torch.linalg.LinAlgError: The eigendecomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, 2, "give more anchors")
         about = moments if self.center else moments.about_origin()
         rcond = RCOND if self.rcond is None else self.rcond

@@ -59,19 +59,7 @@ class Lasso(ClosedFormMatcher):
                 raise ValueError(f"{option} must be a number > 0, got {value!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-            ArithmeticError: The descent does not reach the tolerance.
-        """
+        """Compute the map."""
         require(moments, 2)
         weight, sweeps = self._descend(moments.sxx / moments.n, moments.sxy / moments.n, moments.syy / moments.n)
         stitch = affine_stitch(LinearStitch, moments, {"weight": weight.T}, dtype)

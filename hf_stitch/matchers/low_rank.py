@@ -51,20 +51,7 @@ class LowRank(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The map as two thin matrices, on the device of the moments.
-
-        Raises:
-            ValueError: The rank exceeds a width or the numerical rank of x, there are fewer rows than unknowns per
-                output, or all rows of a side are equal.
-            torch.linalg.LinAlgError: A decomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, moments.dx + 1, "give more rows")
         rcond, spectrum = _spectrum(moments, self.rcond)
         most = min(spectrum.rank, moments.dy)
@@ -82,21 +69,7 @@ class LowRank(ClosedFormMatcher):
 
 
 def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
-    """Return the greatest possible rank of a map: the numerical rank of x, or the width of y if that is less.
-
-    Args:
-        moments: Moments of the source's rows (x) and the target's rows (y).
-        rcond: As in ``Lstsq``.
-
-    Returns:
-        The rank.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(50, 4)
-        >>> greatest_rank(Moments(4, 6).update(x[:, [0, 1, 1, 1]], torch.randn(50, 6)))
-        2
-    """
+    """Return the greatest possible rank of a map: the numerical rank of x, or the width of y if that is less."""
     return min(_spectrum(moments, rcond)[1].rank, moments.dy)
 
 

@@ -54,19 +54,7 @@ class Lstsq(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer rows than unknowns per output, or all rows of a side are equal.
-            torch.linalg.LinAlgError: The eigendecomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")
         centred = moments if self.intercept else moments.about_origin()
         rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond

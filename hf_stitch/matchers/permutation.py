@@ -63,18 +63,7 @@ class Permutation(ClosedFormMatcher):
             raise ValueError(f"semi must be True or False, got {self.semi!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-        """
+        """Compute the map."""
         require(moments, 2)
         sources = _varying(moments.sxx.diagonal(), moments.mean_x, moments.n)
         targets = _varying(moments.syy.diagonal(), moments.mean_y, moments.n)

@@ -50,19 +50,7 @@ class Piecewise(RowsMatcher):
             raise ValueError(f"clusters must be at least 1, got {self.clusters}")
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> PiecewiseStitch:
-        """Fit the map.
-
-        Args:
-            x: ``(n, dx)`` floating point: the source's rows.
-            y: ``(n, dy)`` floating point: the target's rows.
-            dtype: Dtype of the weights.
-
-        Returns:
-            The stitch, on the CPU.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-        """
+        """Fit the map."""
         from sklearn.cluster import KMeans
 
         moments = moments_of(x, y)

@@ -61,19 +61,7 @@ class Procrustes(ClosedFormMatcher):
                 raise ValueError(f"{option} must be True or False, got {getattr(self, option)!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-            torch.linalg.LinAlgError: The singular value decomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, 2)
         centred = moments if self.center else moments.about_origin()
         left, values, right = torch.linalg.svd(centred.sxy, full_matrices=False)

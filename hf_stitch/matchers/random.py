@@ -52,18 +52,7 @@ class Random(ClosedFormMatcher):
             raise ValueError(f"rank must be None or an integer >= 1, got {self.rank!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch | LowRankStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, all rows of a side are equal, or the rank exceeds a width.
-        """
+        """Compute the map."""
         require(moments, 2)
         generator = torch.Generator().manual_seed(self.seed)
 

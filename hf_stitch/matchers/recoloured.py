@@ -52,19 +52,7 @@ class Recoloured(ClosedFormMatcher):
         check_rcond(self.rcond)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer rows than unknowns per output, or all rows of a side are equal.
-            torch.linalg.LinAlgError: A decomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, max(moments.dx + 1, 2))
         rcond = default_rcond(max(moments.dx, moments.dy)) if self.rcond is None else self.rcond
         x, y = Spectrum.of(moments.sxx, rcond), Spectrum.of(moments.syy, rcond)

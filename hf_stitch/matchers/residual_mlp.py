@@ -57,19 +57,7 @@ class ResidualMLP(RowsMatcher):
                 raise ValueError(f"{option} must be above 0, got {getattr(self, option)}")
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> ResidualMLPStitch:
-        """Train the map, in float32.
-
-        Args:
-            x: ``(n, dx)`` floating point: the source's rows.
-            y: ``(n, dy)`` floating point: the target's rows.
-            dtype: Dtype of the weights.
-
-        Returns:
-            The stitch, on the CPU.
-
-        Raises:
-            ValueError: There are fewer than 4 rows, or all rows of a side are equal.
-        """
+        """Train the map, in float32."""
         moments = moments_of(x, y)
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()

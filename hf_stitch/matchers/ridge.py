@@ -51,33 +51,14 @@ class Ridge(ClosedFormMatcher):
         check_penalty(self.ridge)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y).
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-            torch.linalg.LinAlgError: The eigendecomposition did not converge.
-        """
+        """Compute the map."""
         require(moments, 2)
         weight, found = penalised(moments, self.ridge)
         return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **found)
 
 
 def check_penalty(ridge: float | Literal["gcv"]) -> None:
-    """Check the option ``ridge`` of a matcher.
-
-    Args:
-        ridge: The penalty, or ``"gcv"``.
-
-    Raises:
-        ValueError: If it is neither ``"gcv"`` nor a finite number >= 0.
-    """
+    """Check the option ``ridge`` of a matcher."""
     if ridge == "gcv":
         return
     if isinstance(ridge, bool) or not isinstance(ridge, float | int) or not math.isfinite(ridge):
@@ -87,15 +68,7 @@ def check_penalty(ridge: float | Literal["gcv"]) -> None:
 
 
 def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:
-    """Solve ridge regression.
-
-    Args:
-        moments: Moments of the source's rows (x) and the target's rows (y).
-        ridge: The penalty, or ``"gcv"``.
-
-    Returns:
-        The weights, ``(dy, dx)`` float64, and the penalty ``ridge`` and degrees of freedom ``df``.
-    """
+    """Solve ridge regression."""
     given = None if ridge == "gcv" else float(ridge)
     # Without a penalty, directions of x within rounding would dominate.
     spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))

@@ -50,19 +50,7 @@ class RidgeToIdentity(ClosedFormMatcher):
         check_penalty(self.ridge)
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Compute the map.
-
-        Args:
-            moments: Moments of the source's rows (x) and the target's rows (y), of equal width.
-            dtype: Dtype of the weights.
-
-        Returns:
-            The affine stitch, on the device of the moments.
-
-        Raises:
-            ValueError: The widths differ, there are fewer than 2 rows, or all rows of a side are equal.
-            torch.linalg.LinAlgError: The eigendecomposition did not converge.
-        """
+        """Compute the map."""
         if moments.dx != moments.dy:
             raise ValueError(f"ridge_to_identity needs equal widths, got {moments.dx} -> {moments.dy}; use 'ridge'")
         require(moments, 2)

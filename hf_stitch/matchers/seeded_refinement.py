@@ -79,21 +79,7 @@ class SeededRefinement(UnpairedMatcher):
     def fit(
         self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
     ) -> LinearStitch:
-        """Fit the map; neighbours are searched in float32, the map is computed in float64.
-
-        Args:
-            x: ``(n, dx)`` floating point: the source's rows of the seeds.
-            y: ``(n, dy)`` floating point: the target's rows of the seeds.
-            dtype: Dtype of the weights.
-            unpaired: ``(m, dx)`` and ``(m', dy)``: rows of both sides, of which nobody knows which belong together.
-
-        Returns:
-            The affine stitch, on the CPU.
-
-        Raises:
-            NoAlignmentError: Seeds that are left out are not found better than by chance.
-            ValueError: There are too few seeds, no unpaired rows, or all rows of a side are equal.
-        """
+        """Fit the map; neighbours are searched in float32, the map is computed in float64."""
         seeds = moments_of(x, y)
         require(seeds, self.least_pairs, "give more pairs, or use 'unsupervised'")
         if unpaired is None:
@@ -128,9 +114,8 @@ class SeededRefinement(UnpairedMatcher):
 def _left_out(x: Tensor, y: Tensor, others: Tensor) -> tuple[float, float]:
     """Search seeds under the map of the others.
 
-    Returns:
-        The mean share of the other rows that are nearer than the partner, and by how many standard errors of ranks by
-        chance it is below a half.
+    Returns the mean share of the other rows that are nearer than the partner, and by how many standard errors of ranks
+    by chance it is below a half.
     """
     nearer = []
     for fold in torch.arange(len(x)).chunk(FOLDS):

@@ -93,21 +93,7 @@ class Unsupervised(UnpairedMatcher):
     def fit(
         self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
     ) -> LinearStitch:
-        """Fit the map, or refuse to; neighbours are searched in float32, the map is computed in float64.
-
-        Args:
-            x: ``(n, dx)`` floating point: rows of the source.
-            y: ``(n', dy)`` floating point: rows of the target. Which of them belongs to which row of x is not used.
-            dtype: Dtype of the weights.
-            unpaired: ``(m, dx)`` and ``(m', dy)``: further rows of both sides.
-
-        Returns:
-            The affine stitch, on the CPU.
-
-        Raises:
-            NoAlignmentError: The map that was found does not lead back, or not to where the target's rows are.
-            ValueError: There are too few rows for the clusters, or all rows of a side are equal.
-        """
+        """Fit the map, or refuse to; neighbours are searched in float32, the map is computed in float64."""
         if unpaired is not None:
             check_unpaired(*unpaired, x.shape[-1], y.shape[-1])
             x, y = torch.cat([x, unpaired[0]]), torch.cat([y, unpaired[1]])
@@ -186,34 +172,18 @@ class Unsupervised(UnpairedMatcher):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A map that was found from unit rows.
+    """A map that was found from unit rows."""
 
-    Attributes:
-        pairs: The rows of its pairs.
-        map: ``(dx, dy)`` (semi-)orthogonal.
-        clusters: The number of clusters that was chosen.
-        stability: Mean cosine of the maps that agree.
-    """
-
-    pairs: tuple[Tensor, Tensor]
-    map: Tensor
-    clusters: int
-    stability: float
+    pairs: tuple[Tensor, Tensor]  # the rows of its pairs
+    map: Tensor  # (dx, dy) (semi-)orthogonal
+    clusters: int  # the number of clusters that was chosen
+    stability: float  # mean cosine of the maps that agree
 
 
 def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, float]:
     """Find the permutation p with the greatest ``Σ a[i, j] b[p[i], p[j]]``, by exchanges of two from random starts.
 
     All starts advance together, each by the best exchange, until none improves.
-
-    Args:
-        a: ``(k, k)`` symmetric.
-        b: ``(k, k)`` symmetric.
-        restarts: Number of random starts.
-        seed: Seed of the starts.
-
-    Returns:
-        ``(k,)`` int64 and the sum.
     """
     generator = torch.Generator().manual_seed(seed)
     a, b = a.double(), b.double()

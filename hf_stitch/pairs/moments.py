@@ -118,21 +118,13 @@ class PairMoments:
 
 @dataclass(frozen=True)
 class _Form:
-    """What layers of the target in a group have in common.
+    """What layers of the target in a group have in common."""
 
-    Attributes:
-        layers_a: Their partners.
-        small: For each partner, the grid on which it is fitted before it is enlarged; None if it is resized first.
-        large: The grid of the target; None without a grid.
-        is_vector: Whether the target has one vector per sample.
-        has_prefix: Whether the target has prefix tokens.
-    """
-
-    layers_a: tuple[str, ...]
-    small: tuple[Grid | None, ...]
-    large: Grid | None
-    is_vector: bool
-    has_prefix: bool
+    layers_a: tuple[str, ...]  # their partners
+    small: tuple[Grid | None, ...]  # for each partner, the grid on which it is fitted before it is enlarged
+    large: Grid | None  # the grid of the target; None without a grid
+    is_vector: bool  # whether the target has one vector per sample
+    has_prefix: bool  # whether the target has prefix tokens
 
     @classmethod
     def of(cls, x: Mapping[str, Representation], y: Representation, pooling: Pooling) -> Self:
@@ -155,15 +147,7 @@ class _Form:
 
 
 class _Group:
-    """Layers of the target of one form, each paired with each of some layers of the source.
-
-    Attributes:
-        layers_b: Layers of the target.
-        enlarged: Part -> layers of the source with a grid that is enlarged to that of the target.
-        others: The other layers of the source.
-        parts: Part -> moments. ``body`` has the other layers, or the target alone if there are none.
-        small: Part in ``enlarged`` -> moments.
-    """
+    """Layers of the target of one form, each paired with each of some layers of the source."""
 
     def __init__(self, form: _Form, layers_b: list[str]) -> None:
         self.form, self.layers_b = form, layers_b

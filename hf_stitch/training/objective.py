@@ -28,29 +28,11 @@ class Objective:
 
     The loss is ``Σ_l w_l · T² · CE(softmax(z / T), p_l)`` with soft labels ``p_l = softmax(z_l / T)`` (Hinton et al.
     2015). For hard labels T is 1.
-
-    Attributes:
-        labels: Weight of each kind of labels: ``hard`` (labels of the data), ``target`` and ``source`` (logits of the
-            whole parent network).
-        temperature: Temperature T, above 0.
-        penalties: Weight of each penalty: ``l1`` (sum of the absolute entries of the maps, without biases),
-            ``proximal_l1`` (the same, as a soft threshold after each step, see :meth:`shrink`), or the name of a
-            differentiable metric between the transformed rows and the rows of the target. For a similarity, a
-            positive weight pushes them apart and a negative one pulls them together. A metric is left out of a batch
-            with fewer rows than it needs, for example the last batch of an epoch.
-
-    Raises:
-        ValueError: If a kind of labels or a penalty is unknown, or a weight or the temperature is out of its range.
-
-    Example:
-        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
-        >>> Objective({"hard": 1.0}).loss(logits, {"hard": torch.tensor([0, 0])})
-        tensor(2.2539)
     """
 
-    labels: Mapping[str, float]
-    temperature: float = 1.0
-    penalties: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, float]  # weight of each kind of labels
+    temperature: float = 1.0  # temperature T, above 0
+    penalties: Mapping[str, float] = field(default_factory=dict)  # weight of each penalty
 
     def __post_init__(self) -> None:
         """Validate labels, temperature and penalties."""
@@ -79,17 +61,7 @@ class Objective:
         return {name: activation_metric(name) for name in self.penalties if name not in L1}
 
     def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
-        """Compute the weighted cross-entropies, summed over samples, or over tokens for language models.
-
-        Args:
-            logits: ``(batch, classes)``, or ``(batch, tokens, vocabulary)`` for the next tokens.
-            answers: Labels by kind: for ``hard`` class indices ``(batch,)`` or token indices ``(batch, tokens)``,
-                where :data:`IGNORED` marks tokens without a prediction; for ``target`` and ``source`` logits of the
-                same shape as ``logits``.
-
-        Returns:
-            A scalar tensor in the dtype of the logits.
-        """
+        """Compute the weighted cross-entropies, summed over samples, or over tokens for language models."""
         total = logits.new_zeros(())
         asked = answers["hard"] != IGNORED if "hard" in answers else None
         for name, weight in self.labels.items():
@@ -105,15 +77,7 @@ class Objective:
         return total
 
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Compute the weighted sum of the penalties. ``proximal_l1`` counts in eval mode only: its step is apart.
-
-        Args:
-            layer: The stitching layer.
-            rows: Transformed rows ``(n, d)`` and rows of the target ``(n, d)``; ``None`` if no penalty is a metric.
-
-        Returns:
-            A scalar tensor.
-        """
+        """Compute the weighted sum of the penalties. ``proximal_l1`` counts in eval mode only: its step is apart."""
         total = next(layer.parameters()).new_zeros(())
         missing = {} if rows is None else self.missing_rows(*rows)
         for name, weight in self.penalties.items():
@@ -130,10 +94,6 @@ class Objective:
 
         Each weight w of an affine map becomes ``sign(w) · max(|w| - rate · penalty, 0)`` (soft threshold, Parikh & Boyd
         2014, section 6.5.2), so that small ones become exactly 0, which no gradient of ``l1`` achieves.
-
-        Args:
-            layer: The stitching layer, which is changed. Its maps are affine.
-            rate: The learning rate of the step.
         """
         if not (penalty := self.penalties.get("proximal_l1")):
             return
@@ -142,15 +102,7 @@ class Objective:
             weight.copy_(functional.softshrink(weight, rate * penalty))
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
-        """Find the metrics among the penalties that need more rows than given.
-
-        Args:
-            x: Transformed rows, ``(n, d)``.
-            y: Rows of the target, ``(n, d)``.
-
-        Returns:
-            The required number of rows by metric, for the metrics that need more than n.
-        """
+        """Find the metrics among the penalties that need more rows than given."""
         least = {
             name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
             for name, metric in self.metrics.items()
@@ -176,19 +128,7 @@ def _weights(layer: StitchingLayer) -> list[Tensor]:
 
 
 def next_tokens(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compute the next token of each token as hard labels for language modelling.
-
-    Args:
-        inputs: Model inputs with ``input_ids`` and optionally ``attention_mask``, both ``(batch, tokens)``.
-
-    Returns:
-        ``(batch, tokens)`` int64; :data:`IGNORED` at padding and at the last token of each text.
-
-    Example:
-        >>> ids, mask = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
-        >>> next_tokens({"input_ids": ids, "attention_mask": mask}).tolist()
-        [[6, 7, -100, -100]]
-    """
+    """Compute the next token of each token as hard labels for language modelling."""
     ids = inputs["input_ids"]
     real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
     following = torch.full_like(ids, IGNORED)

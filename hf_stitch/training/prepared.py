@@ -29,20 +29,12 @@ Augment = Callable[[list[Any], torch.Generator], list[Any]]
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A batch of samples as the training loop uses it.
-
-    Attributes:
-        sources: Activations at a cut of a source, by the name of the first stitch that starts there.
-        answers: Labels by kind: class indices ``(batch,)``, next tokens ``(batch, tokens)``, or logits of a parent
-            network.
-        there: Activations of the target by layer, if a penalty needs them.
-        features: Activations of the target at its last cut, if final features are matched.
-    """
+    """A batch of samples as the training loop uses it."""
 
     sources: Mapping[str, Representation]
-    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    answers: Mapping[str, Tensor] = field(default_factory=dict)  # labels by kind
     there: Mapping[str, Representation] = field(default_factory=dict)
-    features: Representation | None = None
+    features: Representation | None = None  # activations of the target at its last cut, if final features are matched
 
     @property
     def count(self) -> int:
@@ -65,19 +57,7 @@ class PreparedBatch:
 
 
 class Networks:
-    """The frozen networks around the stitches, which compute activations and labels of samples.
-
-    Attributes:
-        origins: For each stitched model, the name of the first one with the same source and the same cut of it.
-        fronts: These first ones, by name.
-
-    Args:
-        places: Stitched models by name; all have the same target.
-        target: The whole target; ``None`` if neither its logits nor its activations are needed.
-        source: The whole source; ``None`` if its logits are not needed.
-        wanted: What to compute: any of ``hard``, ``target``, ``source``, ``there`` and ``features``.
-        last: The last cut of the target, used for ``features``.
-    """
+    """The frozen networks around the stitches, which compute activations and labels of samples."""
 
     def __init__(
         self,
@@ -95,11 +75,7 @@ class Networks:
         self.fronts = {name: places[name] for name in starts.values()}
 
     def only(self, names: Sequence[str]) -> Networks:
-        """Return the networks around some of the stitches.
-
-        Args:
-            names: Names of stitched models.
-        """
+        """Return the networks around some of the stitches."""
         part = copy.copy(self)
         part.places = {name: self.places[name] for name in names}
         part.first = self.places[names[0]]
@@ -108,11 +84,7 @@ class Networks:
         return part
 
     def select(self, batch: PreparedBatch) -> PreparedBatch:
-        """Return a batch without what only other stitches need.
-
-        Args:
-            batch: A batch that was prepared for more stitches.
-        """
+        """Return a batch without what only other stitches need."""
         ends = {model.target.cut.layer for model in self.places.values()}
         return replace(
             batch,
@@ -121,33 +93,16 @@ class Networks:
         )
 
     def has_next_tokens(self, batch: Batch) -> bool:
-        """Return whether a text of a batch has a second token, which a language model predicts.
-
-        Args:
-            batch: Texts for the source.
-        """
+        """Return whether a text of a batch has a second token, which a language model predicts."""
         return bool((next_tokens(self.first.preprocess(batch.samples)) != IGNORED).any())
 
     def labels_of(self, batch: Batch) -> Sequence[int] | None:
-        """Return the labels of a batch if hard labels of the data are needed, else ``None``.
-
-        Args:
-            batch: Samples for the source.
-        """
+        """Return the labels of a batch if hard labels of the data are needed, else ``None``."""
         return batch.labels if "hard" in self.wanted and not self.is_language_model else None
 
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
-        """Compute activations and labels of raw samples.
-
-        Args:
-            samples: Raw samples for the source.
-            others: Raw samples for the target, in the same order.
-            labels: Class indices, if hard labels are needed.
-
-        Returns:
-            The batch, with the quantities in ``wanted``.
-        """
+        """Compute activations and labels of raw samples."""
         sources: dict[str, Representation] = {}
         for name, stitched in self.fronts.items():
             inputs = stitched.preprocess(samples)
@@ -180,18 +135,6 @@ class Prepared:
     Activations and labels of the frozen networks are computed once and read from memory-mapped files; each process
     computes a part. They are recomputed for each batch if samples are augmented, or if the files would take more than
     ``limit`` bytes (with a warning).
-
-    Args:
-        networks: The frozen networks.
-        samples: Samples for the source.
-        others: Samples for the target, in the same order.
-        folder: Folder of the files, the same for all processes.
-        augment: Augmentation of raw samples, or ``None``.
-        limit: Maximal size of the files in bytes; each of several processes may write an equal share.
-        batch_size: Number of samples per forward pass.
-        processes: The processes that share the work.
-        progress: Label of the progress bar; ``None`` for no bar.
-        in_step: Whether all processes must run the networks equally often, because their weights are distributed.
     """
 
     def __init__(
@@ -223,26 +166,14 @@ class Prepared:
         return bool(self._parts)
 
     def only(self, names: Sequence[str]) -> Prepared:
-        """Return the same samples, prepared for some of the stitches.
-
-        Args:
-            names: Names of stitched models.
-        """
+        """Return the same samples, prepared for some of the stitches."""
         part = copy.copy(self)
         part.networks = self.networks.only(names)
         part._like = None if self._like is None else part.networks.select(self._like)
         return part
 
     def read(self, places: Tensor, seed: int) -> PreparedBatch:
-        """Read a batch.
-
-        Args:
-            places: Indices of the samples, ``(n,)`` int64.
-            seed: Seed of the augmentation.
-
-        Returns:
-            The batch of n samples.
-        """
+        """Read a batch."""
         if self.kept:
             return self._from_files(places)
         batch, other = self._raw(places)

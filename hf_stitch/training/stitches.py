@@ -19,20 +19,7 @@ from hf_stitch.training.prepared import PreparedBatch
 
 
 class Stitches(nn.Module):
-    """Stitching layers at the same target cut, and the frozen target half, which runs all of them in one batch.
-
-    Attributes:
-        names: Names of the stitches.
-        layers: The stitching layers in the same order.
-        back: The frozen target half.
-
-    Args:
-        layers: Stitching layers by name.
-        back: The target from the cut on.
-        objective: The training objective.
-        last: The last cut of the target, used to match final features.
-        origins: For each stitch, the name of its activations among the sources of a batch.
-    """
+    """Stitching layers at the same target cut, and the frozen target half, which runs all of them in one batch."""
 
     def __init__(
         self,
@@ -54,30 +41,13 @@ class Stitches(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, StitchingLayer)]
 
     def train(self, mode: bool = True) -> Stitches:
-        """Set the mode of the stitching layers; the frozen half stays in eval mode.
-
-        Args:
-            mode: Whether to set training mode.
-
-        Returns:
-            This module.
-        """
+        """Set the mode of the stitching layers; the frozen half stays in eval mode."""
         super().train(mode)
         self.back.eval()
         return self
 
     def forward(self, seen: PreparedBatch, total: float, share: float = 1.0, features: bool = False) -> Tensor:
-        """Compute the loss of each stitch.
-
-        Args:
-            seen: The samples.
-            total: Divisor of sums over samples: the number of samples of a step (for language models, of tokens).
-            share: Weight of the penalties, which are not sums over samples: the share of these samples in a step.
-            features: Whether to compute the squared distance of final features instead of the objective.
-
-        Returns:
-            The losses, ``(stitches,)``, in float32 or higher precision.
-        """
+        """Compute the loss of each stitch."""
         mapped = self._mapped(seen)
         if features:
             assert seen.features is not None
@@ -92,30 +62,14 @@ class Stitches(nn.Module):
         return torch.stack(losses)
 
     def shrink(self, rate: float, active: Tensor) -> None:
-        """Apply the proximal step of the objective to the stitches that are trained.
-
-        Args:
-            rate: The learning rate of the step.
-            active: Which stitches are trained, ``(stitches,)`` bool.
-        """
+        """Apply the proximal step of the objective to the stitches that are trained."""
         for layer, is_active in zip(self.trained, active.tolist(), strict=True):
             if is_active:
                 self._objective.shrink(layer, rate)
 
     @torch.no_grad()
     def check(self, seen: PreparedBatch) -> int:
-        """Check with one batch that the objective can be computed.
-
-        Args:
-            seen: A batch of training samples.
-
-        Returns:
-            Number of classes of the target (for language models, size of the vocabulary).
-
-        Raises:
-            ValueError: If the logits of a parent have another shape, a penalty needs more rows than the batch has or a
-                map of another kind, or final features have another shape through the stitch.
-        """
+        """Check with one batch that the objective can be computed."""
         if "proximal_l1" in self._objective.penalties:
             for name, layer in zip(self.names, self.trained, strict=True):
                 for part in layer.parts:
@@ -150,14 +104,7 @@ class Stitches(nn.Module):
 
     @torch.no_grad()
     def right(self, seen: PreparedBatch) -> Tensor:
-        """Count the correct predictions of each stitch.
-
-        Args:
-            seen: The samples. Predictions are compared with hard labels, or otherwise with the argmax of soft labels.
-
-        Returns:
-            Number of correctly predicted samples (for language models, tokens), ``(stitches,)`` int64.
-        """
+        """Count the correct predictions of each stitch."""
         mapped = self._mapped(seen)
         answers = next(iter(seen.answers[name] for name in ("hard", *seen.answers) if name in seen.answers))
         wanted = answers if not answers.is_floating_point() else answers.argmax(-1)

@@ -205,11 +205,7 @@ class TaskLoss(TrainedMatcher):
         return Objective(labels, self.temperature, dict(self.penalties))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values.
-
-        Returns:
-            A record for ``registries.matchers.build``.
-        """
+        """Return the name and all options as JSON values."""
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "initial"}
         plain_values = {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()}
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
@@ -235,15 +231,7 @@ class TaskLoss(TrainedMatcher):
             )
 
     def samples_trained(self, count: int) -> int:
-        """Return how many samples training reads, repeated ones included.
-
-        Args:
-            count: Number of training samples.
-
-        Example:
-            >>> TaskLoss(max_steps=10, batch_size=32).samples_trained(1000)
-            320
-        """
+        """Return how many samples training reads, repeated ones included."""
         steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
@@ -528,11 +516,7 @@ def _device(model: StitchedModel) -> torch.device:
 
 
 def _default(device: torch.device) -> Accelerator:
-    """Return the accelerator of the launched processes, or a new one for this process alone, in full precision.
-
-    Raises:
-        ValueError: If an earlier accelerator of this process has set another device or precision, which is shared.
-    """
+    """Return the accelerator of the launched processes, or a new one for this process alone, in full precision."""
     from accelerate import Accelerator as Default
 
     found = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")

@@ -26,11 +26,7 @@ and images of another data set, were above .5."""
 
 
 def without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSamples:
-    """Leave out samples that are anchors of the model, on which it would score too well, with a warning.
-
-    Raises:
-        ValueError: If all are anchors.
-    """
+    """Leave out samples that are anchors of the model, on which it would score too well, with a warning."""
     if stitched.anchors is None:
         return samples
     recorded = (stitched.config.recipe or {}).get(FITTED)
@@ -57,10 +53,6 @@ def warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None
 
     An encoder is recognised by its weights, config and processor. This does not tell how tensors were preprocessed
     before they were passed.
-
-    Args:
-        stitched: A model; without stored activations of its encoder, nothing is compared.
-        samples: Samples to score on.
     """
     known = _stored(stitched)
     if known is None or len(samples) < 2:

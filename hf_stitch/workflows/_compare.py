@@ -138,16 +138,7 @@ def compare(
 
 
 def weight_side(name: str, network: Comparable, processes: Processes) -> WeightSide:
-    """Return a network whose weights are compared. A module needs no example inputs.
-
-    Args:
-        name: Its name in error messages.
-        network: The network.
-        processes: The processes, which give the device of a network that is loaded by name.
-
-    Raises:
-        TypeError: If it is saved activations.
-    """
+    """Return a network whose weights are compared. A module needs no example inputs."""
     if isinstance(network, Activations):
         raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
     if isinstance(network, nn.Module):
@@ -183,18 +174,7 @@ def _sides(
 
 
 def side_of(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, processes: Processes) -> Side:
-    """Return a network or saved activations as a side of a comparison.
-
-    Args:
-        name: Its name in error messages.
-        side: The network or its activations.
-        reader: Reader of the samples; ``None`` if there are none.
-        pooling: The pooling.
-        processes: The processes that share the samples.
-
-    Raises:
-        ValueError: If a network has no samples, or activations were recorded with another pooling.
-    """
+    """Return a network or saved activations as a side of a comparison."""
     if isinstance(side, Activations):
         if side.pooling not in (None, pooling):
             raise ValueError(f"the activations of {name} were recorded with pooling={side.pooling!r}, not {pooling!r}")

@@ -219,29 +219,13 @@ def _planned(
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
-    """Return the share of samples to which the stitching layer of a model was fitted.
-
-    Args:
-        stitched: The stitched model.
-        samples: The samples; they are recognised by their content.
-
-    Returns:
-        From 0 to 1; ``None`` if the recipe of the model does not record the samples, or too few can be compared.
-    """
+    """Return the share of samples to which the stitching layer of a model was fitted."""
     recorded = (stitched.config.recipe or {}).get(FITTED)
     return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
 
 
 def with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
-    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely.
-
-    Args:
-        collected: Answers of all predictors, including ``target``.
-        task: Task of the model.
-
-    Returns:
-        The same with ``chance``.
-    """
+    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely."""
     target = collected["target"]
     chance: dict[str, Array] = {}
     if task == "text-generation":

@@ -204,11 +204,7 @@ def _recipe(
 def _matched(
     matchers: Mapping[str, Matcher], collected: CollectedPair
 ) -> tuple[dict[Labelled, StitchingLayer], dict[str, str]]:
-    """Return the stitches of all matchers, and why others are undefined.
-
-    Raises:
-        ValueError: If a matcher is undefined for all pairs of layers.
-    """
+    """Return the stitches of all matchers, and why others are undefined."""
     stitches: dict[Labelled, StitchingLayer] = {}
     undefined: dict[str, str] = {}
     for number, (label, matcher) in enumerate(matchers.items()):

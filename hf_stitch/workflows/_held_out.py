@@ -12,15 +12,7 @@ MOST_SHARED = 0.05
 
 
 def check_held_out(train: Samples, test: Samples) -> None:
-    """Check that test samples are not training samples. Samples are recognised by their content.
-
-    Args:
-        train: Samples to which stitches or probes are fitted.
-        test: Samples on which these are scored.
-
-    Raises:
-        ValueError: If more than 5% of the test samples are training samples.
-    """
+    """Check that test samples are not training samples. Samples are recognised by their content."""
     share = ContentSketch.of(train).share(test) or 0
     if share > MOST_SHARED:
         raise ValueError(
@@ -30,16 +22,7 @@ def check_held_out(train: Samples, test: Samples) -> None:
 
 
 def check_far(far: Samples | None, others: Collection[Samples], *, detectors: Collection[str]) -> None:
-    """Check that far samples are a control of detectors.
-
-    Args:
-        far: The far samples (``far_data=``).
-        others: The training and the test samples.
-        detectors: Labels of the detectors.
-
-    Raises:
-        ValueError: If there are far samples but no detectors, or more than 5% of the far samples are among the others.
-    """
+    """Check that far samples are a control of detectors."""
     if far is None:
         return
     if not detectors:

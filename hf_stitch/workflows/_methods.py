@@ -9,20 +9,7 @@ from hf_stitch.registry import registries
 
 
 def labelled(kind: str, entries: Iterable[Any], argument: str | None = None) -> dict[str, Any]:
-    """Build matchers or detectors.
-
-    Args:
-        kind: ``matchers`` or ``detectors``.
-        entries: Names, records or objects.
-        argument: Name of the argument in error messages, if it is not ``kind``.
-
-    Returns:
-        By label: the name with all options that differ from their defaults.
-
-    Raises:
-        TypeError: If it is a single name.
-        ValueError: If there is no such method, an option is wrong, or a method is named twice.
-    """
+    """Build matchers or detectors."""
     argument = argument or kind
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise TypeError(f"{argument} must be a list, got {entries!r}; write [{entries!r}]")

@@ -15,14 +15,7 @@ T = TypeVar("T")
 
 
 def check_runs(**networks: Any) -> None:
-    """Check that none of the arguments is saved activations, which no half of a network can be taken from.
-
-    Args:
-        **networks: What was given, by the name of the argument.
-
-    Raises:
-        TypeError: If one of them is :class:`hf_stitch.Activations`; the message names the argument.
-    """
+    """Check that none of the arguments is saved activations, which no half of a network can be taken from."""
     for name, given in networks.items():
         if isinstance(given, Activations):
             raise TypeError(
@@ -33,14 +26,7 @@ def check_runs(**networks: Any) -> None:
 
 
 def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
-    """Return several networks by name.
-
-    Args:
-        networks: Name -> network, or a list, whose networks are named ``0``, ``1``, ….
-
-    Raises:
-        TypeError: If it is a single network or name.
-    """
+    """Return several networks by name."""
     if not isinstance(networks, Iterable) or isinstance(networks, str | nn.Module):
         shown = repr(networks) if isinstance(networks, str) else type(networks).__name__
         raise TypeError(f"networks must be a list of networks, or a dict of names and networks, got {shown} alone")
@@ -54,16 +40,7 @@ def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
 def named_layers(
     names: Collection[str], layers: Mapping[str, Iterable[str]] | Iterable[str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the layers of several networks, as far as they are given.
-
-    Args:
-        names: Names of the networks.
-        layers: Layers of all networks, or name -> layers; ``None`` for none.
-
-    Raises:
-        TypeError: If the layers are a single name.
-        ValueError: If there is no network of a name, there are no layers, or one is named twice.
-    """
+    """Return the layers of several networks, as far as they are given."""
     if layers is None:
         return {}
     if not isinstance(layers, Mapping):

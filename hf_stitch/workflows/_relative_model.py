@@ -137,11 +137,7 @@ def relative_model(
 
 
 def _tie(head: Head, anchors: AnchorSet) -> None:
-    """Check that a head belongs to the anchors; a head that belongs to none belongs to these from now on.
-
-    Raises:
-        ValueError: If the head belongs to other anchors.
-    """
+    """Check that a head belongs to the anchors; a head that belongs to none belongs to these from now on."""
     config: Any = head.config
     if config.anchors_fingerprint not in (None, anchors.fingerprint):
         raise ValueError(

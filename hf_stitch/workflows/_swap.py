@@ -227,12 +227,7 @@ def _scored(
 
 
 def _between(model: Any, other: StitchedModel) -> StitchedModel:
-    """Join the head of one relative model with the front half and the encoded anchors of another.
-
-    Raises:
-        TypeError: If one of them is not a relative model.
-        ValueError: If their anchors or projections differ.
-    """
+    """Join the head of one relative model with the front half and the encoded anchors of another."""
     for each in (model, other):
         if not (isinstance(each, StitchedModel) and isinstance(each.stitch.body, RelativeProjection)):
             raise TypeError("a stitched model can be the encoder only if it and the model are both relative models")
@@ -324,25 +319,12 @@ def _recipe(own: AnchorSet, anchors: _Side, paired_anchors: _Side, new: _Encoder
 
 
 def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[str, Any]:
-    """Return the latent space that enters a back half, as JSON values for its recipe.
-
-    Args:
-        reference: The network that produces the vectors.
-        layer: Its layer.
-        pooling: The pooling at this layer.
-
-    Returns:
-        A dictionary with the keys ``reference``, ``layer`` and ``pooling``.
-    """
+    """Return the latent space that enters a back half, as JSON values for its recipe."""
     return {"reference": reference.public.to_dict(), "layer": layer, "pooling": pooling}
 
 
 def _space(model: StitchedModel) -> _Space | None:
-    """Return the latent space that enters a stitched model's back half; ``None`` for a relative model.
-
-    Raises:
-        ValueError: If the recipe records none, because the model is neither an absolute model nor the result of a swap.
-    """
+    """Return the latent space that enters a stitched model's back half; ``None`` for a relative model."""
     if isinstance(model.stitch.body, RelativeProjection):
         return None
     recorded = (model.config.recipe or {}).get("space")
@@ -371,11 +353,7 @@ def _space_now(model: StitchedModel) -> _Space:
 
 @torch.no_grad()
 def _seen_by(model: StitchedModel, anchors: _Side, run: Run) -> Tensor:
-    """Encode the anchors with the current front half of an absolute model.
-
-    Raises:
-        ValueError: If the anchors are not given as samples.
-    """
+    """Encode the anchors with the current front half of an absolute model."""
     if not isinstance(anchors, Samples):
         raise ValueError(
             "the encoder of this absolute model has changed since its anchors were encoded, so the stored vectors no "
@@ -390,11 +368,7 @@ def _seen_by(model: StitchedModel, anchors: _Side, run: Run) -> Tensor:
 
 
 def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
-    """Return the model's anchor set, after a check that the given anchors are the same.
-
-    Raises:
-        ValueError: If they differ, or there are none.
-    """
+    """Return the model's anchor set, after a check that the given anchors are the same."""
     if given is None:
         if kept is None:
             raise ValueError("this model has no anchors: pass those with which it was made, anchors=…")
@@ -404,12 +378,7 @@ def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
 
 
 def _task(target: Adapter, new: _Encoder, task: str | None, *, scored: bool) -> str | None:
-    """Return the task of a network with a new encoder.
-
-    Raises:
-        ValueError: If both take different kinds of samples, the task needs more than one vector per sample, is not that
-            of the head, or the result is scored and its head cannot be.
-    """
+    """Return the task of a network with a new encoder."""
     check_meet(new.network, target, new.pooling)
     task = target.task if task == "auto" and not scored else task_of(target, task)
     if task == "text-generation":
@@ -425,9 +394,6 @@ def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
 
     With prefix tokens this is ``cls``, because the single token that the layer outputs is where a head reads its CLS
     token.
-
-    Raises:
-        ValueError: If the pooling produces no prefix tokens.
     """
     if pooling == "flatten" and spec.prefix_tokens:
         raise ValueError("pooling='flatten' leaves nothing for the target's CLS token: use 'mean' or 'cls'")
@@ -458,11 +424,7 @@ def _fitted(
 
 @torch.no_grad()
 def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
-    """Run one sample through the model, so that errors occur before all data are read.
-
-    Raises:
-        ValueError: If the model has no head, cannot run on the sample, or labels are not classes of the model.
-    """
+    """Run one sample through the model, so that errors occur before all data are read."""
     if swapped.task is None:
         raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
     check_head(swapped)

@@ -17,16 +17,7 @@ Measured = Mapping[str, Array]
 
 
 def figures(measures: Measured, own: str, weights: Array) -> dict[str, Array]:
-    """Compute the figures of a predictor, or of several at once, for weights of the samples.
-
-    Args:
-        measures: Measures of a grid: ``<predictor>.<measure>`` -> ``(n,)`` or ``(n, predictors)``.
-        own: The predictor: ``stitched``, ``mean_only``, ``source``, ``target`` or ``chance``.
-        weights: ``(resamples, n)``, how often each sample is drawn.
-
-    Returns:
-        Figure -> ``(resamples,)`` or ``(resamples, predictors)`` float64.
-    """
+    """Compute the figures of a predictor, or of several at once, for weights of the samples."""
 
     def total(name: str) -> Array:
         values = weights @ measures[name].astype(np.float64)
@@ -51,18 +42,7 @@ def figures(measures: Measured, own: str, weights: Array) -> dict[str, Array]:
 def drawn_figures(
     measures: Measured, norms: Array, predictors: tuple[str, ...], *, resamples: int, seed: int
 ) -> dict[str, dict[str, Array]]:
-    """Compute the figures of all predictors on all samples, and on resamples shared by all of them.
-
-    Args:
-        measures: Measures of a grid.
-        norms: ``(n, stitches)`` squared norms of the target's activations, for each stitch.
-        predictors: Names of the predictors.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the resamples.
-
-    Returns:
-        Predictor -> figure -> ``(1 + resamples, …)`` float64, with the figure on all samples first.
-    """
+    """Compute the figures of all predictors on all samples, and on resamples shared by all of them."""
     drawn: dict[str, list[dict[str, Array]]] = {name: [] for name in predictors}
     for weights in resampled(len(measures["target.agreement"]), resamples, seed):
         for name in predictors:
@@ -77,14 +57,7 @@ def drawn_figures(
 
 
 def with_interval(drawn: Array) -> Array:
-    """Return values and both ends of their 95% intervals.
-
-    Args:
-        drawn: ``(1 + resamples, …)``, with the value on all samples first.
-
-    Returns:
-        ``(…, 3)`` float64.
-    """
+    """Return values and both ends of their 95% intervals."""
     low, high = np.quantile(drawn[1:], [0.025, 0.975], axis=0)
     return np.stack([drawn[0], low, high], -1)
 
@@ -95,13 +68,6 @@ def differences_from_best(drawn: Array, figure: str) -> Array:
     The p-value is that of a normal distribution with the standard deviation of the difference over the resamples: a
     share of resamples could not be small enough for a Holm test of many layers. The best stitch is chosen on the same
     samples, so that p-values of close rivals are somewhat too small.
-
-    Args:
-        drawn: ``(1 + resamples, layers of a, layers of b)``, with the value on all samples first; NaN if undefined.
-        figure: Name of the figure, which determines what is better.
-
-    Returns:
-        ``(2, layers of a, layers of b)`` float64; NaN if undefined, 1 for the best itself.
     """
     better = drawn if direction(figure) == "higher" else -drawn
     found = []

@@ -32,14 +32,7 @@ DIFFERS = "another number of threads or another machine rounds differently, whic
 
 
 class Measures:
-    """Measures of every sample for every stitch, target cut and parent.
-
-    Attributes:
-        arrays: Name of the measure -> ``(n, …)`` float64. ``stitched.*`` have one entry per cell, ``mean_only.*`` and
-            ``norm`` one per layer of the target; ``source.*`` and ``target.*`` have one per sample.
-            What detectors keep of stitched activations is in ``seen.stitched.<number of the cell>.*``, of the target's
-            own in ``seen.own.<number of the layer>.*``, and with noise in ``seen.doses.<number of the layer>.*``.
-    """
+    """Measures of every sample for every stitch, target cut and parent."""
 
     def __init__(
         self,

@@ -313,10 +313,9 @@ class StitchGrid(Result):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the scores in long format.
 
-        Returns:
-            One row per matcher, figure (of detectors, all) and pair of layers, with the columns ``matcher``,
-            ``figure``, ``layer_a``, ``layer_b``, ``value``, ``low`` and ``high``, and ``undefined`` (the reason, or
-            None) if a stitch is undefined.
+        Returns one row per matcher, figure (of detectors, all) and pair of layers, with the columns ``matcher``,
+        ``figure``, ``layer_a``, ``layer_b``, ``value``, ``low`` and ``high``, and ``undefined`` (the reason, or None)
+        if a stitch is undefined.
         """
         import pandas
 
