@@ -24,8 +24,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __all__ = ["CHANGES", "FilePlugin", "PluginEntry", "PluginError", "contract_of", "installed", "load_plugin"]
@@ -260,17 +260,15 @@ def load_plugin(path: str | Path) -> FilePlugin:
             return before
         before.unload()
     name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', place.stem)}_{plugin.sha256[:8]}"
-    spec = spec_from_file_location(name, place)
-    if spec is None or spec.loader is None:
+    if place.suffix != ".py":
         raise PluginError(f"the plugin {place} is no Python file; its name must end in .py")
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses and pickle look for it there
     token = _RUNNING.set(plugin)
     try:
-        spec.loader.exec_module(module)
+        run_file(name, place, code)
         if not plugin.undo:
             raise PluginError("it registers nothing; decorate a class with hf_stitch.registries.metrics.register('…')")
     except Exception as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         plugin.unload()
         what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         raise PluginError(f"the plugin {place} could not be loaded: {what}") from error
@@ -278,6 +276,19 @@ def load_plugin(path: str | Path) -> FilePlugin:
         _RUNNING.reset(token)
     _LOADED[place] = plugin
     return plugin
+
+
+def run_file(name: str, place: Path, code: bytes) -> ModuleType:
+    """Run the code of a file as a module of this name, in which dataclasses and pickle look for its classes."""
+    module = ModuleType(name)
+    module.__file__ = str(place)
+    sys.modules[name] = module
+    try:
+        exec(compile(code, str(place), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def load_named() -> None:

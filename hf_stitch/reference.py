@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -34,6 +35,9 @@ PERSONAL = frozenset(
     )
 )
 """Loading options that do not describe the network and must not be published or repeated without consent."""
+
+FUNCTION = re.compile(r".+\.py:[^/\\]*")
+"""Name of a function of a Python file that returns a network, which the command line alone runs."""
 
 LONGEST, MOST_NAMED = 100, 8
 """Characters of the longest value that is recorded as it is, not as a hash, and number of changes that are named."""
@@ -107,8 +111,8 @@ class ModelReference:
             code, which has none.
         processor: What decides the outputs of its tokenizer or image processor; of a function of user code only that it
             is one. ``None`` (default) if unknown, or if there is no processor.
-        summary: Class and size of the network, by which people recognise one that has no id; not compared. ``None``
-            (default) if unknown.
+        summary: Class and size of the network, by which people recognise one that has no id, behind the name that the
+            command line gave it (``mine.py:small``); not compared. ``None`` (default) if unknown.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.

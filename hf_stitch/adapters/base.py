@@ -161,7 +161,7 @@ class Adapter(ABC):
             weights_hash=weights_hash(self.model),
             config=dataclasses.replace(settings, chosen=settings.chosen | modules),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
-            summary=summary_of(self.model),
+            summary=", ".join(filter(None, (self.reference.summary, summary_of(self.model)))),
         )
 
     # -- to be implemented for each library ------------------------------------------------------

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.preprocess import place_of
+
+SAMPLES: dict[str, tuple[Any, ...]] = {
+    "text": ("a good film", "We waited for an hour, and then the play was over: what a pity!"),
+    "RGB image": (Image.new("RGB", (48, 40), "red"), Image.new("RGB", (64, 96), "blue")),
+    "grey image": (Image.new("L", (48, 40), 200), Image.new("L", (64, 96), 100)),
+}
+"""Samples of each kind, by which it is known which of them a function of user code takes."""
 
 
 class ExampleError(ValueError):
@@ -74,6 +86,71 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
             model,
         ) from error
     return dict(example)
+
+
+def made_of(processor: Any) -> dict[str, list[Any]]:
+    """Return what a processor makes of some raw samples, for each kind of :data:`SAMPLES` that it takes."""
+    found = {}
+    for kind, samples in SAMPLES.items():
+        with suppress(Exception):  # it takes samples of another kind
+            found[kind] = [processor(sample) for sample in samples]
+    return {kind: made for kind, made in found.items() if all(isinstance(each, (Tensor, Mapping)) for each in made)}
+
+
+def kinds_of(processor: Any) -> set[str]:
+    """Return the kinds of raw samples that a processor takes, as far as they are known: ``text`` and ``image``."""
+    return {kind.rpartition(" ")[2] for kind in made_of(processor)}
+
+
+def example_of(model: nn.Module, processor: Any) -> Any:
+    """Return example inputs of a network as a function makes them, of random floating-point numbers.
+
+    Raises:
+        ExampleError: If it does not take samples of one kind, or its tensors have no shape on which the network runs.
+    """
+    made, name = made_of(processor), type(model).__name__
+    kinds = kinds_of(processor)
+    how = f"load {name} with hf_stitch.load(net, example_inputs=…, processor=…), example_inputs a batch of its inputs"
+    if len(kinds) != 1:
+        takes = "texts and images alike" if kinds else "neither a text nor an image"
+        raise ExampleError(
+            f"the processor= takes {takes}, so that it does not tell which samples {name} takes: {how}, and with "
+            "task='text-classification' or 'image-classification' if it is a classifier",
+            model,
+        )
+    batches = {str(shapes): batch for samples in made.values() for shapes, batch in [_stacked(samples, model)] if batch}
+    runs = [batch for batch in batches.values() if len(batches) == 1 or _runs(model, batch)]
+    if len(runs) != 1:
+        shapes = "; ".join(f"of {kind}s {_stacked(samples, model)[0]}" for kind, samples in made.items())
+        remedy = "pad or cut them to one length" if kinds == {"text"} else f"resize them to one size, or {how}"
+        raise ExampleError(
+            f"the processor= must make tensors of one shape, on which {name} runs, got shapes {shapes}: {remedy}", model
+        )
+    return runs[0]
+
+
+def _stacked(samples: list[Any], model: nn.Module) -> tuple[str, dict[str, Tensor]]:
+    """Return the shapes of samples, and the batch of them if they have one shape."""
+    by_name = [each if isinstance(each, Mapping) else {first_argument(model): each} for each in samples]
+    shapes = {tuple(value.shape): None for each in by_name for value in each.values() if isinstance(value, Tensor)}
+    text = ", ".join(map(str, shapes)) or "none"
+    if len(shapes) != 1:
+        return text, {}
+    (device, dtype), random = place_of(model), torch.Generator().manual_seed(0)
+    batch = {name: torch.stack([each[name] for each in by_name]) for name in by_name[0]}
+    return text, {
+        name: (torch.randn(v.shape, generator=random).to(dtype) if v.is_floating_point() else v).to(device)
+        for name, v in batch.items()
+    }
+
+
+def _runs(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(**batch)
+    except Exception:  # the code of the network can raise anything
+        return False
+    return True
 
 
 def check_runs(model: Any) -> None:

@@ -16,7 +16,7 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
-from hf_stitch.reference import ModelReference
+from hf_stitch.reference import FUNCTION, ModelReference
 from hf_stitch.registry import most_special, registries
 from hf_stitch.storage.files import reading
 
@@ -42,11 +42,15 @@ def load(
             object that the adapter of a plugin serves. An adapter is returned unchanged.
         task: For transformers, the head to load: ``image-classification``, ``text-classification``,
             ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
-            the config of the model names.
+            the config of the model names. For a module of user code, what it does. Default: classification of what
+            its processor takes, if it outputs several numbers for each sample.
         example_inputs: Batch of inputs with which cuts are found and verified: a tensor, a tuple of arguments or a
-            mapping of them. Required for modules of user code; for other models, pass it to use another input size
-            than the native one.
-        processor: Turns raw samples into inputs, instead of the processor that comes with the model.
+            mapping of them. Required for modules of user code without a processor, or whose processor does not show
+            their input: texts or images become tensors of one shape. For other models, pass it to use another input
+            size than the native one.
+        processor: Turns raw samples into inputs, instead of the processor that comes with the model: a tokenizer or
+            image processor of transformers, or a function from one sample (an image, a text or a pair of texts) to one
+            tensor.
         content: Name of the argument that carries the content, for models with several. For an encoder-decoder,
             ``input_ids`` (the default, with cuts in the encoder) or ``decoder_input_ids`` (with cuts in the decoder).
             The other argument belongs to the context: every input must contain it, and both halves receive it.
@@ -58,9 +62,10 @@ def load(
 
     Raises:
         ValueError: If timm has no such architecture, weights are damaged (the message names the file), the path is
-            that of a file, or the model does not run on the inputs.
+            that of a file or names a function of one (``mine.py:small``, which the command line alone runs), or the
+            model does not run on the inputs.
         TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
-            any option is given with an adapter.
+            any option is given with an adapter. If the processor cannot be called.
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
             cached and the Hub may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
@@ -74,8 +79,16 @@ def load(
         ('layer1.0', 'layer2.0', 'layer3.0', 'layer4.0')
     """
     if isinstance(model, Adapter):
-        _check_kept({"example_inputs": example_inputs, "processor": processor, "content": content}, options)
+        other = task if task is not None and task != model.task else None
+        _check_kept(
+            {"task": other, "example_inputs": example_inputs, "processor": processor, "content": content}, options
+        )
         return model
+    if processor is not None and not callable(processor):
+        raise TypeError(
+            "processor must be a function of one sample, or a tokenizer or image processor of transformers, got "
+            f"{type(processor).__name__}"
+        )
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
@@ -151,6 +164,12 @@ def _check_no_file(name: str) -> None:
     if name.partition(":")[0] in registries.adapters:
         return
     path = Path(name).expanduser()
+    if (FUNCTION.fullmatch(name) and not path.is_dir()) or (path.is_file() and name.endswith(".py")):
+        raise ValueError(
+            f"{name} is Python code, which only the command line runs, if a function of it is typed there as a network "
+            "(mine.py:function). In Python, import the function and pass what it returns, hf_stitch.load(function()). "
+            "For a network that a record names so, pass the network, as source=… or target=…"
+        )
     if path.is_file() or name.endswith(FILES_OF_WEIGHTS):
         raise ValueError(
             f"{name} is a file, and a network is loaded from a folder (with config.json and its weights) or from the "

@@ -33,12 +33,12 @@ def preprocess(
     right, as transformers derives decoder inputs from inputs (Bart) or from labels.
 
     Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
-    to 8 bit, and transparent images are put on white. A function gets each sample as it is.
+    to 8 bit, and transparent images are put on white. A function gets each sample as it is, also a text.
 
     Args:
         samples: Texts (or pairs of texts), images, arrays or tensors. Tensors count as preprocessed.
-        processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor;
-            ``None`` for tensors.
+        processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor (for
+            token ids also to a dict of them by the names of the arguments, such as a mask); ``None`` for tensors.
         interface: How the model takes its input.
         model: The model, or a part of it, that takes the inputs.
         offsets: Whether to return the character span of each token of a text.
@@ -68,18 +68,20 @@ def preprocess(
         if sample is None or (isinstance(sample, (tuple, list)) and any(part is None for part in sample)):
             raise ValueError(f"sample {id_!r} is missing (None): leave it out")
     device, dtype = place_of(model)
-    if interface.modality == "text" and not isinstance(samples[0], Tensor):
+    tokenizes = interface.modality == "text" and (processor is None or hasattr(processor, "pad_token"))
+    if tokenizes and not isinstance(samples[0], Tensor):
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
         raise ValueError(
-            f"only texts have character offsets, got samples of type {type(samples[0]).__name__}: set offsets=False"
+            "only texts that a fast tokenizer of transformers reads have character offsets, got samples of type "
+            f"{type(samples[0]).__name__} and the processor {type(processor).__name__}: set offsets=False"
         )
     elif hasattr(processor, "save_pretrained") and not isinstance(samples[0], Tensor):
         (name,) = interface.content
         images = converted(samples, interface.shapes[name][0])
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
-        inputs = {interface.content[0]: _stack(samples, processor, interface)}
+        inputs = _stack(samples, processor, interface)
     if interface.modality == "image":
         (pixels,) = inputs.values()
         finite = pixels.isfinite().flatten(1).all(1)
@@ -176,43 +178,50 @@ def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[
     return later
 
 
-def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> Tensor:
-    tensors = []
-    native = interface.shapes.get(interface.content[0])
+def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict[str, Tensor]:
+    """Stack samples that are tensors or arrays, or what a function makes of each; of texts also several tensors."""
+    content, is_text, rows = interface.content[0], interface.modality == "text", list[Mapping[str, Any]]()
     for id_, sample in zip(ids_of(samples), samples, strict=True):
+        what, needed = f"sample {id_!r}", [content]
         if isinstance(sample, Tensor):
-            tensors.append(sample)
+            made = sample
         elif processor is not None:
-            tensors.append(processor(sample))
+            what, made = f"the processor= of {what}", processor(sample)
+            needed += [name for name in interface.arguments if name == interface.mask]
         elif hasattr(sample, "__array__") and not hasattr(sample, "convert"):
-            tensors.append(torch.as_tensor(sample))
+            made = torch.as_tensor(sample)
         else:
             raise ValueError(
                 f"this model has no processor for samples of type {type(sample).__name__}: pass processor=, a "
                 "function from one sample to one tensor, to hf_stitch.load, or pass tensors"
             )
-        what = f"sample {id_!r}" if tensors[-1] is sample or processor is None else f"the processor= of sample {id_!r}"
-        _check_sample(tensors[-1], what, native)
-    if len({t.shape for t in tensors}) > 1:
-        raise ValueError(
-            f"samples of one batch must have one shape, got {sorted({tuple(t.shape) for t in tensors})}: resize or pad "
-            "them"
-        )
-    return torch.stack(tensors)
+        rows.append(made if is_text and isinstance(made, Mapping) else {content: made})
+        for value in rows[-1].values():
+            _check_sample(value, what, (0,) if is_text else interface.shapes.get(content))
+        if not set(needed) <= rows[-1].keys():
+            raise ValueError(
+                f"{what} gives {', '.join(rows[-1]) or 'nothing'}, and the network takes {', '.join(needed)}: return a "
+                f"dict of {' and '.join(needed)}, one tensor each"
+            )
+    shapes = {tuple(value.shape) for row in rows for value in row.values()}
+    if len(shapes) > 1:
+        raise ValueError(f"samples of one batch must have one shape, got {sorted(shapes)}: resize or pad them")
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _check_sample(value: Any, what: str, native: tuple[int, ...] | None) -> None:
     """Check that a preprocessed sample is one tensor with as many axes as a sample of the example inputs."""
     if not isinstance(value, Tensor):
         raise ValueError(
-            f"{what} gives {type(value).__name__}, and one tensor is expected: return torch.as_tensor(values), with "
-            "the channels first"
+            f"{what} gives {type(value).__name__}, and one tensor is expected: return torch.as_tensor(values)"
+            + (", with the channels first" if native is None or len(native) > 1 else "")
         )
     if native is not None and value.dim() != len(native):
         batched = value.dim() == len(native) + 1 and len(value) == 1
         raise ValueError(
-            f"{what} gives a tensor of the shape {tuple(value.shape)}, and one of {len(native)} axes is expected, as "
-            f"{native}{': leave out the batch axis (tensor[0])' if batched else ''}"
+            f"{what} gives a tensor of the shape {tuple(value.shape)}, and one of {len(native)} "
+            f"{'axes' if len(native) > 1 else 'axis'} is expected{f', as {native}' if all(native) else ''}"
+            f"{': leave out the batch axis (tensor[0])' if batched else ''}"
         )
 
 

@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
+from hf_stitch.cli.functions import typed
 from hf_stitch.cli.messages import in_options
 from hf_stitch.plugins import PluginError, install_hint, load_plugin
 from hf_stitch.printing import visible
@@ -70,7 +71,7 @@ class _Group(TyperGroup):
             typer.secho(f"warning: {line(message)}", fg="yellow", err=True)
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), typed(ctx.args):
                 warnings.showwarning = show_warning  # type: ignore[assignment]  # by position, as warnings calls it
                 return super().invoke(ctx)
         except (ValueError, OSError, ImportError, FloatingPointError) as error:

@@ -9,6 +9,7 @@ import typer
 
 from hf_stitch.cli.options import (
     INPUTS,
+    NAMES,
     AsJson,
     CheckpointDir,
     Count,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @grouped
 def compare(
-    a: Annotated[str, typer.Argument(help="First network: a Hub id, timm/…, timm:name, or a local folder.")],
+    a: Annotated[str, typer.Argument(help=f"First network: {NAMES}.")],
     b: Annotated[str, typer.Argument(help="Second network. Pass the same name to compare a network with itself.")],
     data: Annotated[
         str | None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from hf_stitch.cli.options import AsJson, Device, Dtype, Task, check_place
+from hf_stitch.cli import functions
+from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, check_place
 from hf_stitch.cli.output import Output
 
 
@@ -19,7 +20,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Network: a Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder. Without it, "
+            help=f"Network: {NAMES}. Without it, "
             "installed versions are compared with the tested ones, and a self-test runs."
         ),
     ] = None,
@@ -55,8 +56,13 @@ def doctor(
     place, options = check_place(device, dtype)
     if random:
         options["pretrained"] = False
+    network: Any = model
+    if functions.is_function(model):
+        network, options = functions.network_of(model, options)
     with _quiet():
-        found = diagnose(model, task=task, content=content, device=place, **options)
+        found = diagnose(network, task=task, content=content, device=place, **options)
+    if network is not model:
+        found = replace(found, model=functions.shown(model))
     output.show(found)
     output.record(found.to_dict())
     if not found.cuts:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from hf_stitch.cli import functions
 from hf_stitch.cli.options import (
     INPUTS,
     AsJson,
@@ -30,8 +31,12 @@ from hf_stitch.cli.options import (
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
+    from hf_stitch.adapters import Adapter
     from hf_stitch.analysis import Audit, Evaluation, Plan
     from hf_stitch.artefacts import StitchedModel
+
+Given: TypeAlias = "Adapter | str | None"
+"""A network of an artefact that the command line names, loaded if it is one of a file."""
 
 
 @grouped
@@ -44,10 +49,11 @@ def evaluate(
     split: Split = None,
     samples: Count = None,
     source: Annotated[
-        str | None, typer.Option(help="Folder or Hub id of the source, for a stitcher, or to score the source alone.")
+        str | None,
+        typer.Option(help="Folder, Hub id or file.py:function of the source, for a stitcher, or to score it alone."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Local folder of the target, if the target is not on the Hub.")
+        str | None, typer.Option(help="Local folder or file.py:function of the target, if it is not on the Hub.")
     ] = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Also test whether the target gets hidden states like its own.")
@@ -83,14 +89,16 @@ def evaluate(
     check_report(report)
     if examples and (audit or report is None):
         raise typer.BadParameter("requires --report, and no --audit", param_hint="--examples")
-    stitched = _load(model, source, target, inputs)
+    whole: dict[str, Any] = {"source": inputs.given(source), "target": inputs.given(target)}
+    stitched = _load(model, inputs, **whole)
     read = inputs.read(data, data_dir, split, samples, seed)
 
     import hf_stitch
 
     start: Callable[..., Any] = hf_stitch.plan if plan else lambda job, *args, **given: job(*args, **given)
     found: Audit | Evaluation | Plan
-    whole: dict[str, Any] = {} if stitched.parents else {"source": source, "target": target}
+    if stitched.parents:
+        whole = {}
     if audit:
         train = None if train_split is None else inputs.read(data, data_dir, train_split, samples, seed)
         given: dict[str, Any] = {"detectors": chosen, "max_dose": max_dose}
@@ -116,10 +124,11 @@ def _check_audited(audit: bool, **options: Any) -> None:
             raise typer.BadParameter("requires --audit", param_hint=f"--{name.replace('_', '-')}")
 
 
-def _load(name: str, source: str | None, target: str | None, inputs: Inputs) -> StitchedModel:
-    """Load the stitched model, with the parents that the artefact does not name from local folders."""
+def _load(name: str, inputs: Inputs, source: Given, target: Given) -> StitchedModel:
+    """Load the stitched model, with the parents that the artefact does not name from local folders or files."""
     import hf_stitch
 
+    functions.check_artefact(name, "FOLDER")
     place, options = check_place(inputs.device, inputs.dtype)
     if (Path(name) / "stitcher.json").is_file():
         stitcher = hf_stitch.Stitcher.from_pretrained(name)
@@ -132,9 +141,10 @@ def _load(name: str, source: str | None, target: str | None, inputs: Inputs) -> 
     return stitched if place is None else stitched.to(place)  # type: ignore[arg-type]
 
 
-def _require(option: str, network: str | None) -> None:
-    if network is None:
+def _require(option: str, network: Given) -> None:
+    if network is None or (isinstance(network, str) and functions.is_function(network)):
         raise typer.BadParameter(
-            "is required: this network was loaded from a local folder, and artefacts do not record local paths",
+            "is required: this network came from a local folder or a file of code, which artefacts neither record nor "
+            "run; name it again",
             param_hint=option,
         )

@@ -9,6 +9,7 @@ import typer
 
 from hf_stitch.cli.options import (
     INPUTS,
+    NAMES,
     AlignTexts,
     AsJson,
     AuxiliaryData,
@@ -43,9 +44,7 @@ if TYPE_CHECKING:
 
 @grouped
 def grid(
-    source: Annotated[
-        str, typer.Argument(help="Network for the front halves: a Hub id, timm/…, timm:name, or a local folder.")
-    ],
+    source: Annotated[str, typer.Argument(help=f"Network for the front halves: {NAMES}.")],
     target: Annotated[str, typer.Argument(help="Network for the back halves.")],
     data: Data,
     out: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from hf_stitch.cli.functions import check_artefact
 from hf_stitch.cli.options import AsJson
 from hf_stitch.cli.output import Output
 
@@ -27,6 +28,7 @@ def info(
     from hf_stitch.artefacts.artefact import folder_of
 
     output = Output(json)
+    check_artefact(place, "ID_OR_FOLDER")
     found = Description.read(folder_of(place, ["stitcher.json", "config.json"], revision=revision))
     output.show(_table(place, found))
     if (evaluation := _evaluation(found)) is not None:

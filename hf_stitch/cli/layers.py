@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from hf_stitch.cli.options import AsJson, Device, Dtype, Task, load_network
+from hf_stitch.cli.functions import shown
+from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, load_network
 from hf_stitch.cli.output import Output
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def layers(
     model: Annotated[
         str,
-        typer.Argument(help="Network: a Hub id (org/name, org/name@revision, timm/…), timm:name, or a local folder."),
+        typer.Argument(help=f"Network: {NAMES}."),
     ],
     task: Task = None,
     device: Device = None,
@@ -27,15 +28,15 @@ def layers(
 ) -> None:
     """List the layers at which a network can be cut, with the layout and width of the activations."""
     output = Output(json)
-    adapter = load_network(model, device, dtype, task)
+    adapter, name = load_network(model, device, dtype, task), shown(model)
     found = [adapter.cut_info(layer) for layer in adapter.layers]
     if not found:
         raise ValueError(
             f"{model} cannot be cut between its blocks: the whole computation passes through none of its layers. "
             f"Run hf-stitch doctor {model} for details"
         )
-    output.show(_table(model, found))
-    output.record({"model": model, "task": adapter.task, "layers": [_record(e) for e in found]})
+    output.show(_table(name, found))
+    output.record({"model": name, "task": adapter.task, "layers": [_record(e) for e in found]})
 
 
 def _table(model: str, found: list[CutInfo]) -> Table:

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
+from hf_stitch.cli import functions
+
 if TYPE_CHECKING:
     import torch
 
     from hf_stitch.adapters import Adapter
     from hf_stitch.data import Samples
     from hf_stitch.representation import Pooling
+
+NAMES = "a Hub id (org/name, org/name@revision, timm/…), timm:name, a local folder, or file.py:function"
+"""What names a network."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
 Data = Annotated[
@@ -109,6 +114,10 @@ class Inputs:
         """Load a network: :func:`load_network` with these options."""
         return load_network(name, self.device, self.dtype, task)
 
+    def given(self, name: str | None) -> Adapter | str | None:
+        """Load a network of a file, and leave other names to what takes them and has options of its own."""
+        return load_network(name, self.device) if name is not None and functions.is_function(name) else name
+
     def read(self, data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int) -> Samples:
         """Read samples: :func:`read_samples` with these columns."""
         columns = {"label": self.label, "text": self.text, "text_pair": self.text_pair, "image": self.image}
@@ -159,7 +168,7 @@ def load_network(name: str, device: str | None = None, dtype: str | None = None,
     """Load a network onto a device.
 
     Args:
-        name: As for :func:`hf_stitch.load`.
+        name: As for :func:`hf_stitch.load`, or a function of a file (:mod:`hf_stitch.cli.functions`).
         device: Name of the device. ``None``: the one that the library chooses.
         dtype: Name of the dtype of the weights, which the record of the network contains. ``None``: as saved.
         task: Head of the network. ``None``: the one that its config names.
@@ -173,7 +182,8 @@ def load_network(name: str, device: str | None = None, dtype: str | None = None,
     import hf_stitch
 
     place, options = check_place(device, dtype)
-    adapter = hf_stitch.load(name, task=task, **options)
+    typed = functions.is_function(name)
+    adapter = functions.load(name, task, options) if typed else hf_stitch.load(name, task=task, **options)
     if place is not None:
         adapter.model.to(place)
     return adapter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import shutil
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from hf_stitch.cli.options import (
     INPUTS,
+    NAMES,
     AlignTexts,
     AsJson,
     Count,
@@ -46,9 +48,7 @@ Matching = Annotated[list[str] | None, typer.Option(help="Option of the matcher,
 
 @grouped
 def stitch(
-    source: Annotated[
-        str, typer.Argument(help="Network for the front half: a Hub id, timm/…, timm:name, or a local folder.")
-    ],
+    source: Annotated[str, typer.Argument(help=f"Network for the front half: {NAMES}.")],
     target: Annotated[str, typer.Argument(help="Network for the back half.")],
     data: Data,
     out: Annotated[
@@ -130,7 +130,8 @@ def stitch(
 def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     """Save a stitched model, its stitcher and its scores in a folder.
 
-    The stitcher is left out if the weights of either half were changed, because the parents do not contain them.
+    The model is left out, with a warning, if a half cannot be rebuilt from its record (user code), and the stitcher if
+    the weights of either half were changed, because the parents do not contain them.
 
     Args:
         stitched: The stitched model.
@@ -138,12 +139,26 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
 
     Returns:
         ``model``, ``stitcher``, ``evaluation`` and ``plot`` -> their paths, as far as they were saved.
+
+    Raises:
+        ValueError: If both are left out.
     """
+    changed = stitched.has_changed("source") or stitched.has_changed("target")
     with replacing(folder, lambda _: ["evaluation.json", "evaluation.png"]):  # of another model
         shutil.rmtree(folder / "stitcher", ignore_errors=True)
     saved = {"model": folder / "model"}
-    stitched.save_pretrained(saved["model"])
-    if not (stitched.has_changed("source") or stitched.has_changed("target")):
+    try:
+        stitched.save_pretrained(saved["model"])
+    except ValueError as error:
+        if changed:
+            raise
+        shutil.rmtree(saved.pop("model"), ignore_errors=True)  # of another run
+        warnings.warn(
+            f"only the stitcher is saved, not the whole model, because {str(error).partition('. ')[0]}: "
+            "hf-stitch evaluate takes the networks again, with --source and --target",
+            stacklevel=2,
+        )
+    if not changed:
         saved["stitcher"] = folder / "stitcher"
         stitched.stitcher.save_pretrained(saved["stitcher"])
     if stitched.evaluation is not None:

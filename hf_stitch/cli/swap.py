@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_stitch.cli.functions import check_artefact
 from hf_stitch.cli.options import (
     INPUTS,
+    NAMES,
     AsJson,
     Data,
     DataDir,
@@ -43,7 +45,7 @@ def swap(
         str,
         typer.Argument(help="A saved stitched model or stitcher. With --target-layer: any network."),
     ],
-    encoder: Annotated[str, typer.Argument(help="New encoder: a Hub id, timm/…, timm:name, or a local folder.")],
+    encoder: Annotated[str, typer.Argument(help=f"New encoder: {NAMES}.")],
     encoder_layer: Annotated[str, typer.Option(help="Cut of the new encoder. See hf-stitch layers.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="Output folder. Existing files are overwritten.", file_okay=False)],
@@ -151,6 +153,7 @@ def _stitched(name: str, inputs: Inputs) -> StitchedModel:
     """Load a stitched model, or attach a stitcher to the networks that it names."""
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
+    check_artefact(name, "MODEL")
     place, options = check_place(inputs.device, inputs.dtype)
     if (Path(name) / "stitcher.json").is_file():
         found = Stitcher.from_pretrained(name).attach(**options)

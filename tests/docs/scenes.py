@@ -329,6 +329,18 @@ def word_vectors() -> Namespace:
     return {"english": english, "spanish": spanish, "held_out_pairs": held_out, "pairs": pairs}
 
 
+def own_networks() -> Namespace:
+    """A network, its transform and some texts; and the file of the page, with the weights that it writes."""
+    page = (Path(__file__).parents[2] / "docs/how-to/own-networks.md").read_text()
+    code = page.partition("```python\n# mine.py\n")[2].partition("```")[0]
+    Path("mine.py").write_text(code)
+    defined: Namespace = {}
+    exec(code, defined)
+    defined["train"](8, 0, epochs=1)
+    torch.save(defined["CNN"](16).state_dict(), "16-1.pt")
+    return {"net": defined["CNN"](8), "transform": defined["pixels"], "texts": [*sentences(40)["text"], "good", "bad"]}
+
+
 def nothing() -> Namespace:
     """An empty scene, for pages that define everything themselves."""
     return {}
@@ -343,6 +355,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/cut.md": cut,
     "docs/how-to/gpu.md": stitch,
     "docs/how-to/grid.md": stitch,
+    "docs/how-to/own-networks.md": own_networks,
     "docs/how-to/relative.md": relative,
     "docs/how-to/report.md": report,
     "docs/how-to/save.md": save,

@@ -136,14 +136,14 @@ class Interface:
             device: Device of the tensors.
 
         Returns:
-            The content arguments and, for text, the mask.
+            The content arguments and, for a network of texts that takes it, the mask.
         """
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
-            return {**dict.fromkeys(self.content, ids), self.mask: mask.long()}
+            return dict.fromkeys(self.content, ids) | ({self.mask: mask.long()} if self.mask in self.arguments else {})
         return {
             name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(
                 batch, *self.shapes[name]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface
 from hf_stitch.adapters.cutting.surgery import CutReached
-from hf_stitch.adapters.examples import ExampleError, arguments_of, named, passes_on
+from hf_stitch.adapters.examples import ExampleError, arguments_of, example_of, kinds_of, named, passes_on
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.reference import ModelReference
+from hf_stitch.registry import registries
 
 CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that describe the content (mask, positions) and are never the content."""
@@ -24,7 +25,9 @@ CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 class TorchAdapter(Adapter):
     """Adapter for modules of user code, whose cuts are found by a trace on ``example_inputs``.
 
-    The ``processor`` is a function from one raw sample to one tensor. Without it, samples must be tensors or arrays.
+    The ``processor`` is a function from one raw sample (an image, a text or a pair of texts) to one tensor. Which kind
+    of samples it takes is tried; ``task`` names it where that does not tell. Without a processor, samples must be
+    tensors or arrays.
     """
 
     library: ClassVar[str] = "torch"
@@ -54,8 +57,10 @@ class TorchAdapter(Adapter):
             model: The module.
             reference: Where the module comes from.
             example_inputs: Batch of inputs: a tensor, a tuple of arguments or a mapping of them. Required unless an
-                override generates inputs.
-            processor: Function from one raw sample to one tensor. ``None`` (default): samples are tensors or arrays.
+                override generates inputs, or the processor is a function of texts or images that makes tensors of one
+                shape.
+            processor: Function from one raw sample to one tensor, for token ids also to a dict of the ids and their
+                mask; or a tokenizer or image processor. ``None`` (default): samples are tensors or arrays.
             content: Name of the argument that carries the content. ``None`` (default): all floating-point tensors, or
                 the token ids if there are none.
 
@@ -65,10 +70,15 @@ class TorchAdapter(Adapter):
         Raises:
             ExampleError: If ``example_inputs`` is missing, because inputs of user code cannot be generated, or does
                 not fit the forward.
+            UnknownNameError: If stitched models for the task of the reference do not exist.
         """
         override = override_of(model)
+        if reference.task is not None:
+            registries.heads.get(reference.task)
         if example_inputs is None:
             example_inputs = override.example(model)
+        if example_inputs is None and processor is not None and not hasattr(processor, "save_pretrained"):
+            example_inputs = example_of(model, processor)
         if example_inputs is None:
             raise ExampleError(
                 f"{type(model).__name__} is a class of user code, whose inputs cannot be generated: load it with "
@@ -120,12 +130,21 @@ class TorchAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """Classification if the output for images or token ids is a vector of several numbers; otherwise ``None``."""
+        """The one that the network was loaded with; otherwise classification of images or texts, or ``None``.
+
+        Classification if the output is a vector of several numbers. A network of token ids takes texts, one of grids
+        takes images, and one of other tensors whichever of them its processor takes.
+        """
+        if self.reference.task is not None:
+            return self.reference.task
         with torch.no_grad():
             output = self.forward(self._example)
-        kinds = {"image": "image-classification", "text": "text-classification"}
-        classes = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else 0
-        return kinds.get(self.interface.modality) if classes > 1 else None
+        if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < 2:
+            return None
+        kind = self.interface.modality
+        if kind == "tensor" and len(kinds := kinds_of(self.processor)) == 1:
+            (kind,) = kinds
+        return {"image": "image-classification", "text": "text-classification"}.get(kind)
 
     def blueprint(self) -> dict[str, Any]:
         """Raise an error, because user code cannot be rebuilt from a config.

@@ -521,5 +521,7 @@ def pair_name(metric: str, layer_a: str, layer_b: str) -> str:
 
 def _name(side: Mapping[str, Any]) -> str:
     """Return the name of a network from its record: its own, its id, or its class; empty for saved activations."""
-    name = side.get("name") or (side.get("reference") or {}).get("id") or side.get("class") or ""
+    reference = side.get("reference") or {}
+    own = (reference.get("summary") or "").partition(", ")[0]
+    name = side.get("name") or reference.get("id") or own or side.get("class") or ""
     return PurePath(name).name if PurePath(name).is_absolute() else str(name)

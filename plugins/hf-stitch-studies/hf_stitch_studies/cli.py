@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_stitch.cli.functions import shown
 from hf_stitch.cli.options import (
     INPUTS,
+    NAMES,
     AsJson,
     Count,
     Data,
@@ -39,7 +41,7 @@ def bench(
     ],
     network: Annotated[
         list[str],
-        typer.Option(help="Network: a Hub id, timm/…, timm:name, or a local folder. Repeat for at least three."),
+        typer.Option(help=f"Network: {NAMES}. Repeat for at least three."),
     ],
     data: Data,
     out: Annotated[
@@ -91,7 +93,7 @@ def bench(
     import hf_stitch.plots  # noqa: F401  # without matplotlib it fails here, before any work
     from hf_stitch_studies import bench as run
 
-    networks = {name: inputs.load(name, task) for name in network}
+    networks = {shown(name): inputs.load(name, task) for name in network}
     read = inputs.read(data, data_dir, split, samples, seed)
     found = run(
         networks, read, test_size=held_out, references=references, batch_size=inputs.batch_size, seed=seed, **options
