@@ -494,8 +494,10 @@ def adapter_of_peft(place: object) -> str:
         'folder contains an adapter of PEFT'
     """
     return (
-        f"{place} contains an adapter of PEFT, which is not loaded together with a network: put it into a folder of "
-        "its own, load the network, and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, folder))"
+        f"{place} contains an adapter of PEFT, which is no network, and is not loaded together with one in the same "
+        "folder: load the network with transformers, and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, "
+        "folder_of_adapter), processor=tokenizer). For the command line, merge it: save PeftModel.merge_and_unload() "
+        "and the tokenizer in a new folder"
     )
 
 

@@ -23,6 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hf_stitch.reference import weights_hash
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(Ellipsis), range)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -266,6 +269,8 @@ def _sha(*parts: str | bytes) -> bytes:
 
 def _of_tensor(value: Tensor) -> list[str | bytes]:
     about = ["tensor", str(value.dtype), repr(tuple(value.shape)), str(value.layout)]
+    if value.is_quantized or is_traceable_wrapper_subclass(value):
+        return ["tensor", weights_hash({"": value})]
     if value.is_meta or value.layout is not torch.strided:
         return [*about, "" if value.is_meta else repr(value)]
     return [*about, value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()]

@@ -861,6 +861,12 @@ def _check_rebuilt(record: Mapping[str, Any]) -> None:
     for half in (record["source"], record["target"]):
         if half["blueprint"] is None:
             raise ValueError(half["why"])
+        if (how := (half["blueprint"].get("config") or {}).get("quantization_config")) is not None:
+            by = how["quant_method"]  # an enum in live networks
+            raise ValueError(
+                f"a stitched model with a quantised network ({getattr(by, 'value', by)}) cannot be saved: stitch the "
+                "network before it is quantised. " + KEEP_STITCHER
+            )
         if (inner := chained(half)) is not None:
             _check_rebuilt(inner)
 
@@ -969,8 +975,12 @@ def _check_loads(
             + KEEP_STITCHER
         ) from error
     if differing := differences(model, weights, skeleton):
+        merged = any(type(module).__module__.startswith("peft.") for module in model.modules())
         raise ValueError(
-            "this model cannot be saved, because its networks were changed by hand, or built in a way that their "
+            "this model cannot be saved with an adapter of PEFT inside: merge it into its network first, with "
+            "merge_and_unload of its PeftModel. " + KEEP_STITCHER
+            if merged
+            else "this model cannot be saved, because its networks were changed by hand, or built in a way that their "
             "configs do not contain, and the configs are what loads it: "
             f"{'; '.join(differing)}. Change the config before a network is built, or its modules with "
             "hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is recorded, "

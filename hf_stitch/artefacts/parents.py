@@ -80,10 +80,10 @@ def load_parent(
     moved = adapter.reference.revision not in (None, reference.revision)
     now = f"; it is now at revision {adapter.reference.revision}" if moved else ""
     if "weights" in changes and other is not None and found.weights_hash == other.weights_hash:
-        sides = ("source", "target") if side == "target" else ("target", "source")
+        opposite = "source" if side == "target" else "target"
         raise ValueError(
-            f"source and target are swapped: the network given as the {side}, {found.public}, is the recorded "
-            f"{sides[0]}; the recorded {side} is {reference}. Pass them as attach(source=…, target=…)"
+            f"the network given as the {side}, {found.public}, is the recorded {opposite}; the recorded {side} is "
+            f"{reference}. If source and target are swapped, pass them as attach(source=…, target=…)"
         )
     if "weights" in changes:
         raise ValueError(

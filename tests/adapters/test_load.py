@@ -110,6 +110,14 @@ def test_an_encoder_decoder_has_cuts_in_both_stacks(content: str | None, stack: 
         adapter.encode(lacking, adapter.layers[0])
 
 
+def test_a_network_with_an_adapter_of_peft_is_not_recorded_as_its_base() -> None:
+    model = make("bert")
+    model.config._name_or_path = "alice/bert"
+    assert hf_stitch.load(model).reference.id == "alice/bert"
+    model.peft_config = {"default": object()}  # PEFT sets it, and deletes it when the adapter is merged
+    assert hf_stitch.load(model).reference.id is None
+
+
 def test_live_modules_take_no_loading_options() -> None:
     with pytest.raises(TypeError, match="takes no loading options, got num_classes"):
         hf_stitch.load(make("timm-resnet"), num_classes=3)

@@ -114,6 +114,33 @@ def test_scores_of_earlier_versions_are_left_out_if_a_half_has_changed(cnn_vit: 
     assert "Its accuracy" not in str(cnn_vit)
 
 
+# -- what cannot be saved -------------------------------------------------------------------------------------------
+
+
+def llama_llama(texts: Any, target: Any) -> StitchedModel:
+    other = hf_stitch.load(target, processor=plain_tokenizer())
+    return stitched(network("llama"), other, texts, (LAYERS["llama"], LAYERS["llama"]))
+
+
+def test_a_model_with_a_quantised_network_is_refused_in_a_sentence(texts: Any, tmp_path: Path) -> None:
+    quantised = build("llama", 1)
+    quantised.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    with pytest.raises(ValueError, match=r"quantised network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"):
+        llama_llama(texts, quantised).save_pretrained(tmp_path / "model")
+
+
+def test_a_model_with_an_adapter_of_peft_is_refused_in_a_sentence(texts: Any, tmp_path: Path) -> None:
+    def forward(self: Any, x: Any) -> Any:
+        return nn.Linear.forward(self, x)
+
+    kind = type("Linear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer", "forward": forward})
+    changed = build("llama", 1)
+    for name, module in [(n, m) for n, m in changed.named_modules() if n.endswith("q_proj")]:
+        changed.set_submodule(name, kind(module.in_features, module.out_features, bias=False))
+    with pytest.raises(ValueError, match=r"an adapter of PEFT inside: merge it .*merge_and_unload.*Stitcher.attach"):
+        llama_llama(texts, changed).save_pretrained(tmp_path / "model")
+
+
 # -- round trips ---------------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,8 @@ class Survey:
             raise ValueError(
                 f"{type(self.model).__name__}: no gradient passes from the output to "
                 f"{', '.join(self.interface.content)}, so that dependence on the input cannot be traced; check whether "
-                "its forward runs under torch.no_grad, detaches, or returns only integers"
+                "its forward runs under torch.no_grad, detaches, or returns only integers. Layers that quantise their "
+                "inputs (dynamic activations of torchao) pass no gradients: quantise the weights alone"
             )
         return watched
 

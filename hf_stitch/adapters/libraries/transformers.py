@@ -107,8 +107,10 @@ class TransformersAdapter(Adapter):
             model: The model.
 
         Returns:
-            The id or path; ``None`` if the model was not loaded by name.
+            The id or path; ``None`` if the model was not loaded by name, or has an adapter of PEFT now.
         """
+        if getattr(model, "peft_config", None):
+            return None
         name = getattr(model.config, "_name_or_path", None) or None
         return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
