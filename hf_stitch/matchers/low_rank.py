@@ -66,7 +66,8 @@ class LowRank(ClosedFormMatcher):
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
         require(moments, moments.dx + 1, "give more rows")
-        rcond, spectrum = _spectrum(moments, self.rcond)
+        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
+        spectrum = Spectrum.of(moments.sxx, rcond)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
             raise ValueError(
@@ -79,28 +80,3 @@ class LowRank(ClosedFormMatcher):
         weights = {"down": right @ spectrum.solve(moments.sxy).T, "up": right.T}
         stitch = affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank)
         return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)
-
-
-def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
-    """Return the greatest possible rank of a map: the numerical rank of x, or the width of y if that is less.
-
-    Args:
-        moments: Moments of the source's rows (x) and the target's rows (y).
-        rcond: As in ``Lstsq``.
-
-    Returns:
-        The rank.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(50, 4)
-        >>> greatest_rank(Moments(4, 6).update(x[:, [0, 1, 1, 1]], torch.randn(50, 6)))
-        2
-    """
-    return min(_spectrum(moments, rcond)[1].rank, moments.dy)
-
-
-def _spectrum(moments: Moments, rcond: float | None) -> tuple[float, Spectrum]:
-    """The threshold used, and the spectrum of x."""
-    rcond = default_rcond(moments.dx) if rcond is None else rcond
-    return rcond, Spectrum.of(moments.sxx, rcond)
