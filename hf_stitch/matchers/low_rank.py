@@ -53,7 +53,8 @@ class LowRank(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
         """Compute the map."""
         require(moments, moments.dx + 1, "give more rows")
-        rcond, spectrum = _spectrum(moments, self.rcond)
+        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
+        spectrum = Spectrum.of(moments.sxx, rcond)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
             raise ValueError(
@@ -66,14 +67,3 @@ class LowRank(ClosedFormMatcher):
         weights = {"down": right @ spectrum.solve(moments.sxy).T, "up": right.T}
         stitch = affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank)
         return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)
-
-
-def greatest_rank(moments: Moments, rcond: float | None = None) -> int:
-    """Return the greatest possible rank of a map: the numerical rank of x, or the width of y if that is less."""
-    return min(_spectrum(moments, rcond)[1].rank, moments.dy)
-
-
-def _spectrum(moments: Moments, rcond: float | None) -> tuple[float, Spectrum]:
-    """The threshold used, and the spectrum of x."""
-    rcond = default_rcond(moments.dx) if rcond is None else rcond
-    return rcond, Spectrum.of(moments.sxx, rcond)

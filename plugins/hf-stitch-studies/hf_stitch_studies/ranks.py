@@ -11,7 +11,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.matchers.low_rank import greatest_rank
+from hf_stitch.matchers._solve import Spectrum, default_rcond
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
@@ -79,7 +79,9 @@ def reduced_ranks(
                 statistics[part] = Moments(of_x.shape[1], of_y.shape[1], device=of_y.device)
             statistics[part].update(of_x, of_y)
     if chosen is None:
-        most = min(greatest_rank(moments) for moments in statistics.values())
+        most = min(
+            min(Spectrum.of(moments.sxx, default_rcond(moments.dx)).rank, moments.dy) for moments in statistics.values()
+        )
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     collected = CollectedParts(place.source, place.target, place.pooling, statistics)
     return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in chosen}
