@@ -111,3 +111,17 @@ def test_no_job_knows_the_kinds(room: str) -> None:
             if isinstance(each, ast.Name | ast.alias)
         }
         assert not names & KINDS, f"{path} names {names & KINDS}"
+
+
+def test_a_job_that_trains_copies_each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    (a, b), copied = networks(), []
+    for half in ("front", "back"):
+        original = getattr(hf_stitch.Adapter, half)
+        monkeypatch.setattr(
+            hf_stitch.Adapter,
+            half,
+            lambda *given, half=half, original=original: copied.append(half) or original(*given),
+        )
+    training = {"name": "task_loss", "epochs": 1, "batch_size": 32}
+    hf_stitch.stitch(a, b, data(), source_layer="1", target_layer="3", matcher=training, **CUT)
+    assert copied == ["front", "back"]

@@ -428,10 +428,11 @@ def test_several_cuts_in_one_call_are_those_of_separate_training(options: dict[s
 
 def test_several_cuts_read_each_cut_of_the_source_once() -> None:
     from hf_stitch.artefacts.joining import join_all
+    from hf_stitch.pairs import Pair
 
     a, b = adapters()
     layers = {cut: stitched(cut).stitch for cut in CUTS}
-    models = join_all(a, b, layers, task="image-classification")
+    models = join_all(Pair(a, b, task="image-classification").at(layers), layers)
     assert len({id(model.source) for model in models.values()}) == 2 == len({id(m.target) for m in models.values()})
     counts = {"c2": 0, "c3": 0}
 
