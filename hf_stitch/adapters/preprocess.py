@@ -186,7 +186,11 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
         if isinstance(sample, Tensor):
             made = sample
         elif processor is not None:
-            what, made = f"the processor= of {what}", processor(sample)
+            what = f"the processor= of {what}"
+            try:
+                made = processor(sample)
+            except Exception as error:
+                raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
             needed += [name for name in interface.arguments if name == interface.mask]
         elif hasattr(sample, "__array__") and not hasattr(sample, "convert"):
             made = torch.as_tensor(sample)

@@ -151,7 +151,7 @@ def _called(module: dict[str, Any], function: str, name: str, place: Path) -> An
         near = did_you_mean(function, own)
         raise ValueError(
             f"{place.name} has no function {function!r}"
-            + (f"; did you mean {near!r}?" if near else f"; it has {', '.join(own) or 'none'}")
+            + (f"; did you mean {near!r}?" if near else f"; it has {', '.join(own) or 'none'}.")
             + f" Define one that takes no arguments and returns {RETURNS}"
         )
     if not (inspect.isroutine(found) or inspect.isclass(found)):

@@ -228,7 +228,7 @@ def test_the_file_runs_once_and_again_when_it_changes(mine: Path) -> None:
             "smal",
             ["mine.py has no function 'smal'; did you mean 'small'?", "takes no arguments and returns the network"],
         ),
-        ("zzz", ["it has pixels, small, large"]),
+        ("zzz", ["it has pixels, small, large", "twice. Define one"]),
         ("", ["mine.py has no function ''"]),
         ("net", ["mine.py:net must be a function, got an object of type Net"]),
         ("of_width", ["must be a function without arguments, got of_width(width)", "name that"]),

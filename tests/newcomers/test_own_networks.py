@@ -194,6 +194,7 @@ def test_a_processor_is_called(processor: Any) -> None:
             ["a"],
             r"of the shape \(1, 6\), and one of 1 axis is expected.*tensor\[0\]",
         ),
+        (Bag, lambda text: ids(text.words), ["a"], r"of sample 0 raised AttributeError: 'str' object has no"),
         (Bag, lambda text: [1, 2], ["a"], r"gives list, and one tensor is expected"),
         (
             Bag,
@@ -202,7 +203,7 @@ def test_a_processor_is_called(processor: Any) -> None:
             r"gives words, and the network takes ids: return a dict of ids",
         ),
     ],
-    ids=["mask", "lengths", "batch", "list", "names"],
+    ids=["mask", "lengths", "batch", "error", "list", "names"],
 )
 def test_ids_of_a_function_are_checked(build: Any, processor: Any, texts: list[str], message: str) -> None:
     a = hf_stitch.load(build(0), example_inputs=torch.ones(2, LENGTH, dtype=torch.long), processor=processor)
