@@ -107,8 +107,8 @@ class ModelReference:
         kwargs: Loading options as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Options of a user or a
             machine (``token``, ``cache_dir``, ``device_map``, …) and trust in remote code are never recorded.
         weights_hash: Output of :func:`weights_hash` for the loaded network; ``None`` (default) if unknown.
-        config: What a forward of the network reads of its config; ``None`` (default) if unknown, and empty for user
-            code, which has none.
+        config: What a forward of the network reads of its config, and of user code classes and attributes of its
+            modules; ``None`` (default) if unknown.
         processor: What decides the outputs of its tokenizer or image processor; of a function of user code only that it
             is one. ``None`` (default) if unknown, or if there is no processor.
         summary: Class and size of the network, by which people recognise one that has no id, behind the name that the

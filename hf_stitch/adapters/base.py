@@ -26,7 +26,7 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
 from hf_stitch.adapters.rewriting import blueprint_of, network_of, settings_of
-from hf_stitch.adapters.skeleton import changed_by_hand
+from hf_stitch.adapters.skeleton import attributes, changed_by_hand
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
@@ -154,12 +154,15 @@ class Adapter(ABC):
     def pinned(self) -> ModelReference:
         """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
         settings = settings_of(self)
-        by_hand, _ = changed_by_hand(self.model, lambda: network_of(blueprint_of(self)))
-        modules = {f"modules.{name}": value for name, value in by_hand.chosen.items()}
+        found = changed_by_hand(self.model, lambda: network_of(blueprint_of(self)))
+        by_hand = attributes(self.model) if found is None else found[0]
+        chosen, defaults = (
+            {f"modules.{name}": value for name, value in each.items()} for each in (by_hand.chosen, by_hand.defaults)
+        )
         return dataclasses.replace(
             self.reference,
             weights_hash=weights_hash(self.model),
-            config=dataclasses.replace(settings, chosen=settings.chosen | modules),
+            config=Settings(settings.chosen | chosen, settings.defaults | defaults),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
             summary=", ".join(filter(None, (self.reference.summary, summary_of(self.model)))),
         )

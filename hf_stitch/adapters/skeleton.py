@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import dis
+import inspect
 import sys
 import threading
 import time
+import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +42,12 @@ The networks of timm and transformers that take longest need a quarter of it.
 
 NOT_SET = ...
 """Value of an attribute that a module does not have."""
+
+HOOKS = "hooks"
+"""Name among the attributes of a module of the forward hooks that may change what it computes."""
+
+WATCHING = ("accelerate", "deepspeed", "hf_stitch", "peft", "torch", "transformers", "wandb")
+"""Packages whose hooks move, distribute, record or watch values, but change none."""
 
 MOST_NAMED = 4
 """Number of differences between a network and its record that an error names."""
@@ -103,7 +114,7 @@ def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Mo
     return found if len(found) <= MOST_NAMED else [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
 
 
-def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[Settings, Settings]:
+def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[Settings, Settings] | None:
     """Compare a network with the one that its record gives, as :func:`changed` does, if that can be built.
 
     Args:
@@ -111,15 +122,92 @@ def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[S
         build: Builds the network of the record.
 
     Returns:
-        What differs, in the network and in that of the record; nothing for user code, of which the weights alone are
-        known.
+        What differs, in the network and in that of the record; ``None`` for user code, which no record gives.
     """
     try:
         with weightless(sum(tensor.nbytes for tensor in model.state_dict().values())):
             skeleton = build()
     except Exception:  # user code, or what its library cannot build: saving it whole raises the error
-        return Settings(), Settings()
+        return None
     return changed(model, skeleton)
+
+
+def attributes(model: nn.Module) -> Settings:
+    """Return the classes of all modules and their plain attributes, which pin user code beside its weights.
+
+    What methods other than the constructor assign, and lists, are left out, because forwards keep values in them.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The names of the modules of each class, what hides a method of a class, and as ``defaults`` every other
+        attribute: its value in all modules of a class, or the list of their values.
+    """
+    modules = {name: each for name, each in model.named_modules() if not type(each).__module__.startswith("hf_stitch.")}
+    assigned = {name for kind in set(map(type, modules.values())) for name in _assigned(kind)}
+    chosen: dict[str, list[Any]] = defaultdict(list)
+    values: dict[str, list[Any]] = defaultdict(list)
+    for name, module in modules.items():
+        kind = type(module)
+        chosen[kind.__qualname__].append(name)
+        for key, value in _plain(module):
+            if not assigned & {*key.split(".")}:
+                hides = key == HOOKS or callable(getattr(kind, key, None))
+                (chosen if hides else values)[f"{kind.__qualname__}.{key}"].append(value)
+    defaults = {key: each if any(v != each[0] for v in each) else each[0] for key, each in values.items()}
+    return Settings.of(chosen, defaults)
+
+
+def _plain(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module of user code, and those of configs in it, as a record contains them."""
+    if hooks := _hooks(module):
+        yield HOOKS, hooks
+    unsaved = {key: module._buffers[key] for key in module._non_persistent_buffers_set}
+    for key, value in (attributes_of(module) | unsaved).items():
+        found = {"": value}
+        if hasattr(value, "to_diff_dict"):
+            found = _read(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor)) and not callable(value):
+            found = vars(value)
+        for inner, part in found.items():
+            if (told := _told(part)) is not NOT_SET:
+                yield f"{key}.{inner}".rstrip("."), told
+
+
+@cache
+def _assigned(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that methods of a class other than its constructor assign."""
+    written = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("builtins", "torch")]
+    methods = [inspect.unwrap(part) for each in written for name, part in vars(each).items() if name != "__init__"]
+    codes, found = [method.__code__ for method in methods if hasattr(method, "__code__")], set()
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        found |= {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+    return frozenset(found)
+
+
+def _told(value: Any) -> Any:
+    """Return an attribute as a record contains it, the same on every machine; ``NOT_SET`` if it is not plain."""
+    if isinstance(value, Tensor) and not value.is_meta and value.numel():  # computed values differ in the last bits
+        size = value.detach().abs().double()
+        return f"{tuple(value.shape)} of norm {size.norm():.4g}, sum {value.double().sum() / (size.sum() + 1e-300):.3f}"
+    if isinstance(value, tuple):
+        return list(map(_told, value))
+    if hasattr(value, "__qualname__"):
+        return value.__name__
+    return value if isinstance(value, (type(None), bool, int, float, str)) else NOT_SET
+
+
+def _hooks(module: nn.Module) -> list[str]:
+    """Return the names of the forward hooks of a module that may change what it computes."""
+    found = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return [
+        getattr(hook, "__qualname__", type(hook).__qualname__)
+        for hook in found
+        if (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] not in WATCHING
+    ]
 
 
 def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
@@ -144,6 +232,12 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
             continue
         if _lacks(module, other):
             found[name or "network"] = _children(module), _children(other)
+        for key in module._non_persistent_buffers_set:
+            computed, built = module._buffers[key], other._buffers.get(key)
+            if computed is not None and built is not None and not built.is_meta and not _close(computed, built):
+                found[f"{name}.{key}".lstrip(".")] = _told(computed), NOT_SET
+        if hooks := _hooks(module):
+            found[f"{name or 'network'}.{HOOKS}"] = hooks, NOT_SET
         own, theirs = attributes_of(module), attributes_of(other)
         hiding = {key for key in own if hasattr(type(module), key)}
         if type(module).__module__.startswith("hf_stitch."):  # its record gives its values
@@ -161,6 +255,12 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
                 found |= {place: values} if one != two else {}
     own, theirs = ({name: pair[side] for name, pair in found.items() if pair[side] is not NOT_SET} for side in (0, 1))
     return Settings.of(own), Settings.of(theirs)
+
+
+def _close(computed: Tensor, built: Tensor) -> bool:
+    """Return whether a buffer has the values that a constructor gives it, on another device or in another dtype too."""
+    rtol = 1e-4 if computed.dtype.itemsize > 2 else 1e-2
+    return computed.shape == built.shape and torch.allclose(computed.cpu().double(), built.double(), rtol=rtol)
 
 
 def _read(config: Any) -> dict[str, Any]:

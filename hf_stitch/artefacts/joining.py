@@ -13,6 +13,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import blueprint_of
+from hf_stitch.adapters.skeleton import attributes
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import SCORED
@@ -139,6 +140,7 @@ def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
     except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)
+    half.made = attributes(half)
     return {
         **blueprint,
         "cut": cut.to_dict(),

@@ -32,7 +32,7 @@ from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront, fast
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.rewriting import REWRITES, network_of
-from hf_stitch.adapters.skeleton import changed_by_hand, differences, weightless
+from hf_stitch.adapters.skeleton import attributes, changed_by_hand, differences, weightless
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.card import summary
@@ -535,7 +535,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """Return what was changed in a half, apart from weights, since it was cut from its network."""
         config: Any = self.config
         half, record = getattr(self, side), getattr(config, side)
-        now, then = changed_by_hand(half, lambda: _front(config) if side == "source" else _build(Back, record))
+        found = changed_by_hand(half, lambda: _front(config) if side == "source" else _build(Back, record))
+        if found is None:
+            return [] if half.made is None else half.made.changes(attributes(half))
+        now, then = found
         known, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
         names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in now.chosen}
         new = {name for name in names if known.get(f"modules.{names[name]}") != now.chosen[name]}

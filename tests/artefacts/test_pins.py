@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from torch import nn
 import hf_stitch
 from hf_stitch import Adapter, ModelReference, Stitcher
 from hf_stitch.artefacts import manifest
-from hf_stitch.reference import Settings
 
 from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, plain_tokenizer, tokenizer  # isort: skip
 
@@ -215,10 +215,134 @@ def test_an_older_record_warns_once_that_only_weights_are_compared(
     assert attached.stitcher.source.config == changed.settings()  # saved again, it pins all
 
 
-def test_of_user_code_the_weights_are_pinned() -> None:
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    found = hf_stitch.load(net, example_inputs=torch.randn(2, 4), processor=torch.as_tensor).pinned
-    assert (found.config, found.processor) == (Settings(), Settings({"class": "user code"}))
+# -- user code ----------------------------------------------------------------------------------------------------
+class Sizes:
+    """The config of a network of user code."""
+
+    def __init__(self) -> None:
+        self.width, self.slope = 8, 1.0
+
+
+class Written(nn.Module):
+    """User code with values that no weight contains, some of which its forward keeps for the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.shift, self.act, self.calls = Sizes(), torch.ones(1), torch.relu, 0
+        self.first, self.norm, self.between, self.last = nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)
+        self.register_buffer("unsaved", torch.linspace(1, 2, 8).sin(), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.batch, self.kept = len(input), input
+        self.norm.seen = self.calls
+        values = self.between(self.norm(self.first(input)) * self.unsaved) * self.sizes.slope
+        return self.last(self.act(values + self.shift))
+
+
+def written(seed: int = 0) -> Written:
+    torch.manual_seed(seed)
+    return Written().eval()
+
+
+def by_hand(change: Callable[[Any], object]) -> Written:
+    net = written()
+    change(net)
+    return net
+
+
+BY_HAND: dict[str, tuple[Callable[[Any], object], str]] = {
+    "eps": (lambda net: setattr(net.norm, "eps", 0.5), r"LayerNorm\.eps 1e-05, now 0\.5"),
+    "config": (lambda net: setattr(net.sizes, "slope", 3), r"Written\.sizes\.slope 1\.0, now 3"),
+    "tensor": (lambda net: setattr(net, "shift", torch.zeros(1)), r"Written\.shift"),
+    "function": (lambda net: setattr(net, "act", torch.tanh), r"Written\.act 'relu', now 'tanh'"),
+    "forward": (lambda net: setattr(net.between, "forward", torch.tanh), r"ReLU\.forward not set, now \['tanh'\]"),
+    "buffer": (lambda net: net.unsaved.mul_(2), r"Written\.unsaved"),
+    "module": (lambda net: setattr(net, "between", nn.Tanh()), r"ReLU \['between'\], now not set.*Tanh not set, now"),
+}
+
+
+def example() -> torch.Tensor:
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a stitcher between two networks of user code."""
+    a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
+    made = hf_stitch.stitch(a, b, torch.randn(100, 4), source_layer="norm", target_layer="norm", matcher="ridge",
+                            task=None, progress=False)  # fmt: skip
+    made(input=torch.randn(30, 4))
+    folder = tmp_path_factory.mktemp("written")
+    made.stitcher.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("changed", BY_HAND)
+def test_user_code_that_was_changed_by_hand_is_refused_by_name(changed: str, of_user_code: Path) -> None:
+    change, message = BY_HAND[changed]
+    stitcher = Stitcher.from_pretrained(of_user_code)
+    net, b = by_hand(change), written(1)
+    with pytest.raises(ValueError, match=rf"config: modules\.{message}"):
+        stitcher.attach(net, b, example_inputs=example())
+    stitcher.attach(net, b, example_inputs=example(), allow_changed=("config",))
+
+
+def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path) -> None:
+    a, b = written(), written(1)
+    for _ in range(3):
+        a(torch.randn(17, 4))
+    found = Stitcher.from_pretrained(of_user_code).attach(a, b.double().float(), example_inputs=example())
+    found(input=torch.randn(9, 4))
+    assert found.stitcher.source.weights_hash
+
+
+@pytest.mark.parametrize("changed", [*BY_HAND, "hook"])
+def test_a_half_of_user_code_that_was_changed_has_no_stitcher(changed: str) -> None:
+    a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
+    found = hf_stitch.stitch(a, b, torch.randn(100, 4), source_layer="last", target_layer="first", matcher="ridge",
+                             task=None, progress=False)  # fmt: skip
+    found = copy.deepcopy(found)
+    found(input=torch.randn(9, 4))
+    assert found.stitcher.source.weights_hash
+    net = found.source.model
+    if changed == "hook":
+        net.between.register_forward_hook(lambda _, __, output: 2 * output)
+    else:
+        BY_HAND[changed][0](net)
+    with pytest.raises(ValueError, match=r"the source half was (changed by hand|trained or cast) since it was cut"):
+        _ = found.stitcher
+
+
+class Remote(transformers.BertForSequenceClassification):
+    """A class as of the Hub, which no config rebuilds."""
+
+
+def test_code_of_the_hub_that_was_changed_by_hand_is_refused(texts: Any) -> None:
+    def remote(seed: int, eps: float = 1e-12) -> Adapter:
+        net = Remote(transformers.BertConfig(**TEXT, num_labels=3)).eval()
+        net.load_state_dict(build("bert", seed).state_dict())
+        net.bert.encoder.layer[0].output.LayerNorm.eps = eps
+        return hf_stitch.load(net, processor=plain_tokenizer())
+
+    found = hf_stitch.stitch(remote(0), remote(1), texts, source_layer=LAYERS["bert"], target_layer=LAYERS["bert"],
+                             matcher="ridge", progress=False)  # fmt: skip
+    found.stitcher.attach(remote(0), remote(1))
+    with pytest.raises(ValueError, match=r"modules\.LayerNorm\.eps 1e-12, now "):
+        found.stitcher.attach(remote(0, eps=0.5), remote(1))
+
+
+def test_buffers_that_are_not_saved_are_pinned(texts: Any) -> None:
+    def llama(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Adapter:
+        net: Any = build("llama", seed).to(dtype)
+        net.model.rotary_emb.inv_freq.mul_(scale)
+        return hf_stitch.load(net, processor=plain_tokenizer())
+
+    assert llama(0).pinned.config == llama(0, dtype=torch.bfloat16).pinned.config
+    found = hf_stitch.stitch(llama(0), llama(1), texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"],
+                             matcher="ridge", progress=False)  # fmt: skip
+    with pytest.raises(ValueError, match=r"config: modules\.model\.rotary_emb\.inv_freq not set, now "):
+        found.stitcher.attach(llama(0, scale=0.25), llama(1))
 
 
 # -- routes --------------------------------------------------------------------------------------------------------

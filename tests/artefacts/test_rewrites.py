@@ -295,6 +295,47 @@ def test_a_change_of_a_live_network_is_in_no_file_that_loads_without_it(
     assert not list(tmp_path.iterdir())
 
 
+def doubling_output(module: nn.Module, *_: Any) -> Any:
+    return 2 * _[-1]
+
+
+def doubling_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return tuple(2 * arg for arg in args), kwargs
+
+
+HOOKED: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
+    "output": ("source.model.vit.layers.0.mlp", lambda module: module.register_forward_hook(doubling_output)),
+    "input": (
+        "target.model.vit.layers.2.mlp",
+        lambda module: module.register_forward_pre_hook(doubling_input, with_kwargs=True),
+    ),
+    "stitch": ("stitch", lambda module: module.register_forward_hook(lambda _, __, r: r.replace(values=2 * r.values))),
+    "whole": ("", lambda module: module.register_forward_hook(lambda _, __, output: output)),
+}
+
+
+@pytest.mark.parametrize("place", HOOKED)
+def test_a_model_with_a_hook_is_not_saved_without_it(place: str, images: Any, inputs: Any, tmp_path: Path) -> None:
+    a, (name, hook) = adapted("vit", build("vit", 0)), HOOKED[place]
+    model = stitched(a, adapted("vit", build("vit", 1)), images, (LAYERS["vit"],) * 2)
+    before = model(**inputs(a)).logits
+    handle = hook(model.get_submodule(name))
+    assert place == "whole" or not torch.equal(model(**inputs(a)).logits, before)
+    with pytest.raises(ValueError, match=rf"{name or 'network'}\.hooks not set, now \[.*(doubling|lambda)"):
+        model.save_pretrained(tmp_path)
+    if name.startswith(("source", "target")):
+        with pytest.raises(ValueError, match=r"half was changed by hand since it was cut \(.*hooks not set"):
+            model.stitcher.save_pretrained(tmp_path)
+    handle.remove()
+    model.save_pretrained(tmp_path)
+
+
+def test_hooks_of_training_are_no_change(net: Any, texts: Any, tmp_path: Path) -> None:
+    model = stitched(net("bert"), net("bert", 1), texts, (LAYERS["bert"],) * 2)
+    model.enable_input_require_grads()
+    model.save_pretrained(tmp_path)
+
+
 def test_what_no_forward_in_eval_mode_reads_may_be_changed(images: Any, tmp_path: Path) -> None:
     model = build("vit", 0)
     found = stitched(adapted("vit", model), adapted("vit", build("vit", 1)), images, (LAYERS["vit"],) * 2)

@@ -41,4 +41,5 @@ def test_a_folder_that_does_not_exist_is_refused_before_any_work(tmp_path: Path)
         str(tmp_path / "no" / "page.html"),
     ]
     found = CliRunner().invoke(app, call)
-    assert found.exit_code == 2 and "does not exist or cannot be written" in " ".join(found.output.replace("│", " ").split())
+    said = " ".join(found.output.replace("│", " ").split())
+    assert found.exit_code == 2 and "does not exist or cannot be written" in said

@@ -243,16 +243,33 @@ def test_another_layer_rows_or_encoder_is_refused(chosen: Samples) -> None:
         anchors.add(torch.randn(3, 5), b.pinned, "1")
 
 
-@pytest.mark.parametrize("other", ["activation", "preprocessing"])
-def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples, other: str) -> None:
+@pytest.mark.parametrize("other", ["activation", "hook"])
+def test_user_code_with_equal_weights_is_another_encoder_if_it_differs(chosen: Samples, other: str) -> None:
     linear = nn.Linear(4, 8)
     a = hf_stitch.load(nn.Sequential(linear, nn.Tanh(), nn.Identity()), example_inputs=torch.randn(2, 4))
     anchors = AnchorSet.of(chosen).encode(a, "1", chosen, progress=False)
     last = nn.Sequential(linear, nn.ReLU() if other == "activation" else nn.Tanh(), nn.Identity())
     b = hf_stitch.load(last, example_inputs=torch.randn(2, 4))
-    if other == "preprocessing":
+    if other == "hook":
         last.register_forward_pre_hook(lambda _, args, named: (args, {"input": named["input"] * 1.5}), with_kwargs=True)
-    assert anchors.has(b, "1")
+    assert not anchors.has(b, "1")
+    both = anchors.encode(b, "1", chosen, progress=False)
+    assert not torch.equal(both.values(a, "1"), both.values(b, "1"))
+
+
+def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples) -> None:
+    """Nor are equal attributes beside them, of which the code computes something else."""
+    linear = nn.Linear(4, 8)
+
+    def scaled(factor: float) -> hf_stitch.Adapter:
+        class Scaled(nn.Module):
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                return input * factor
+
+        return hf_stitch.load(nn.Sequential(linear, Scaled(), nn.Identity()), example_inputs=torch.randn(2, 4))
+
+    anchors = AnchorSet.of(chosen).encode(scaled(1), "1", chosen, progress=False)
+    assert anchors.has(b := scaled(1.5), "1")
     with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other repr"):
         anchors.encode(b, "1", chosen, progress=False)
 

@@ -12,6 +12,7 @@ from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.plan import CutPlan, came_out, fill
 from hf_stitch.adapters.cutting.surgery import Slot, exchange
+from hf_stitch.reference import Settings
 from hf_stitch.representation import Representation
 
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
@@ -67,6 +68,7 @@ class Front(nn.Module):
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
+        self.made: Settings | None = None  # its modules when it was cut, which pin user code
 
     @property
     def takes(self) -> Interface:
@@ -130,6 +132,7 @@ class Back(nn.Module):
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
+        self.made: Settings | None = None  # its modules when it was cut, which pin user code
 
     def forward(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut.
