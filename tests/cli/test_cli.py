@@ -69,9 +69,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_runs_as_a_module() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "hf_stitch", "--version"], check=True, capture_output=True, text=True
-    )
+    shown = subprocess.run([sys.executable, "-m", "hf_stitch", "--version"], check=True, capture_output=True, text=True)
     assert shown.stdout == f"hf-stitch {hf_stitch.__version__}\n"
 
 
