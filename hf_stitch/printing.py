@@ -22,13 +22,13 @@ def rounded(value: float) -> str:
     """Write a number with three decimals; with more where these would make it 0 or 1, except for rounding in float32.
 
     Example:
-        >>> rounded(0.5), rounded(1.0), rounded(0.99999974), rounded(7.4e-07)
-        ('0.500', '1.000', '0.99999974', '7.4e-07')
+        >>> rounded(-1e-16), rounded(0.5), rounded(0.99999974), rounded(7.4e-07)
+        ('0.000', '0.500', '0.99999974', '7.4e-07')
     """
     if 1e-7 < abs(value) < 5e-4:
         return f"{value:.1e}"
     off = abs(1 - value)
-    return f"{value:.{1 - math.floor(math.log10(off)) if 1e-7 < off < 5e-4 else 3}f}"
+    return f"{value:z.{1 - math.floor(math.log10(off)) if 1e-7 < off < 5e-4 else 3}f}"
 
 
 class Visible:
