@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,19 @@ COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 def visible(text: str) -> str:
     r"""Write characters that command a terminal, or change the order of text, as escapes of JSON."""
     return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def rounded(value: float) -> str:
+    """Write a number with three decimals; with more where these would make it 0 or 1, except for rounding in float32.
+
+    Example:
+        >>> rounded(-1e-16), rounded(0.5), rounded(0.99999974), rounded(7.4e-07)
+        ('0.000', '0.500', '0.99999974', '7.4e-07')
+    """
+    if 1e-7 < abs(value) < 5e-4:
+        return f"{value:.1e}"
+    off = abs(1 - value)
+    return f"{value:z.{1 - math.floor(math.log10(off)) if 1e-7 < off < 5e-4 else 3}f}"
 
 
 class Visible:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.representation import Pooling
 
@@ -17,6 +19,12 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     Raises:
         ValueError: If the modalities differ, or the vocabularies differ and the pooling is ``none``.
     """
+    if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
+        warnings.warn(
+            f"both networks are the same {type(source.model).__name__}: PEFT puts its adapter into the network that it "
+            "is given, so that the base has it too. Load the base a second time",
+            stacklevel=3,
+        )
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
         raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")

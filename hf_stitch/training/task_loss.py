@@ -522,9 +522,9 @@ def _default(device: torch.device) -> Accelerator:
     found = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")
     if found.mixed_precision != "no" or (found.num_processes == 1 and found.device.type != device.type):
         raise ValueError(
-            f"an earlier Accelerator of this process uses device {found.device} and mixed precision "
-            f"{found.mixed_precision!r}, which all accelerators share, but the model is on {device}: pass accelerator= "
-            "to train with these settings"
+            f"an earlier Accelerator of this process, for example that of a Trainer, has set device {found.device} and "
+            f"mixed precision {found.mixed_precision!r} for all, but the model is on {device} and is trained in full "
+            "precision: train in another process, or pass accelerator= to train with these settings"
         )
     return found
 

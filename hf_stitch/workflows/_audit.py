@@ -89,7 +89,7 @@ def audit(
             :meth:`hf_stitch.Samples.of` accepts.
         detectors: Names in ``hf_stitch.registries.detectors``, or detectors. The defaults read positions
             (``mahalanobis``) and their mean (``knn``); what one of them does not tell apart, the other may.
-        max_dose: Relative residual of noise up to which activations count as in distribution. With noise of .2, Tiny-10
+        max_dose: Relative residual of noise up to which activations do not count as strange. With noise of .2, Tiny-10
             keeps .69 to .87 of its accuracy, and at least ``min_relative_accuracy`` at six of its eight layers.
         train_data: Samples to which detectors are fitted, best those on which the target was trained, in the form that
             the target takes. Default: one half of ``data``, drawn by their ids; detectors then score the other half.

@@ -164,11 +164,11 @@ def _sides(
         return (first,)
     second = side_of("b", b, other, pooling, processes)
     if isinstance(first, Network) and isinstance(second, Network):
+        # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
+        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
         one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
         if one and paired_data is None:
             return (first,)
-        # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
-        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
     check_same_order(*(side.reader.samples if isinstance(side, Network) else side.ids for side in (first, second)))
     return first, second
 

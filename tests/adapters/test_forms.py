@@ -190,3 +190,13 @@ def test_prompts_of_peft_stay_in_the_network(texts: Any) -> None:
     given = adapter.preprocess([sample["text"] for sample in texts[:5]])
     with torch.no_grad():
         assert torch.equal(adapter.forward(given).logits, model(**given).logits)
+
+
+def test_a_base_into_which_peft_has_put_an_adapter_is_not_compared_with_itself_silently(texts: Any) -> None:
+    """``get_peft_model(base)`` changes ``base``, so that base and adapter would be equal at all layers."""
+    model = build("bert", 0)
+    base = hf_stitch.load(model, processor=plain_tokenizer())
+    model.peft_config = {"default": object()}  # as PEFT does
+    changed = hf_stitch.load(model, processor=plain_tokenizer())
+    with pytest.warns(UserWarning, match=r"both networks are the same .*PEFT .* Load the base a second time"):
+        hf_stitch.compare(base, changed, texts, progress=False)

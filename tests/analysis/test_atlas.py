@@ -551,6 +551,15 @@ def test_the_headline_counts_the_layers_that_match_their_namesake() -> None:
         assert row in shown
 
 
+def test_layers_that_nearly_agree_are_not_printed_as_equal() -> None:
+    """The layers of a network in int8 and in float32 have a CKA of 0.9999997."""
+    atlas = atlas_of([[1.0, 0.2], [0.2, 0.99999974]], ("x", "y"), ("x", "y"))
+    shown = " ".join(str(atlas).split())
+    assert "│ x │ x 1.000 │" in shown and "│ y │ y 0.99999974 │" in shown
+    atlas = atlas_of([[0.0, 0.2], [0.2, 7.4e-7]], ("x", "y"), ("x", "y"), "direct", distances=("direct",))
+    assert "│ y │ y 7.4e-07 │" in " ".join(str(atlas).split())
+
+
 def test_the_headline_of_layers_without_namesakes_is_the_most_similar_pair() -> None:
     atlas = atlas_of([[0.2, 0.4], [0.9, 0.1]], ("a0", "a1"), ("b0", "b1"))
     assert atlas.headline() == "The most similar layers by linear_cka are a1 of a and b0 of b (0.900)"

@@ -177,7 +177,7 @@ def test_only_the_first_process_prints(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
     timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
-    command = ["-m", "hf_stitch.cli", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
+    command = ["-m", "hf_stitch", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
     command += ["--split", "test", "--max-samples", "41", "--json"]
     record = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
     assert record["recipe"]["processes"] == 2

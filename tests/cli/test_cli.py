@@ -69,9 +69,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_runs_as_a_module() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "hf_stitch.cli", "--version"], check=True, capture_output=True, text=True
-    )
+    shown = subprocess.run([sys.executable, "-m", "hf_stitch", "--version"], check=True, capture_output=True, text=True)
     assert shown.stdout == f"hf-stitch {hf_stitch.__version__}\n"
 
 
@@ -406,7 +404,7 @@ def test_doctor_silences_transformers(tmp_path: Path) -> None:
         tmp_path
     )
     shown = subprocess.run(
-        [sys.executable, "-m", "hf_stitch.cli", "doctor", str(tmp_path)], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "hf_stitch", "doctor", str(tmp_path)], check=True, capture_output=True, text=True
     )
     assert not shown.stderr
     assert shown.stdout.startswith(str(tmp_path))

@@ -283,7 +283,7 @@ def test_options_of_networks_need_a_network(options: tuple[str, ...]) -> None:
 
 def test_it_runs() -> None:
     """In a process of its own, from the imports to the end; nothing but the record is on stdout."""
-    call = [sys.executable, "-m", "hf_stitch.cli", "doctor", "--json"]
+    call = [sys.executable, "-m", "hf_stitch", "doctor", "--json"]
     result: Any = subprocess.run(call, capture_output=True, text=True, check=False)
     record = json.loads(result.stdout)
     assert record["passed"] is True, record

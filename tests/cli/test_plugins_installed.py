@@ -47,7 +47,7 @@ def run(folder: Path | None, *arguments: object, **environment: str) -> subproce
     """Run ``hf-stitch`` in a process of its own, with the distributions in a folder."""
     path = {"PYTHONPATH": str(folder)} if folder else {}
     return subprocess.run(
-        [sys.executable, "-m", "hf_stitch.cli", *map(str, arguments)],
+        [sys.executable, "-m", "hf_stitch", *map(str, arguments)],
         env={**os.environ, "COLUMNS": "200", **path, **environment},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.printing import rounded
 from hf_stitch.registry import check_choice, options_in
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
@@ -252,7 +253,7 @@ class SimilarityAtlas(Result):
         if not atlas._namesakes:
             a, b = atlas.best_pair(label)
             value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
-            return f"The most similar layers by {label} are {a} of a and {b} of b ({value:.3f})"
+            return f"The most similar layers by {label} are {a} of a and {b} of b ({rounded(value)})"
         verdicts = dict(zip((found := atlas.identify(label)).layers, found.verdicts("a")[0].tolist(), strict=True))
         hits = [layer for layer in atlas.layers_a if verdicts[layer] == "hit"]
         judged = sum(verdict != "undefined" for verdict in verdicts.values())
@@ -263,7 +264,7 @@ class SimilarityAtlas(Result):
         close = [
             (
                 abs(row[order[0]] - row[order[1]]),
-                f"{atlas.layers_b[order[1]]} for {layer}, {row[order[1]]:.3f} after {row[order[0]]:.3f}",
+                f"{atlas.layers_b[order[1]]} for {layer}, {rounded(row[order[1]])} after {rounded(row[order[0]])}",
             )
             for layer, row, order in orders
             if layer in hits and len(order) > 1
@@ -390,7 +391,9 @@ class SimilarityAtlas(Result):
         if self.tests:
             count = len(next(iter(self.tests.values())).maxima)
             caption += f"; p-values of the best match, adjusted for the search in b, from {count} permutations"
-        caption += "".join(f"; {metric} of the whole networks: {value:.3f}" for metric, value in self.whole.items())
+        caption += "".join(
+            f"; {metric} of the whole networks: {rounded(value)}" for metric, value in self.whole.items()
+        )
         table.caption = Text("; ".join([caption, *self._gaps()]))
         columns = {}
         for metric in self.values:
@@ -424,8 +427,8 @@ class SimilarityAtlas(Result):
             own, best = self.layers_a[i], self.layers_b[j]
             tested = f"  p = {p_values[own]:.3g}" if p_values else ""
             other = len(self.values) > 1 and own != best and own in self.layers_b
-            namesake = f" ({own} {values[i, self.layers_b.index(own)]:.3f})" if other else ""
-            cells[i] = f"{best}  {values[i, j]:.3f}{namesake}{tested}"
+            namesake = f" ({own} {rounded(values[i, self.layers_b.index(own)])})" if other else ""
+            cells[i] = f"{best}  {rounded(values[i, j])}{namesake}{tested}"
         return cells
 
     def _beside(self, metric: str) -> dict[str, list[str]]:
@@ -434,11 +437,11 @@ class SimilarityAtlas(Result):
         if len(self.layers_b) > 1:
             second = [order[1] if len(order) > 1 else None for order in self._ranked(metric)]
             beside["runner-up"] = [
-                "" if j is None else f"{self.layers_b[j]}  {values[i, j]:.3f}" for i, j in enumerate(second)
+                "" if j is None else f"{self.layers_b[j]}  {rounded(values[i, j])}" for i, j in enumerate(second)
             ]
         if self._namesakes:
             beside["namesake"] = [
-                f"{values[i, self.layers_b.index(layer)]:.3f}" if layer in self.layers_b else ""
+                rounded(values[i, self.layers_b.index(layer)]) if layer in self.layers_b else ""
                 for i, layer in enumerate(self.layers_a)
             ]
         return beside

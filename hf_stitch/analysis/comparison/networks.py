@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
+from hf_stitch.printing import rounded
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class NetworkAtlas(Result):
         """
         label, found = self.atlas.label(metric), self.similarities(metric)
         pairs = [
-            (found[a, b], f"{self.networks[a]} and {self.networks[b]} ({found[a, b]:.3f})")
+            (found[a, b], f"{self.networks[a]} and {self.networks[b]} ({rounded(found[a, b])})")
             for a, b in combinations(range(len(self.networks)), 2)
             if not np.isnan(found[a, b])
         ]
@@ -316,7 +317,7 @@ class NetworkAtlas(Result):
         for name in self.networks:
             table.add_column(Text(name))
         for name, row in zip(self.networks, self.similarities(), strict=True):
-            table.add_row(Text(name), *(f"{value:.3f}" for value in row))
+            table.add_row(Text(name), *map(rounded, row))
         return table
 
     def _place(self, network: str) -> slice:

@@ -18,7 +18,7 @@ DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Relative residuals ``‖noise‖² / ‖g‖²`` of the target's own activations g with noise."""
 
 MAX_DOSE = 0.2
-"""Largest dose of coloured noise that counts as in distribution."""
+"""Largest dose of coloured noise that does not count as out of distribution."""
 
 KINDS = ("coloured", "isotropic", "residual")
 """Kinds of noise: centred activations of the target of another sample, which have its covariance in all respects, also

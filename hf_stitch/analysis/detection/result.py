@@ -40,7 +40,7 @@ class Detection(Result):
     """What a detector finds at layers of a target: of stitched activations, of noise of known size, and its controls.
 
     AUROCs, doses and controls are of one side: either larger scores alone are strange, or unusually small ones, too.
-    An AUROC whose interval is below .5 counts as in distribution, with a dose of 0. If the detector is two-sided, the
+    An AUROC whose interval is below .5 does not count as strange: its dose is 0. If the detector is two-sided, the
     scores are then closer to the middle than the target's own: stitched activations vary less, and none is unusual.
 
     Attributes:

@@ -59,7 +59,7 @@ class StitchGrid(Result):
     target (direct matching, structural; squared and relative as in their code).
 
     For each detector there is ``auroc(<detector>)``: how well it tells the stitched activations from the target's own
-    activations of the same samples. 0.5: not at all, so the stitch is in distribution; 1: always. If the detector is
+    activations of the same samples. 0.5: not at all; 1: always. If the detector is
     two-sided, unusually small scores count as strange, too. ``dose(<detector>)`` is the relative residual of noise on
     the target's own activations that it tells apart as well as the stitch: 0 if less than the smallest of
     :data:`DOSES`, infinity if more than the largest. Further figures (``one_sided``, ``two_sided``, ``aupr``,

@@ -1,4 +1,4 @@
-"""``python -m hf_stitch.cli``."""
+"""``python -m hf_stitch``."""
 
 from hf_stitch.cli import main
 
