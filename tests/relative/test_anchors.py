@@ -269,7 +269,8 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples) -> No
         return hf_stitch.load(nn.Sequential(linear, Scaled(), nn.Identity()), example_inputs=torch.randn(2, 4))
 
     anchors = AnchorSet.of(chosen).encode(scaled(1), "1", chosen, progress=False)
-    assert anchors.has(b := scaled(1.5), "1")
+    b = scaled(1.5)
+    assert anchors.has(b, "1")
     with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other repr"):
         anchors.encode(b, "1", chosen, progress=False)
 
