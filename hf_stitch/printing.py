@@ -19,12 +19,7 @@ def visible(text: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """Write a number with three decimals; with more where these would make it 0 or 1, except for rounding in float32.
-
-    Example:
-        >>> rounded(-1e-16), rounded(0.5), rounded(0.99999974), rounded(7.4e-07)
-        ('0.000', '0.500', '0.99999974', '7.4e-07')
-    """
+    """Write a number with three decimals; with more where these would make it 0 or 1, but for rounding in float32."""
     if 1e-7 < abs(value) < 5e-4:
         return f"{value:.1e}"
     off = abs(1 - value)

@@ -1,4 +1,4 @@
-"""Every exported function and class documents its parameters, result and errors, and has an example that runs."""
+"""What is exported documents parameters, result and errors, with an example that runs; nothing else does."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hf_stitch
+from hf_stitch.registry import registries
+
+ROOT = Path(hf_stitch.__file__).parents[1]
+SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):$", re.MULTILINE)
 
 
-def exported() -> dict[str, Callable[..., Any]]:
+def exported(errors: bool = False) -> dict[str, Callable[..., Any]]:
     found = {}
     for name in ("hf_stitch", *(module.name for module in pkgutil.walk_packages(hf_stitch.__path__, "hf_stitch."))):
         if any(part.startswith("_") for part in name.split(".")):
@@ -29,7 +35,7 @@ def exported() -> dict[str, Callable[..., Any]]:
     return {
         name: thing
         for name, thing in sorted(found.items())
-        if not (inspect.isclass(thing) and issubclass(thing, BaseException))
+        if errors or not (inspect.isclass(thing) and issubclass(thing, BaseException))
     }
 
 
@@ -54,3 +60,74 @@ def test_it_is_documented(name: str, thing: Callable[..., Any]) -> None:
     for section, needed in sections.items():
         has = any(form in text for form in forms.get(section, (f"{section}:",)))
         assert has or not needed, f"the docstring of {name} has no section {section}"
+
+
+def public() -> set[str]:
+    """Names of what ``__all__``, a registry or a page of the reference shows, and of the classes they derive from."""
+    found = {*exported(errors=True).values()}
+    for kind in (
+        "adapters",
+        "anchors",
+        "data",
+        "detectors",
+        "heads",
+        "matchers",
+        "metrics",
+        "rewrites",
+        "similarities",
+    ):
+        registry = getattr(registries, kind)
+        found |= {registry.get(name) for name in registry.names()}
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for kind, name in re.findall(r"auto(module|class|function):: (\S+)", page.read_text(encoding="utf-8")):
+            module = importlib.import_module(name if kind == "module" else name.rpartition(".")[0])
+            found |= (
+                {thing for thing in vars(module).values() if getattr(thing, "__module__", None) == name}
+                if kind == "module"
+                else {getattr(module, name.rpartition(".")[2])}
+            )
+    classes = {base for each in found if inspect.isclass(each) for base in each.__mro__}
+    return {f"{each.__module__}.{each.__qualname__}" for each in found | classes if hasattr(each, "__qualname__")}
+
+
+def documented(node: ast.AST, name: str) -> Iterator[str]:
+    """Yield the names of what has a docstring with sections."""
+    for child in ast.iter_child_nodes(node):
+        inner = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}"
+            if SECTION.search(ast.get_docstring(child) or ""):
+                yield inner
+        yield from documented(child, inner)
+
+
+def inherits(module: str, name: str) -> bool:
+    """Whether a method overrides one of ours without further parameters."""
+    kind, _, method = name.rpartition(".")
+    owner = getattr(importlib.import_module(module), kind, None)
+    if not inspect.isclass(owner):
+        return False
+    found = [
+        getattr(each, method)
+        for each in owner.__mro__
+        if method in vars(each) and each.__module__.startswith("hf_stitch")
+    ]
+    own, *others = (inspect.signature(each).parameters.keys() if callable(each) else set() for each in found)
+    return bool(others) and own <= others[0]
+
+
+def test_internal_names_have_one_sentence_and_overrides_inherit() -> None:
+    """Sections are for public names: elsewhere a docstring says what, and why where the code does not show it."""
+    known, wrong = public(), []
+    for path in sorted((ROOT / "hf_stitch").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name in documented(ast.parse(path.read_text(encoding="utf-8")), module):
+            inside = name.removeprefix(f"{module}.")
+            outer, *rest = inside.split(".")
+            if (
+                f"{module}.{outer}" not in known
+                or any(part.startswith("_") for part in rest)
+                or inherits(module, inside)
+            ):
+                wrong.append(name)
+    assert not wrong, f"{len(wrong)} internal docstrings have sections: {', '.join(wrong)}"

@@ -9,16 +9,7 @@ from hf_stitch.representation import Pooling
 
 
 def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
-    """Check that two networks take the same kind of samples and, token by token, the same tokens.
-
-    Args:
-        source: Adapter of the first network.
-        target: Adapter of the second network.
-        pooling: Pooling of the representations; ``none`` requires equal vocabularies.
-
-    Raises:
-        ValueError: If the modalities differ, or the vocabularies differ and the pooling is ``none``.
-    """
+    """Check that two networks take the same kind of samples and, token by token, the same tokens."""
     if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
         warnings.warn(
             f"both networks are the same {type(source.model).__name__}: PEFT puts its adapter into the network that it "

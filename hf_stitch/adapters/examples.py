@@ -40,24 +40,7 @@ class ExampleError(ValueError):
 
 
 def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: str | None = None) -> dict[str, Any]:
-    """Return example inputs as keyword arguments of the forward of a network.
-
-    Args:
-        model: The network.
-        example: A tensor, a tuple or list in the order of the arguments, or a mapping of arguments.
-        options: Additional arguments of every forward.
-        content: Name of the argument for a single tensor. ``None`` (default): the first argument.
-
-    Returns:
-        The inputs by the names of the arguments.
-
-    Raises:
-        ExampleError: If the inputs have another type, or do not match the signature of the forward.
-
-    Example:
-        >>> named(nn.Linear(2, 2), torch.zeros(1, 2), {})
-        {'input': tensor([[0., 0.]])}
-    """
+    """Return example inputs as keyword arguments of the forward of a network."""
     kind, signature = type(model).__name__, inspect.signature(model.forward)
     names = _names(model)
     if isinstance(example, Tensor):
@@ -103,11 +86,7 @@ def kinds_of(processor: Any) -> set[str]:
 
 
 def example_of(model: nn.Module, processor: Any) -> Any:
-    """Return example inputs of a network as a function makes them, of random floating-point numbers.
-
-    Raises:
-        ExampleError: If it does not take samples of one kind, or its tensors have no shape on which the network runs.
-    """
+    """Return example inputs of a network as a function makes them, of random floating-point numbers."""
     made, name = made_of(processor), type(model).__name__
     kinds = kinds_of(processor)
     how = f"load {name} with hf_stitch.load(net, example_inputs=…, processor=…), example_inputs a batch of its inputs"
@@ -154,19 +133,7 @@ def _runs(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
 
 
 def check_runs(model: Any) -> None:
-    """Check that the forward of a network can run and can be traced.
-
-    Args:
-        model: The network. Objects that are not modules are accepted.
-
-    Raises:
-        ValueError: If it is TorchScript, or its weights are lazy or on the meta device without offloading.
-
-    Example:
-        >>> check_runs(nn.LazyLinear(2))
-        Traceback (most recent call last):
-        ValueError: LazyLinear has lazy weights without a shape (weight): run it once on a batch of its inputs
-    """
+    """Check that the forward of a network can run and can be traced."""
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
         return
@@ -187,15 +154,7 @@ def check_runs(model: Any) -> None:
 
 
 def first_argument(model: nn.Module) -> str:
-    """Return the name of the first argument of the forward of a model.
-
-    Args:
-        model: The model.
-
-    Example:
-        >>> first_argument(nn.Linear(2, 2))
-        'input'
-    """
+    """Return the name of the first argument of the forward of a model."""
     return _names(model)[0]
 
 
@@ -204,17 +163,6 @@ def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Paramet
 
     A forward with ``**kwargs`` may pass on what it does not name, to that of a class that it extends. If none of these
     names the content, the first module inside that does takes the arguments.
-
-    Args:
-        model: The network.
-        content: Name of an argument.
-
-    Returns:
-        The parameters by name, those of the outermost forward first.
-
-    Example:
-        >>> list(arguments_of(nn.Linear(2, 2), "input"))
-        ['input']
     """
     found: dict[str, inspect.Parameter] = {}
     extended = (vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))
@@ -230,15 +178,7 @@ def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Paramet
 
 
 def passes_on(model: nn.Module) -> bool:
-    """Return whether the forward of a network takes arguments that it does not name.
-
-    Args:
-        model: The network.
-
-    Example:
-        >>> passes_on(nn.Linear(2, 2))
-        False
-    """
+    """Return whether the forward of a network takes arguments that it does not name."""
     return _passes_on(inspect.signature(model.forward).parameters)
 
 

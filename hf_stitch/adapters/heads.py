@@ -20,20 +20,8 @@ GENERATES = ("", "conditional generation")
 def unscored_head(name: str, config: Any) -> str:
     """Return what a head predicts that is neither one class of a sample nor the next token.
 
-    Args:
-        name: Name of the class of the network.
-        config: Its config, with ``problem_type`` and ``num_labels``.
-
-    Returns:
-        A few words; empty for classifiers with one class per sample, causal language models and networks without a
-        head.
-
-    Example:
-        >>> from transformers import BertConfig
-        >>> unscored_head("BertForTokenClassification", BertConfig()), unscored_head("BertModel", BertConfig())
-        ('token classification', '')
-        >>> unscored_head("BertForSequenceClassification", BertConfig(num_labels=1))
-        'regression'
+    Returns a few words; empty for classifiers with one class per sample, causal language models and networks without a
+    head.
     """
     task = next((task for part, task in HEADS.items() if part in name), "")
     if task.endswith("classification"):

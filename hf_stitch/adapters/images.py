@@ -21,22 +21,6 @@ def converted(images: Sequence[Any], channels: int) -> list[Any]:
 
     16-bit grey values are scaled by their range: 65535 becomes 255, whatever the largest value in the image.
     Transparent images are put on white, with one warning per process. All other modes are converted as Pillow does.
-
-    Args:
-        images: Images, arrays or tensors; only images are converted.
-        channels: Number of channels of the network: 1 for grey, otherwise RGB.
-
-    Returns:
-        The images, of the mode ``L`` or ``RGB``.
-
-    Raises:
-        ValueError: If an image has 32-bit values (modes ``I`` and ``F``), or an array integers above 255, whose range
-            is unknown.
-
-    Example:
-        >>> [image] = converted([Image.new("I;16", (1, 1), 65535)], 3)
-        >>> image.mode, image.getpixel((0, 0))
-        ('RGB', (255, 255, 255))
     """
     mode = "L" if channels == 1 else "RGB"
     for id_, image in zip(ids_of(images), images, strict=True):

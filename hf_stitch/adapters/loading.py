@@ -204,9 +204,6 @@ def _serving(model: Any) -> type[Adapter]:
     """Return the class of adapters that serves a live network; a fallback only if no other class does.
 
     A class that extends another one that also serves the network takes precedence over it.
-
-    Raises:
-        TypeError: If no class or more than one serves it.
     """
     kinds = list(registries.adapters.usable())
     serving = [kind for kind in kinds if kind.serves(model)]

@@ -38,20 +38,7 @@ USER_CODE = "user code"
 
 
 def settings_of_config(config: Any) -> Settings:
-    """Return what a forward in eval mode reads of a config of transformers.
-
-    Args:
-        config: The config. Those inside it are compared with the defaults of their own classes.
-
-    Returns:
-        The settings.
-
-    Example:
-        >>> import transformers
-        >>> config = transformers.ViTConfig(hidden_act="relu", hidden_dropout_prob=0.5)
-        >>> settings_of_config(config).changes(settings_of_config(transformers.ViTConfig()))
-        ["hidden_act 'relu', now 'gelu'"]
-    """
+    """Return what a forward in eval mode reads of a config of transformers."""
     values = {name: value for name, value in config.to_dict().items() if is_read(name)}
     inner = {name: there for name in values if hasattr(there := vars(config).get(name), "to_diff_dict")}
     own = {name: value for name, value in values.items() if name not in inner}
@@ -64,11 +51,7 @@ def settings_of_config(config: Any) -> Settings:
 
 
 def is_read(key: str) -> bool:
-    """Return whether a forward in eval mode may compute with the value of a key of a config.
-
-    Args:
-        key: The key.
-    """
+    """Return whether a forward in eval mode may compute with the value of a key of a config."""
     return key not in UNREAD_OF_CONFIGS and not key.startswith("_")
 
 
@@ -89,18 +72,8 @@ def _follows(config: Any, name: str, value: Any) -> bool:
 def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Settings | None:
     """Return what decides the outputs of a processor.
 
-    Args:
-        processor: Tokenizer or image processor of transformers, a function of user code, or ``None``.
-        max_tokens: Number of tokens to which texts are truncated; ``None`` (default) means no limit. It replaces the
-            ``model_max_length`` of a tokenizer, which may be beyond the positions of the network.
-
-    Returns:
-        The settings. User code differs from every other processor, but not from other user code. ``None`` without a
-        processor.
-
-    Example:
-        >>> settings_of_processor(lambda text: text)
-        Settings(chosen={'class': 'user code'}, defaults={})
+    Returns the settings. User code differs from every other processor, but not from other user code. ``None`` without a
+    processor.
     """
     if processor is None:
         return None

@@ -66,19 +66,7 @@ OF_CLASSES = frozenset(
 
 
 class Pins:
-    """Hashes of objects, by their values and by the code that they run.
-
-    Attributes:
-        packages: The installed packages whose code the objects run, apart from Python, torch and hf-stitch.
-
-    Args:
-        without_weights: A network whose state dict is hashed elsewhere and left out here. ``None`` (default): none.
-
-    Example:
-        >>> relu, leaky = nn.Sequential(nn.ReLU()), nn.Sequential(nn.LeakyReLU(0.1))
-        >>> Pins().hash(relu) == Pins().hash(nn.Sequential(nn.ReLU())), Pins().hash(relu) == Pins().hash(leaky)
-        (True, False)
-    """
+    """Hashes of objects, by their values and by the code that they run."""
 
     def __init__(self, without_weights: nn.Module | None = None) -> None:
         self.packages: set[str] = set()
@@ -88,17 +76,7 @@ class Pins:
         self._alive: list[Any] = []  # an id is that of one object only while the object exists
 
     def hash(self, value: Any) -> str:
-        """Hash an object.
-
-        Args:
-            value: Any object.
-
-        Returns:
-            64 hexadecimal digits.
-
-        Raises:
-            ValueError: If it contains a network of TorchScript, whose code cannot be read, or is nested too deeply.
-        """
+        """Hash an object."""
         try:
             return self._hash(value).hex()
         except RecursionError as error:
@@ -243,11 +221,7 @@ class Pins:
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a forward in eval mode may read, apart from weights and submodules.
-
-    Args:
-        module: The module; its ``forward`` is among them only if another one was set on it.
-    """
+    """Return the attributes of a module that a forward in eval mode may read, apart from weights and submodules."""
     own = {name: value for name, value in vars(module).items() if name not in INTERNAL}
     for kept in ("_original_forward", "_old_forward"):  # where accelerate casts, and where it moves weights
         if kept in own:

@@ -35,31 +35,9 @@ def preprocess(
     Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
     to 8 bit, and transparent images are put on white. A function gets each sample as it is, also a text.
 
-    Args:
-        samples: Texts (or pairs of texts), images, arrays or tensors. Tensors count as preprocessed.
-        processor: A tokenizer or image processor of transformers, or a function from one sample to one tensor (for
-            token ids also to a dict of them by the names of the arguments, such as a mask); ``None`` for tensors.
-        interface: How the model takes its input.
-        model: The model, or a part of it, that takes the inputs.
-        offsets: Whether to return the character span of each token of a text.
-
-    Returns:
-        The keyword arguments of the forward. With ``offsets`` also ``offset_mapping``, which is not an argument of the
-        model: shape (batch, tokens, 2), the first character of each token and the one after its last; both are 0 for
-        special tokens and padding.
-
-    Raises:
-        ValueError: If there are no samples, a sample is missing (``None``), a text has no tokens, an image has values
-            of an unknown range, or that are NaN or infinite (the message names the sample by its id, or by its place
-            in the list), the processor for their type or its padding token is missing, the tensors differ in shape,
-            offsets are requested without texts and a fast tokenizer, or the config does not define the first token of
-            a decoder.
-
-    Example:
-        >>> interface = Interface(("x",), "tensor", {"x": (4,)}, {"x": "float32"})
-        >>> inputs = preprocess([torch.zeros(4), torch.ones(4)], None, interface, nn.Linear(4, 2))
-        >>> {name: tuple(value.shape) for name, value in inputs.items()}
-        {'x': (2, 4)}
+    Returns the keyword arguments of the forward. With ``offsets`` also ``offset_mapping``, which is not an argument of
+    the model: shape (batch, tokens, 2), the first character of each token and the one after its last; both are 0 for
+    special tokens and padding.
     """
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
@@ -96,16 +74,6 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
     If weights are offloaded, they are on the meta device. Then the device is that of the first parameter elsewhere, or
     the execution device of an accelerate hook.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The device and the dtype; the CPU and the default dtype for a model without parameters.
-
-    Example:
-        >>> place_of(nn.Linear(2, 2))
-        (device(type='cpu'), torch.float32)
     """
     with alone(model):
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
@@ -232,21 +200,8 @@ def _check_sample(value: Any, what: str, native: tuple[int, ...] | None) -> None
 def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     """Load the tokenizer or image processor that is saved with a model.
 
-    Args:
-        place: Hub id or path of a local folder.
-        main_input: Main input of the model: ``input_ids`` for a tokenizer, ``pixel_values`` for an image processor.
-        hub: Loading options.
-
-    Returns:
-        The processor. ``None``, with a warning that gives the reason, if there is none or the Hub is not available;
-        ``None`` without a warning for models that take neither texts nor images.
-
-    Raises:
-        PermissionError: If the Hub refuses its files.
-
-    Example:
-        >>> load_processor("org/name", "input_values", {}) is None
-        True
+    Returns the processor. ``None``, with a warning that gives the reason, if there is none or the Hub is not available;
+    ``None`` without a warning for models that take neither texts nor images.
     """
     import transformers
 

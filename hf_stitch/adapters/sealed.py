@@ -46,19 +46,6 @@ def sealed() -> Iterator[None]:
 
     A config may contain a name that a constructor looks up on the Hub, and some constructors look for a compiler. This
     does not contain hostile code; no code of an artefact runs anyway.
-
-    Yields:
-        Nothing; files are read and networks are built in the body of the ``with`` statement.
-
-    Raises:
-        SealedError: If code in the body opens a connection or starts a process and does not handle the error.
-
-    Example:
-        >>> import socket
-        >>> with sealed():
-        ...     socket.create_connection(("huggingface.co", 443))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        hf_stitch.adapters.sealed.SealedError: loading a saved artefact may not cause the event socket.getaddrinfo: ...
     """
     _install()
     _state.depth += 1

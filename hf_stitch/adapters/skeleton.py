@@ -67,22 +67,6 @@ def weightless(size: int = 0) -> Iterator[None]:
 
     Tensors without values, and further ones once they exceed 64 MiB, are on the meta device. The limit of CPU time,
     without imports, grows with the size of the weights. The state of the random number generator does not change.
-
-    Args:
-        size: Number of bytes of the weights.
-
-    Yields:
-        Nothing; networks are built in the body of the ``with`` statement.
-
-    Raises:
-        TooCostlyError: If the limit is exceeded.
-        SealedError: If a constructor opens a connection or starts a program.
-
-    Example:
-        >>> with weightless():
-        ...     layer = torch.nn.Linear(10**9, 10**9)
-        >>> layer.weight.device.type
-        'meta'
     """
     seconds = SECONDS + size / PER_SECOND
     with sealed(), _at_most(seconds), torch.random.fork_rng(devices=[]), _WithoutMemory():
@@ -90,16 +74,7 @@ def weightless(size: int = 0) -> Iterator[None]:
 
 
 def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Module) -> list[str]:
-    """Compare a network with the one that its record gives: names and shapes of tensors, and what modules compute.
-
-    Args:
-        model: The network.
-        weights: Its weights, by their names in the ``state_dict``.
-        skeleton: The network of the record, without weights.
-
-    Returns:
-        One text for each of the first differences; empty if there is none.
-    """
+    """Compare a network with the one that its record gives: names and shapes of tensors, and what modules compute."""
     own, recorded = changed(model, skeleton)
     found = recorded.changes(own)
     expected = skeleton.state_dict()
@@ -115,15 +90,7 @@ def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Mo
 
 
 def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[Settings, Settings] | None:
-    """Compare a network with the one that its record gives, as :func:`changed` does, if that can be built.
-
-    Args:
-        model: The network.
-        build: Builds the network of the record.
-
-    Returns:
-        What differs, in the network and in that of the record; ``None`` for user code, which no record gives.
-    """
+    """Compare a network with the one that its record gives, as :func:`changed` does, if that can be built."""
     try:
         with weightless(sum(tensor.nbytes for tensor in model.state_dict().values())):
             skeleton = build()
@@ -137,12 +104,8 @@ def attributes(model: nn.Module) -> Settings:
 
     What methods other than the constructor assign, and lists, are left out, because forwards keep values in them.
 
-    Args:
-        model: The network.
-
-    Returns:
-        The names of the modules of each class, what hides a method of a class, and as ``defaults`` every other
-        attribute: its value in all modules of a class, or the list of their values.
+    Returns the names of the modules of each class, what hides a method of a class, and as ``defaults`` every other
+    attribute: its value in all modules of a class, or the list of their values.
     """
     modules = {name: each for name, each in model.named_modules() if not type(each).__module__.startswith("hf_stitch.")}
     assigned = {name for kind in set(map(type, modules.values())) for name in _assigned(kind)}
@@ -214,13 +177,6 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
     """Compare modules and their attributes, apart from weights, with those of the network that a record gives.
 
     Attributes that the record does not give count only if they hide what the class has, as a ``forward`` does.
-
-    Args:
-        model: The network.
-        skeleton: The network of the record, without weights.
-
-    Returns:
-        What differs, by the names of modules and attributes, as it is in the network and in the skeleton.
     """
     found: dict[str, tuple[Any, Any]] = {}
     recorded, hashes, compared = dict(skeleton.named_modules()), (Pins(model).hash, Pins(skeleton).hash), set()

@@ -48,11 +48,7 @@ class StitchedAdapter(TransformersAdapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return whether the model is a stitched model.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return whether the model is a stitched model."""
         return isinstance(model, StitchedModel)
 
     @classmethod
@@ -70,22 +66,7 @@ class StitchedAdapter(TransformersAdapter):
         content: str | None = None,
         **options: Any,
     ) -> StitchedAdapter:
-        """Load a stitched model by its reference: a Hub id or a local folder.
-
-        Args:
-            reference: The model to load.
-            example_inputs: As for :meth:`of`.
-            processor: As for :meth:`of`.
-            content: As for :meth:`of`.
-            **options: Options of :meth:`hf_stitch.StitchedModel.from_pretrained`.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ValueError: If the reference names another task than that of the model.
-            OSError: If the id, the revision or the folder does not exist.
-        """
+        """Load a stitched model by its reference: a Hub id or a local folder."""
         assert reference.id is not None
         place = reference.id
         if not reference.is_local:
@@ -108,23 +89,7 @@ class StitchedAdapter(TransformersAdapter):
         processor: Any = None,
         content: str | None = None,
     ) -> StitchedAdapter:
-        """Create the adapter of a live stitched model.
-
-        Args:
-            model: The stitched model.
-            reference: Where it comes from.
-            example_inputs: Batch of inputs of its source: a tensor, a tuple of arguments or a mapping of them. ``None``
-                (default): those with which the source was cut, or random ones of the same size.
-            processor: Turns raw samples into inputs. ``None`` (default): that of the model.
-            content: Name of the argument that carries the content. ``None`` (default): that of the source.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If ``example_inputs`` do not fit the source, or are missing and cannot be generated, or
-                ``content`` is not the content of the source.
-        """
+        """Create the adapter of a live stitched model."""
         interface = model.interface
         if content not in (None, *interface.content):
             raise ExampleError(
@@ -181,29 +146,17 @@ class StitchedAdapter(TransformersAdapter):
         return self.model.unscored
 
     def module_name(self, layer: str) -> str:
-        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``.
-
-        Args:
-            layer: Name of a layer or of a module.
-        """
+        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``."""
         modules = dict(self.model.named_modules())
         found = _module(self.model, layer)
         return layer if layer in modules or found not in modules else found
 
     def layer_name(self, module: str) -> str:
-        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``.
-
-        Args:
-            module: Name in ``model.named_modules()``.
-        """
+        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``."""
         return layer_name(module, self.model.config.to_dict())
 
     def blueprint(self) -> dict[str, Any]:
-        """Return the config, which contains the blueprints of both halves; ``None`` for a half of user code.
-
-        Returns:
-            JSON values: ``library``, ``config``.
-        """
+        """Return the config, which contains the blueprints of both halves; ``None`` for a half of user code."""
         config = {**self.model.config.to_dict(), "task": self.task, "stitch": self.model.stitch.to_dict()}
         return {"library": self.library, "config": {key: v for key, v in config.items() if key not in UNREAD}}
 
@@ -224,17 +177,7 @@ class StitchedAdapter(TransformersAdapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the model that a :meth:`blueprint` describes.
-
-        Args:
-            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
-
-        Returns:
-            The model in eval mode, without trained weights.
-
-        Raises:
-            ValueError: If the config describes no stitched model, or one that cannot be built.
-        """
+        """Construct the model that a :meth:`blueprint` describes."""
         config = StitchConfig.from_dict(dict(blueprint["config"]))
         return class_for(config.task)(config)
 

@@ -43,22 +43,14 @@ class Artefact:
 
     @abstractmethod
     def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
-        """Write all files except record and card to an empty folder.
-
-        Returns:
-            The record, without manifest and checksum.
-        """
+        """Write all files except record and card to an empty folder."""
 
     def _networks(self) -> Iterable[Method]:
         """Return the adapters and classes needed to build the networks that are saved with the artefact."""
         return ()
 
     def _check_savable(self) -> None:
-        """Check that the artefact can be saved, before anything is written.
-
-        Raises:
-            ValueError: If a half consists of user code, which cannot be rebuilt from a config.
-        """
+        """Check that the artefact can be saved, before anything is written."""
 
     def _sample_code(self) -> str | None:
         """Return a Python expression for a sample that is neither an image nor a text; ``None`` for those."""
@@ -144,21 +136,7 @@ class Artefact:
 def folder_of(
     place: str | Path, files: list[str], *, subfolder: str = "", **download: Unpack[hub.DownloadOptions]
 ) -> Path:
-    """Return the folder of an artefact, downloaded if it is not local.
-
-    Args:
-        place: Local folder or Hub id.
-        files: Name patterns of the files to download.
-        subfolder: Folder inside the place that contains the artefact. Default: the place itself.
-        **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`).
-
-    Returns:
-        The local folder.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, model or revision.
-        OSError: If the Hub cannot be reached or denies access.
-    """
+    """Return the folder of an artefact, downloaded if it is not local."""
     folder = Path(place)
     if not folder.is_dir():
         return hub.download(str(place), files=files, subfolder=subfolder, **download)

@@ -71,9 +71,6 @@ def by_one_name(arguments: Mapping[str, Any], wanted: str, callers: int) -> dict
 
     As in transformers, a name that is older than the one there is accepted with a ``FutureWarning``, which points to
     the caller that many calls above.
-
-    Raises:
-        ValueError: If there are several caches.
     """
     given = {name: arguments[name] for name in NAMES if arguments.get(name) is not None}
     if len(given) > 1:
@@ -101,17 +98,7 @@ def under_any_name(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decoder_layers(model: Any) -> tuple[int, ...]:
-    """Return the numbers of the layers of one half that have a past.
-
-    Args:
-        model: The network of the half.
-
-    Returns:
-        The numbers in ascending order, as in the whole network.
-
-    Raises:
-        UncachedError: If it takes no cache. Whether a cache works is up to :func:`check_cache`.
-    """
+    """Return the numbers of the layers of one half that have a past."""
     if cache_argument(model) is None:
         raise UncachedError(f"{type(model).__name__} takes no cache")
     if hasattr(model, "number_layers"):  # a stitched model, which has one cache for its own halves
@@ -124,18 +111,7 @@ def decoder_layers(model: Any) -> tuple[int, ...]:
 
 
 def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | None]]:
-    """Return what a cache keeps of the given layers of a decoder.
-
-    Args:
-        model: The decoder.
-        layers: Numbers of layers.
-
-    Returns:
-        The type of each layer in the terms of transformers, and its window in tokens; ``None`` for the whole past.
-
-    Raises:
-        UncachedError: If a cache of both halves cannot contain such a layer.
-    """
+    """Return what a cache keeps of the given layers of a decoder."""
     config = model.config.get_text_config(decoder=True)
     named, own = getattr(config, "layer_types", None), DynamicCache(config=config).layers
     if layers and layers[-1] >= len(own):
@@ -158,49 +134,25 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
 
 
 class HalfCache(Cache):
-    """A view of a cache for one half, with the length of the past also where its own layers keep states instead.
-
-    Args:
-        layers: The layers, by their numbers in the whole network.
-        past: Number of tokens of the past; ``None`` if no layer of either half keeps tokens.
-    """
+    """A view of a cache for one half, with the length of the past also where its own layers keep states instead."""
 
     def __init__(self, layers: list[Any], past: int | None) -> None:
         super().__init__(layers=layers)
         self.past = past if has_no_attention(layers) else None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens of the past.
-
-        Args:
-            layer_idx: Number of a layer.
-        """
+        """Return the number of tokens of the past."""
         return super().get_seq_length(layer_idx) if self.past is None else self.past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of tokens of the past and the present, and the offset of the first.
-
-        Args:
-            query_length: Number of tokens of the present.
-            layer_idx: Number of a layer.
-        """
+        """Return the number of tokens of the past and the present, and the offset of the first."""
         if self.past is None:
             return super().get_mask_sizes(query_length, layer_idx)
         return self.past + query_length, 0
 
 
 def shown(cache: Cache, first: int, layers: tuple[int, ...], past: int | None = None) -> HalfCache | None:
-    """Return a view of the cache for one half, in the layer numbering of this half.
-
-    Args:
-        cache: The cache of both halves.
-        first: Index in the cache of the half's first layer.
-        layers: Numbers of the half's layers in its whole network.
-        past: Number of tokens of the past, for a half whose layers keep states instead. Default: unknown.
-
-    Returns:
-        A cache that shares its layers with ``cache``; ``None`` for a half without a past.
-    """
+    """Return a view of the cache for one half, in the layer numbering of this half."""
     if not layers:
         return None
     place = {layer: cache.layers[first + index] for index, layer in enumerate(layers)}
@@ -218,12 +170,7 @@ def past_of(cache: Cache) -> int | None:
 
 
 def keep(cache: Cache | None, places: Tensor) -> None:
-    """Keep in each layer of a cache only some tokens, in the given order.
-
-    Args:
-        cache: The cache of one half, as returned by :func:`shown`.
-        places: (batch, length) int64, the places of the tokens in the cache.
-    """
+    """Keep in each layer of a cache only some tokens, in the given order."""
     assert cache is not None
     for layer in {id(layer): layer for layer in cache.layers}.values():
         index = places[:, None, :, None]
@@ -245,12 +192,6 @@ def check_cache(model: Any) -> None:
     """Check that a stitched language model computes the same with its cache as without, also beside left padding.
 
     Names and numbers in a network do not show for sure where it keeps its past: this runs it.
-
-    Args:
-        model: The model, in eval mode.
-
-    Raises:
-        UncachedError: If it computes something else, or raises an error; the message is the reason.
     """
     source, (device, _) = model.source, place_of(model)
     sizes = [model.config.vocab_size]

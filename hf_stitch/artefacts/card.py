@@ -65,23 +65,7 @@ def card(
     sample: str | None = None,
     shown: Collection[str] = (),
 ) -> str:
-    """Return the model card of a stitcher or of a whole stitched model.
-
-    Args:
-        described: Description of the artefact.
-        name: Its id on the Hub; ``None`` for a local folder.
-        present: The existing card, if any. Its text outside the marks and metadata that are not generated here are
-            kept; tags are merged.
-        tags: Additional tags.
-        sample: Python expression for one raw sample in the usage snippet. Default: derived from the task.
-        shown: The files beside the card, of :data:`PICTURES` and :data:`REPORT`, that it shows and links.
-
-    Returns:
-        Markdown text with YAML metadata.
-
-    Raises:
-        ValueError: If the metadata of the existing card cannot be read.
-    """
+    """Return the model card of a stitcher or of a whole stitched model."""
     described = _plain_description(described)
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
@@ -106,11 +90,7 @@ def card(
 
 
 def summary(described: Description) -> str:
-    """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores.
-
-    Args:
-        described: Description of the artefact.
-    """
+    """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores."""
     described = _plain_description(described)
     kind = "stitched model" if described.whole else "stitcher"
     (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
@@ -129,17 +109,6 @@ def united(there: str | None, here: str | None) -> str | None:
     """Merge the cards of one artefact on the Hub and in a folder, as input for :func:`card`.
 
     If both contain text that a person added, the text of the folder is kept and a warning is issued.
-
-    Args:
-        there: The card on the Hub, if any.
-        here: The card in the folder, if any. Its text is used if a person added to it, otherwise the text of the Hub's
-            card; metadata are merged.
-
-    Returns:
-        The merged card; ``None`` if there is neither.
-
-    Raises:
-        ValueError: If the metadata of either card cannot be read.
     """
     if there is None or here is None:
         return there if here is None else here
@@ -467,18 +436,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted.
-
-    Args:
-        value: JSON values.
-
-    Returns:
-        The same values; each text, also of a key, is one line.
-
-    Example:
-        >>> plain({"<b>name": ["a\nb", 1.5]})
-        {'b name': ['a b', 1.5]}
-    """
+    r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted."""
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

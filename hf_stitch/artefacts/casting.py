@@ -19,21 +19,7 @@ if TYPE_CHECKING:
 
 
 def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a dtype by its name.
-
-    Args:
-        given: A dtype, its name, ``"auto"`` or ``None``.
-
-    Returns:
-        The dtype; ``None`` for ``"auto"`` and ``None``, where weights keep the dtype in which they were saved.
-
-    Raises:
-        ValueError: If it is not a floating-point dtype of torch.
-
-    Example:
-        >>> dtype_of("bfloat16")
-        torch.bfloat16
-    """
+    """Return a dtype by its name."""
     if given is None or given == "auto":
         return None
     found = getattr(torch, given, None) if isinstance(given, str) else given
@@ -47,10 +33,6 @@ def cast(model: StitchedModel, dtype: torch.dtype) -> None:
 
     As in transformers, buffers that a network computes itself (frequencies of rotary embeddings) and modules that it
     keeps in float32 are not cast, because a cast would change their values.
-
-    Args:
-        model: The model.
-        dtype: A floating-point dtype.
     """
     for side, half in (("source", model.source), ("target", model.target)):
         network: Any = half.model

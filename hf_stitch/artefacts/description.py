@@ -24,20 +24,7 @@ SIDES = ("source", "target")
 
 
 def layer_name(module: str, record: Mapping[str, Any]) -> str:
-    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network.
-
-    Args:
-        module: Name in ``named_modules()`` of the model.
-        record: The config of the model.
-
-    Returns:
-        The name of the layer.
-
-    Example:
-        >>> half = {"blueprint": None, "cut": {"layer": "blocks.0"}}
-        >>> layer_name("target.model.blocks.1", {"source": half, "target": half})
-        'target.blocks.1'
-    """
+    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network."""
     side, _, rest = module.partition(".model.")
     if side not in SIDES or not rest:
         return module
@@ -48,14 +35,7 @@ def layer_name(module: str, record: Mapping[str, Any]) -> str:
 
 
 def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of the stitched model of which a half was cut.
-
-    Args:
-        half: The record of a half.
-
-    Returns:
-        The config; ``None`` if the half was cut from another network, or from user code.
-    """
+    """Return the config of the stitched model of which a half was cut."""
     blueprint = half["blueprint"] or {}
     found: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
     return found
@@ -176,17 +156,7 @@ def _layer(half: Mapping[str, Any]) -> str:
 
 
 def is_stitcher(folder: Path) -> bool:
-    """Return whether a folder contains a stitcher rather than a stitched model.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        True for a stitcher, false for a stitched model.
-
-    Raises:
-        FileNotFoundError: If the folder contains neither.
-    """
+    """Return whether a folder contains a stitcher rather than a stitched model."""
     if (folder / STITCHER).is_file():
         return True
     if not (folder / CONFIG).is_file():

@@ -60,11 +60,7 @@ STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
 
 
 def artefacts_below(folder: Path) -> str:
-    """Return the advice to name a subfolder, for messages about a folder without an artefact; empty without any.
-
-    Args:
-        folder: The folder, which need not exist.
-    """
+    """Return the advice to name a subfolder, for messages about a folder without an artefact; empty without any."""
     names = [
         below.name for below in sorted(folder.glob("*/")) if (below / STITCHER).is_file() or (below / CONFIG).is_file()
     ]
@@ -93,15 +89,7 @@ def share(model: nn.Module, tied: Mapping[str, str]) -> None:
 def save_weights(
     weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int, tied: Mapping[str, str]
 ) -> None:
-    """Write weights as safetensors, split into several files if they are large; one file is in memory at a time.
-
-    Args:
-        weights: Name -> tensor. Of a :class:`State`, offloaded ones are loaded when their file is written.
-        folder: The folder.
-        max_shard_size: Maximum size of a file, in bytes or as text (``"5GB"``).
-        tied: Names that are not written, because their weight is by another name. Other tensors that share memory are
-            all written.
-    """
+    """Write weights as safetensors, split into several files if they are large; one file is in memory at a time."""
     written = {name: tensor for name, tensor in described(weights).items() if name not in tied}
     plan = split_torch_state_dict_into_shards(written, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
@@ -113,11 +101,7 @@ def save_weights(
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without values, on the meta device.
-
-    Args:
-        weights: Name -> tensor.
-    """
+    """Return weights without values, on the meta device."""
     if isinstance(weights, State):
         return weights.described
     return {name: tensor.to("meta") for name, tensor in weights.items()}
@@ -135,12 +119,7 @@ def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_beside(saves: Iterable[Any], folder: Path) -> None:
-    """Save objects other than the weights (processor, generation config), without subfolders.
-
-    Args:
-        saves: Objects with a method ``save_pretrained``.
-        folder: The folder.
-    """
+    """Save objects other than the weights (processor, generation config), without subfolders."""
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         for each in saves:
             each.save_pretrained(fresh)
@@ -154,13 +133,6 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
     """Provide a folder with only those files that a record names, for libraries that read whatever they find.
 
     A warning names the files that are left out.
-
-    Args:
-        folder: The folder of the artefact.
-        names: Names of files.
-
-    Yields:
-        The folder of the artefact; a temporary one if files are left out.
     """
     here = sorted(path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file())
     unread = [path.name for path in here if path.name not in names]
@@ -180,17 +152,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
 
 
 def weigh(files: Iterable[Path]) -> tuple[int, int]:
-    """Read from the headers of safetensors how much they contain.
-
-    Args:
-        files: The files.
-
-    Returns:
-        Number of tensors and number of bytes.
-
-    Raises:
-        ValueError: If a file is damaged.
-    """
+    """Read from the headers of safetensors how much they contain."""
     tensors, size = 0, 0
     for file in files:
         try:
@@ -206,14 +168,6 @@ def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] |
     """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 
     Headers are compared before any weight is read.
-
-    Args:
-        model: The model without weights.
-        files: The files, which together must contain each weight once.
-        tied: Names that the files do not contain, and by which name each weight is there. ``None``: there are none.
-
-    Raises:
-        ValueError: If model and files do not match, or a file is damaged.
     """
     state: dict[str, Tensor] = {}
     for file, names in check_headers(model, files, tied or {}).items():
@@ -223,19 +177,7 @@ def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] |
 
 
 def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) -> dict[Path, list[str]]:
-    """Compare the headers of safetensors with a model; no weight is read.
-
-    Args:
-        model: The model without weights.
-        files: The files, which together must contain each weight once.
-        tied: As for :func:`load_strictly`.
-
-    Returns:
-        File -> names of the weights that are read from it.
-
-    Raises:
-        ValueError: If model and files do not match, or a file is damaged.
-    """
+    """Compare the headers of safetensors with a model; no weight is read."""
     expected = model.state_dict()
     place: dict[str, Path] = {}
     others: dict[str, list[str]] = defaultdict(list)
@@ -263,19 +205,7 @@ def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) 
 
 
 def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read weights of a file into memory.
-
-    Args:
-        file: The file.
-        names: Names of weights in it.
-        tied: As for :func:`load_strictly`.
-
-    Returns:
-        Name -> tensor on the CPU.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """Read weights of a file into memory."""
     try:
         with safe_open(file, framework="pt") as weights:
             # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.

@@ -37,21 +37,7 @@ def join(
     task: str | None,
     recipe: Mapping[str, Any] | None = None,
 ) -> StitchedModel:
-    """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied.
-
-    Args:
-        source: The network of the front half.
-        source_layer: The layer at which it is cut.
-        layer: The stitching layer.
-        target: The network of the back half.
-        target_layer: The layer at which it is cut.
-        task: Task of the head, a name in ``hf_stitch.registries.heads``. With ``None``, the model returns the output of
-            the target unchanged.
-        recipe: How the stitching layer was fitted.
-
-    Returns:
-        The stitched model.
-    """
+    """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied."""
     return _Halves(source, target, task).join(source_layer, layer, target_layer, recipe)
 
 
@@ -70,17 +56,7 @@ def join_all(
 def with_encoder(
     model: StitchedModel, source: Adapter | StitchedModel, source_layer: str, layer: StitchingLayer
 ) -> StitchedModel:
-    """Build a stitched model from the back half of another one and a new front half. Both halves are copied.
-
-    Args:
-        model: The stitched model that provides the back half. It is not changed.
-        source: The network of the new front half, or a stitched model whose front half is used.
-        source_layer: The layer at which the network is cut; ignored for a stitched model.
-        layer: The stitching layer.
-
-    Returns:
-        The stitched model.
-    """
+    """Build a stitched model from the back half of another one and a new front half. Both halves are copied."""
     config: Any = copy.deepcopy(model.config)
     config.stitch, config.scores = layer.to_dict(), None
     config.recipe = {key: value for key, value in (config.recipe or {}).items() if key not in (SCORED, "audit")}

@@ -24,40 +24,18 @@ ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpos
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Add the digests of files, and a checksum of the record itself, to a record.
-
-    Args:
-        record: JSON values.
-        folder: The folder of the files.
-        names: Names of the files.
-
-    Returns:
-        The record with manifest and checksum.
-    """
+    """Add the digests of files, and a checksum of the record itself, to a record."""
     signed = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
     return {**signed, CHECKSUM: checksum(signed)}
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record as JSON.
-
-    Args:
-        path: The file.
-        record: JSON values with manifest and checksum.
-    """
+    """Write a record as JSON."""
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def names(record: Mapping[str, Any], folder: Path) -> set[str]:
-    """Return the names of the files that belong to a record.
-
-    Args:
-        record: JSON values.
-        folder: The folder of the record. Records of format 1 do not list all their files.
-
-    Returns:
-        The names.
-    """
+    """Return the names of the files that belong to a record."""
     if isinstance(record.get(MANIFEST), Mapping):
         return set(record[MANIFEST])
     others = record.get("files")
@@ -67,29 +45,13 @@ def names(record: Mapping[str, Any], folder: Path) -> set[str]:
 
 
 def readable(record: Mapping[str, Any], folder: Path) -> set[str]:
-    """Return the names of the files that may be read with a record.
-
-    Args:
-        record: JSON values.
-        folder: The folder of the record. Early records of format 1 do not list the files of the processor.
-
-    Returns:
-        The names.
-    """
+    """Return the names of the files that may be read with a record."""
     listed = MANIFEST in record or "files" in record
     return names(record, folder) | {path.name for pattern in BESIDE for path in folder.glob(pattern) if not listed}
 
 
 def stale(folder: Path, record_file: str) -> set[str]:
-    """Return the names of the files that a new artefact in a folder replaces: those of the present one.
-
-    Args:
-        folder: The folder.
-        record_file: Name of the file of the record.
-
-    Returns:
-        The names; none if the folder contains no artefact of this kind, or one whose record cannot be read.
-    """
+    """Return the names of the files that a new artefact in a folder replaces: those of the present one."""
     try:
         record = read_record(folder / record_file)
     except (OSError, ValueError):
@@ -99,15 +61,7 @@ def stale(folder: Path, record_file: str) -> set[str]:
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that a record is unchanged since it was saved.
-
-    Args:
-        path: The file of the record.
-        record: The record.
-
-    Raises:
-        ValueError: If the checksum is missing or does not fit.
-    """
+    """Check that a record is unchanged since it was saved."""
     if CHECKSUM not in record:
         raise ValueError(f"{path} has no {CHECKSUM!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
     if checksum(record) != record[CHECKSUM]:
@@ -117,18 +71,7 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
 def verify(
     path: Path, record: Mapping[str, Any], weights_hash: Callable[[], str], *, written_again: Container[str] = ()
 ) -> None:
-    """Check that the files in the folder of a record are unchanged since they were saved.
-
-    Args:
-        path: The file of the record.
-        record: The record.
-        weights_hash: Function that returns the hash of the loaded weights, for records of format 1.
-        written_again: Names of files that may differ, because their contents were compared.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a file was changed after saving.
-    """
+    """Check that the files in the folder of a record are unchanged since they were saved."""
     if MANIFEST in record:
         for name, expected in record[MANIFEST].items():
             _check(path, [name], None if name in written_again else expected)

@@ -18,18 +18,7 @@ TASKS = {
 
 
 def migrated(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Convert a record of any earlier format to the current one.
-
-    Args:
-        record: The record of a stitcher or stitched model, as read from the file.
-        where: Name of the record, for messages.
-
-    Returns:
-        The record in the current format.
-
-    Raises:
-        ValueError: If the format is unknown, for example newer than this version.
-    """
+    """Convert a record of any earlier format to the current one."""
     found = record.get("format_version", record.get("format", 1))
     if found == 1:
         return _from_1(record)

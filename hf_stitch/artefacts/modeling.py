@@ -819,18 +819,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
 
 def read_config(folder: Path) -> StitchConfig:
-    """Read the config of a stitched model. A warning names keys that a newer version added.
-
-    Args:
-        folder: The folder of the model.
-
-    Returns:
-        The config.
-
-    Raises:
-        FileNotFoundError: If the folder contains no config.
-        ValueError: If the config is damaged, or belongs to another kind of model.
-    """
+    """Read the config of a stitched model. A warning names keys that a newer version added."""
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(

@@ -33,25 +33,7 @@ def load_parent(
     allow_changed: Collection[Changeable] = (),
     other: ModelReference | None = None,
 ) -> tuple[Adapter, list[str]]:
-    """Load a network of an artefact and check that it is the recorded one: weights, config and processor.
-
-    Args:
-        side: ``source`` or ``target``, for messages.
-        reference: The recorded reference.
-        given: The network: an adapter, a module, or another name. Default: the recorded network at its revision.
-        options: Options of :func:`hf_stitch.load`. A module takes only ``example_inputs``, the others are for networks
-            that are loaded by name.
-        allow_changed: What may differ from the record.
-        other: The recorded reference of the other side, to recognise networks that are swapped.
-
-    Returns:
-        The adapter of the network, and the differences that were allowed.
-
-    Raises:
-        ValueError: If the network differs from the record in what may not, has no public name and is not given, or
-            cannot be loaded.
-        OSError: If the network does not exist, or the Hub cannot be reached.
-    """
+    """Load a network of an artefact and check that it is the recorded one: weights, config and processor."""
     allowed = get_args(Changeable)
     if isinstance(allow_changed, str) or not set(allow_changed) <= {*allowed}:
         raise ValueError(
@@ -102,12 +84,7 @@ def load_parent(
 
 
 def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReference) -> None:
-    """Warn, once for each pair of networks, if a record of version 0.2.0 or earlier pins only their weights.
-
-    Args:
-        source: The recorded reference of the source.
-        target: The recorded reference of the target.
-    """
+    """Warn, once for each pair of networks, if a record of version 0.2.0 or earlier pins only their weights."""
     if any(end.weights_hash is not None and end.config is None for end in (source, target)):
         _warn_once(source, target)
 

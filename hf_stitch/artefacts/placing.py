@@ -29,16 +29,6 @@ def load_placed(
 
     Weights that are mapped to the disk stay in these files, which must not change afterwards; they are read when their
     module runs. Nothing is written.
-
-    Args:
-        model: The model without weights.
-        files: The files, as for ``load_strictly``.
-        device_map: Where modules go.
-        max_memory: Device -> most bytes, for strategies.
-        tied: As for ``load_strictly``; weights share memory if they are on the same device.
-
-    Raises:
-        ValueError: If model and files do not match, a file is damaged, or the map does not cover the model.
     """
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import check_device_map, get_balanced_memory
@@ -82,11 +72,7 @@ def load_placed(
 
 
 def whole_blocks(model: nn.Module) -> list[str]:
-    """Return the classes of modules that must not be distributed over several devices, of all networks in a model.
-
-    Args:
-        model: The model.
-    """
+    """Return the classes of modules that must not be distributed over several devices, of all networks in a model."""
     named = (getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model)
     return sorted({"StitchingLayer", *(name for names in named for name in names)})
 

@@ -62,17 +62,7 @@ FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: If the file is not valid JSON, or contains no object.
-    """
+    """Read the JSON object in a file."""
     if (size := path.stat().st_size) > LARGEST:
         raise ValueError(f"{path} has {size} bytes, and no record has more than {LARGEST}: it is damaged; {AGAIN}")
     try:
@@ -105,15 +95,6 @@ def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> N
     """Check that no number of layers, classes or pixels of a side is larger than in any network.
 
     Other sizes need no bound: a network is built without memory, and within a limited time (``skeleton.py``).
-
-    Args:
-        value: JSON values.
-        where: Name of the file or object, for messages.
-        key: Key of the value in its parent.
-        layers: The largest number of layers.
-
-    Raises:
-        ValueError: If a number at any depth is too large.
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -132,16 +113,7 @@ def check_counts(value: Any, where: str, key: str = "", layers: int = MOST) -> N
 
 
 def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """Drop unknown keys of a record, with a warning that names them.
-
-    Args:
-        record: JSON values.
-        names: The known keys.
-        where: Name of the record, for messages.
-
-    Returns:
-        The items with known keys.
-    """
+    """Drop unknown keys of a record, with a warning that names them."""
     names = set(names)
     unknown = sorted(set(record) - names)
     if unknown:
@@ -155,20 +127,7 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
 
 @contextmanager
 def built_from(where: str | Path) -> Iterator[None]:
-    """Name the record in errors of code that builds something from it.
-
-    Args:
-        where: Name of the record.
-
-    Yields:
-        Nothing; something is built in the body of the ``with`` statement.
-
-    Raises:
-        UnknownNameError: If the record names something that is not installed.
-        PluginError: If a plugin cannot be imported.
-        AttentionError: If the record names an attention that is not installed.
-        ValueError: If anything else fails: libraries raise any error for an invalid record.
-    """
+    """Name the record in errors of code that builds something from it."""
     try:
         yield
     except UnknownNameError as error:
@@ -180,15 +139,7 @@ def built_from(where: str | Path) -> Iterator[None]:
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:
-    """Create the error for a record from which no artefact could be built.
-
-    Args:
-        where: Name of the record.
-        error: The original error.
-
-    Returns:
-        The error to raise.
-    """
+    """Create the error for a record from which no artefact could be built."""
     return ValueError(
         f"{where} is damaged or was written by another version ({type(error).__name__}: {error}); {AGAIN}"
     )

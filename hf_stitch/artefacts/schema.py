@@ -26,15 +26,10 @@ many samples and tokens. Tensors of skipped modules take no memory, but the next
 
 @dataclass(frozen=True)
 class Place:
-    """A field of a file, for messages.
-
-    Attributes:
-        file: The file.
-        field: The path of the field in it; empty for the whole record.
-    """
+    """A field of a file, for messages."""
 
     file: str
-    field: str = ""
+    field: str = ""  # the path of the field in it; empty for the whole record
 
     def __truediv__(self, key: str | int) -> Place:
         """Return the place of a key or of an index in the value at this place."""
@@ -45,15 +40,7 @@ class Place:
         return f"{self.field} in {self.file}" if self.field else self.file
 
     def wrong(self, expected: str, found: Any) -> ValueError:
-        """Create the error for a wrong value.
-
-        Args:
-            expected: What was expected.
-            found: The value.
-
-        Returns:
-            The error to raise.
-        """
+        """Create the error for a wrong value."""
         text = repr(found)
         shown = text if len(text) < 80 else f"{text[:80]}…"
         return ValueError(
@@ -66,15 +53,7 @@ Reader = Callable[[Any, Place], Any]
 
 
 def value(expected: str, holds: Callable[[Any], bool]) -> Reader:
-    """Make a reader of values with a property.
-
-    Args:
-        expected: The property, for messages.
-        holds: Function that returns whether a value has it.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of values with a property."""
 
     def read(found: Any, at: Place) -> Any:
         if not holds(found):
@@ -85,53 +64,23 @@ def value(expected: str, holds: Callable[[Any], bool]) -> Reader:
 
 
 def whole(least: int = -(2**53), most: int = 2**53) -> Reader:
-    """Make a reader of whole numbers.
-
-    Args:
-        least: Smallest number. Default: no limit that matters.
-        most: Largest number. Default: the same.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of whole numbers."""
     limit = "a whole number" if least < -(2**52) else f"a whole number, at least {least}"
     return value(limit, lambda found: type(found) is int and least <= found <= most)
 
 
 def one_of(*names: str) -> Reader:
-    """Make a reader of one of several texts.
-
-    Args:
-        *names: The texts.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of one of several texts."""
     return value(f"one of {', '.join(names)}", lambda found: isinstance(found, str) and found in names)
 
 
 def maybe(reader: Reader) -> Reader:
-    """Make a reader that also accepts ``null``.
-
-    Args:
-        reader: Reader of other values.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader that also accepts ``null``."""
     return lambda found, at: None if found is None else reader(found, at)
 
 
 def several(reader: Reader, length: int | None = None) -> Reader:
-    """Make a reader of lists.
-
-    Args:
-        reader: Reader of the items.
-        length: Number of items. Default: any.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of lists."""
 
     def read(found: Any, at: Place) -> list[Any]:
         if not isinstance(found, (list, tuple)) or length not in (None, len(found)):
@@ -142,14 +91,7 @@ def several(reader: Reader, length: int | None = None) -> Reader:
 
 
 def table(reader: Reader) -> Reader:
-    """Make a reader of objects with any keys.
-
-    Args:
-        reader: Reader of the values.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of objects with any keys."""
 
     def read(found: Any, at: Place) -> dict[str, Any]:
         if not isinstance(found, Mapping):
@@ -160,16 +102,7 @@ def table(reader: Reader) -> Reader:
 
 
 def fields(optional: Collection[str] = (), *, others: bool = False, **readers: Reader) -> Reader:
-    """Make a reader of objects with known keys.
-
-    Args:
-        optional: Keys that may be missing.
-        others: Whether other keys are kept; otherwise they are dropped with a warning.
-        **readers: Key -> reader of its value.
-
-    Returns:
-        The reader.
-    """
+    """Make a reader of objects with known keys."""
 
     def read(found: Any, at: Place) -> dict[str, Any]:
         if not isinstance(found, Mapping):
@@ -417,18 +350,7 @@ _STITCHER: Reader = fields(
 
 
 def read_model(record: Any, where: str) -> dict[str, Any]:
-    """Check the record of a stitched model, and those of the stitched models of which its halves were cut.
-
-    Args:
-        record: JSON values of any format.
-        where: Name of the file, for messages.
-
-    Returns:
-        The record in the current format.
-
-    Raises:
-        ValueError: If a field is missing, or has a wrong value; the message names it.
-    """
+    """Check the record of a stitched model, and those of the stitched models of which its halves were cut."""
     values: dict[str, Any] = _read(_MODEL, record, where)
     if values.get("source") and values.get("target") and values.get("stitch"):
         for side in ("source", "target"):
@@ -441,16 +363,7 @@ def read_model(record: Any, where: str) -> dict[str, Any]:
 
 
 def check_elements(half: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that no half describes a tensor that the size of its weights does not explain.
-
-    Args:
-        half: The record of a half, as read by :func:`read_model`.
-        size: Number of bytes of the weights.
-        at: Its place, for messages.
-
-    Raises:
-        ValueError: If a tensor has too many elements; the message names it.
-    """
+    """Check that no half describes a tensor that the size of its weights does not explain."""
     most = max(ELEMENTS, size)
     for name, shape in half["interface"]["shapes"].items():
         if SAMPLES * math.prod(shape) > most:
@@ -467,16 +380,7 @@ def check_elements(half: Mapping[str, Any], size: int, at: Place) -> None:
 
 
 def check_specs(stitch: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that no side of a stitching layer is larger than the size of the weights explains.
-
-    Args:
-        stitch: The record of a stitching layer, as read by :func:`read_model` or :func:`read_stitcher`.
-        size: Number of bytes of the weights.
-        at: Its place, for messages.
-
-    Raises:
-        ValueError: If a side is too large.
-    """
+    """Check that no side of a stitching layer is larger than the size of the weights explains."""
     most = max(ELEMENTS, size)
     for side in ("source", "target"):
         spec = stitch[side]
@@ -495,18 +399,7 @@ def _tensors(outline: Mapping[str, Any] | None) -> Iterator[list[list[int]]]:
 
 
 def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check the record of a stitcher.
-
-    Args:
-        record: JSON values of any format.
-        where: Name of the file, for messages.
-
-    Returns:
-        The record in the current format, without unknown keys.
-
-    Raises:
-        ValueError: If a field is missing, or has a wrong value; the message names it.
-    """
+    """Check the record of a stitcher."""
     values: dict[str, Any] = _read(_STITCHER, record, where)
     return values
 

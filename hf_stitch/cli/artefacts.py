@@ -10,17 +10,7 @@ if TYPE_CHECKING:
 
 
 def read(folder: Path) -> Stitcher | StitchedModel:
-    """Load and check the artefact in a folder.
-
-    Args:
-        folder: Folder of a saved stitcher or stitched model.
-
-    Returns:
-        The stitcher if the folder contains ``stitcher.json``, the stitched model otherwise.
-
-    Raises:
-        ValueError: If the artefact is damaged.
-    """
+    """Load and check the artefact in a folder."""
     from hf_stitch.artefacts import StitchedModel, Stitcher
     from hf_stitch.artefacts.description import is_stitcher
 

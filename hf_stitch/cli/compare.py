@@ -131,15 +131,7 @@ def _check_align(align: str, pooling: str) -> None:
 
 
 def save(atlas: SimilarityAtlas, folder: Path) -> dict[str, Path]:
-    """Save a similarity atlas and one figure for each metric.
-
-    Args:
-        atlas: The similarities between layers.
-        folder: Output folder.
-
-    Returns:
-        The path of the atlas (key ``atlas``) and of the figure of each metric (key: the metric).
-    """
+    """Save a similarity atlas and one figure for each metric."""
     figures = {metric: figure_name(number, metric) for number, metric in enumerate(atlas.metrics, 1)}
     with replacing(folder) as fresh:
         atlas.save(fresh / "atlas.json")

@@ -74,13 +74,7 @@ def _is_path(name: str) -> bool:
 
 
 def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Run the function of a file, and return what :func:`hf_stitch.load` takes: the network, and a processor.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file or the function raises an error, there is no such function, or it returns no network.
-        typer.BadParameter: If there are options of loading by name.
-    """
+    """Run the function of a file, and return what :func:`hf_stitch.load` takes: the network, and a processor."""
     if options:
         raise typer.BadParameter(
             f"{shown(name)} makes its network itself: do this in the function",

@@ -13,26 +13,7 @@ COLUMN = "text_pair"
 
 
 def in_options(message: str, command: Any) -> str:
-    """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``.
-
-    Args:
-        message: Message of an error or a warning.
-        command: The command of click.
-
-    Returns:
-        The message. Calls of Python in it, and words that are no option of the command, stay as they are.
-
-    Example:
-        >>> import typer
-        >>> app = typer.Typer()
-        >>> @app.command()
-        ... def grid(source_layer: str = "", task: str = "") -> None: ...
-        >>> command = typer.main.get_command(app)
-        >>> in_options("pass task=, for example task='image', or layers_a; see load(task='a')", command)
-        "pass --task, for example --task image, or --source-layer; see load(task='a')"
-        >>> in_options("task=0.5 of 50; no file /data/task=a/x.csv", command)
-        '--task 0.5 of 50; no file /data/task=a/x.csv'
-    """
+    """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``."""
     options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
     options |= {f"{name}s": option for name, option in options.items() if f"{name}s" not in options}
     for side, layer in (("a", "source_layer"), ("b", "target_layer")):

@@ -25,15 +25,7 @@ LEARNING_RATE = 2e-3
 
 
 def residual_network(channels: int, classes: int) -> Adapter:
-    """Build a narrow timm ResNet with four stages and random weights.
-
-    Args:
-        channels: Colour channels of the images: 1 or 3.
-        classes: Number of classes.
-
-    Returns:
-        The network for images of 32 × 32 pixels.
-    """
+    """Build a narrow timm ResNet with four stages and random weights."""
     norm = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
     model = timm.create_model(
         "resnet10t",
@@ -52,15 +44,7 @@ def residual_network(channels: int, classes: int) -> Adapter:
 
 
 def vision_transformer(channels: int, classes: int) -> Adapter:
-    """Build a small transformers ViT with four blocks and random weights.
-
-    Args:
-        channels: Colour channels of the images: 1 or 3.
-        classes: Number of classes.
-
-    Returns:
-        The network for images of 32 × 32 pixels.
-    """
+    """Build a small transformers ViT with four blocks and random weights."""
     config = ViTConfig(
         image_size=SIZE,
         patch_size=8,
@@ -81,33 +65,14 @@ ARCHITECTURES: dict[str, Callable[[int, int], Adapter]] = {"cnn": residual_netwo
 
 
 def build(architecture: str, seed: int, samples: Samples) -> Adapter:
-    """Build a network with random weights for the given samples.
-
-    Args:
-        architecture: ``cnn`` or ``vit``.
-        seed: Seed of the weights.
-        samples: Images with labels. They determine the number of channels and classes.
-
-    Returns:
-        The untrained network.
-    """
+    """Build a network with random weights for the given samples."""
     image = next(samples.batches(1)).samples[0]
     torch.manual_seed(seed)
     return ARCHITECTURES[architecture](1 if image.mode == "L" else 3, samples.num_classes or 0)
 
 
 def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterator[float]:
-    """Train all weights in place with AdamW and a one-cycle learning rate schedule.
-
-    Args:
-        network: A network from :func:`build`.
-        samples: Images with labels.
-        epochs: Passes over the samples.
-        seed: Seed of the order of the samples and of dropout.
-
-    Yields:
-        The loss of the last batch of each epoch.
-    """
+    """Train all weights in place with AdamW and a one-cycle learning rate schedule."""
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
@@ -126,12 +91,7 @@ def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterato
 
 
 def save(network: Adapter, folder: Path) -> None:
-    """Save a network in the format of its library, so that :func:`hf_stitch.load` can load it.
-
-    Args:
-        network: A network from :func:`build`.
-        folder: Output folder.
-    """
+    """Save a network in the format of its library, so that :func:`hf_stitch.load` can load it."""
     with replacing(folder) as fresh:
         if network.library == "timm":
             arguments = network.blueprint()["arguments"]

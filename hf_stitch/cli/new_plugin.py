@@ -39,21 +39,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class _About:
-    """What the files of a kind contain.
+    """What the files of a kind contain."""
 
-    Attributes:
-        registry: Registry of the entry.
-        words: The kind, in words.
-        provides: Class or function of the entry.
-        name: Name of the entry in the registry.
-        language: Language of the example in the README.
-    """
-
-    registry: str
-    words: str
-    provides: str = "{class_name}"
-    name: str = "{entry}"
-    language: str = "python"
+    registry: str  # registry of the entry
+    words: str  # the kind, in words
+    provides: str = "{class_name}"  # class or function of the entry
+    name: str = "{entry}"  # name of the entry in the registry
+    language: str = "python"  # language of the example in the README
 
 
 ABOUT = {
@@ -90,15 +82,7 @@ def new_plugin(
 
 
 def files_of(entry: str, kind: Kind) -> dict[str, str]:
-    """Return the files of a new distribution.
-
-    Args:
-        entry: Name of the method, a Python identifier.
-        kind: Kind of the method.
-
-    Returns:
-        Path in the distribution -> text.
-    """
+    """Return the files of a new distribution."""
     about = ABOUT[kind]
     names = {
         "entry": entry,
@@ -133,11 +117,7 @@ def files_of(entry: str, kind: Kind) -> dict[str, str]:
 
 
 def _entry(name: str, kind: Kind) -> str:
-    """Return the name as a Python identifier.
-
-    Raises:
-        typer.BadParameter: If it is none, or if the registry has such an entry.
-    """
+    """Return the name as a Python identifier."""
     entry = name.removeprefix("hf-stitch-").replace("-", "_").lower()
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", entry) or keyword.iskeyword(entry):
         raise typer.BadParameter(

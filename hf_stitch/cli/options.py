@@ -90,25 +90,15 @@ CheckpointDir = Annotated[Path | None, typer.Option(help="Folder for checkpoints
 
 @dataclass(frozen=True)
 class Inputs:
-    """The options of every command that runs networks on samples; :func:`grouped` adds them to the command.
+    """The options of every command that runs networks on samples; :func:`grouped` adds them to the command."""
 
-    Attributes:
-        label: Column of the labels.
-        text: Column of the texts.
-        text_pair: Column of the second texts.
-        image: Column of the images.
-        batch_size: Samples per forward pass.
-        device: Device of the networks.
-        dtype: dtype of the weights.
-    """
-
-    label: Label = None
-    text: Text = None
-    text_pair: TextPair = None
-    image: Image = None
-    batch_size: BatchSize = 64
-    device: Device = None
-    dtype: Dtype = None
+    label: Label = None  # column of the labels
+    text: Text = None  # column of the texts
+    text_pair: TextPair = None  # column of the second texts
+    image: Image = None  # column of the images
+    batch_size: BatchSize = 64  # samples per forward pass
+    device: Device = None  # device of the networks
+    dtype: Dtype = None  # dtype of the weights
 
     def load(self, name: str, task: str | None = None) -> Adapter:
         """Load a network: :func:`load_network` with these options."""
@@ -134,14 +124,7 @@ INPUTS = Inputs()
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are :class:`Inputs` by its fields, which typer makes options.
-
-    Args:
-        command: The command.
-
-    Returns:
-        The command with a parameter for each option.
-    """
+    """Replace the parameters of a command that are :class:`Inputs` by its fields, which typer makes options."""
     own, types = inspect.signature(command, eval_str=True), get_type_hints(Inputs, include_extras=True)
     parameters, group = list[inspect.Parameter](), ""
     for name, parameter in own.parameters.items():
@@ -165,20 +148,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_network(name: str, device: str | None = None, dtype: str | None = None, task: str | None = None) -> Adapter:
-    """Load a network onto a device.
-
-    Args:
-        name: As for :func:`hf_stitch.load`, or a function of a file (:mod:`hf_stitch.cli.functions`).
-        device: Name of the device. ``None``: the one that the library chooses.
-        dtype: Name of the dtype of the weights, which the record of the network contains. ``None``: as saved.
-        task: Head of the network. ``None``: the one that its config names.
-
-    Returns:
-        The adapter.
-
-    Raises:
-        typer.BadParameter: If the machine has no such device, or torch no such floating-point dtype.
-    """
+    """Load a network onto a device."""
     import hf_stitch
 
     place, options = check_place(device, dtype)
@@ -190,18 +160,7 @@ def load_network(name: str, device: str | None = None, dtype: str | None = None,
 
 
 def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | None, dict[str, Any]]:
-    """Check the values of ``--device`` and ``--dtype``.
-
-    Args:
-        device: Name of a device, or ``None``.
-        dtype: Name of a dtype, or ``None``.
-
-    Returns:
-        The device, and the loading option ``dtype`` if one was given.
-
-    Raises:
-        typer.BadParameter: If the machine has no such device, or torch no such floating-point dtype.
-    """
+    """Check the values of ``--device`` and ``--dtype``."""
     import torch
 
     place = None
@@ -222,14 +181,7 @@ def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | N
 
 
 def check_test_size(size: float) -> float | int:
-    """Return the size of the held-out part: a share, or a whole number of samples.
-
-    Args:
-        size: The value of ``--test-size``.
-
-    Raises:
-        typer.BadParameter: It is neither.
-    """
+    """Return the size of the held-out part: a share, or a whole number of samples."""
     if size < 1:
         return size
     if not size.is_integer():
@@ -240,18 +192,7 @@ def check_test_size(size: float) -> float | int:
 
 
 def check_align(align: str, own: bool) -> dict[str, Any]:
-    """Check the values of ``--align`` and ``--own``.
-
-    Args:
-        align: How positions of texts correspond.
-        own: Whether maps also take the token embedding of the target.
-
-    Returns:
-        Both, as arguments of a workflow.
-
-    Raises:
-        typer.BadParameter: If there is no such alignment, or ``--own`` comes without ``--align prefix``.
-    """
+    """Check the values of ``--align`` and ``--own``."""
     if align not in ("tokens", "prefix"):
         raise typer.BadParameter(f"must be one of tokens, prefix, got {align!r}", param_hint="--align")
     if own and align == "tokens":
@@ -260,31 +201,14 @@ def check_align(align: str, own: bool) -> dict[str, Any]:
 
 
 def check_report(path: Path | None) -> Path | None:
-    """Check before any work that a report can be written.
-
-    Args:
-        path: The file, if one was asked for.
-
-    Raises:
-        typer.BadParameter: If its folder does not exist or cannot be written.
-    """
+    """Check before any work that a report can be written."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise typer.BadParameter(f"the folder {path.parent} does not exist or cannot be written", param_hint="--report")
     return path
 
 
 def check_pooling(pooling: str) -> Pooling:
-    """Check the value of ``--pooling``.
-
-    Args:
-        pooling: Name of a pooling.
-
-    Returns:
-        The same name.
-
-    Raises:
-        typer.BadParameter: If no pooling has this name.
-    """
+    """Check the value of ``--pooling``."""
     from hf_stitch.representation import POOLINGS
 
     if pooling not in POOLINGS:
@@ -295,23 +219,7 @@ def check_pooling(pooling: str) -> Pooling:
 def read_samples(
     data: str, data_dir: Path | None, split: str | None, count: int | None, seed: int, **columns: str | None
 ) -> Samples:
-    """Read the samples that the command line options select.
-
-    Args:
-        data: Hub id, local folder, or ``name:place`` of a source.
-        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
-        split: Split of the data set. ``None``: the only one.
-        count: Number of samples, drawn with stratification by class. ``None``: all.
-        seed: Seed of the draw.
-        **columns: Columns of the data set by role (``label``, ``text``, ``text_pair``, ``image``). ``None``: found.
-
-    Returns:
-        The samples.
-
-    Raises:
-        FileNotFoundError: If the data set does not exist.
-        ValueError: If the split does not exist or has fewer than ``count`` samples.
-    """
+    """Read the samples that the command line options select."""
     from hf_stitch.data import Samples, read_data
 
     return draw(Samples.of(read_data(data, data_dir=data_dir, split=split), **columns), count, seed, data)
@@ -320,23 +228,7 @@ def read_samples(
 def read_other(
     data: str | None, data_dir: Path | None, count: int | None, seed: int, **columns: str | None
 ) -> Samples | None:
-    """Read samples of another data set.
-
-    Args:
-        data: As ``--data``, with the split behind a colon unless there is only one. ``None``: nothing.
-        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
-        count: Number of samples, drawn with stratification by class; all if there are fewer. ``None``: all.
-        seed: Seed of the draw.
-        **columns: Columns of the first data set by role (``text``, ``text_pair``, ``image``). Where this one has no
-            such column, it is found by its type.
-
-    Returns:
-        The samples.
-
-    Raises:
-        FileNotFoundError: If the data set does not exist.
-        ValueError: If the split does not exist.
-    """
+    """Read samples of another data set."""
     from hf_stitch.data import Samples, read_data
 
     if data is None:
@@ -353,19 +245,7 @@ def read_other(
 
 
 def built(kind: str, names: list[str], argument: str | None = None) -> list[Any]:
-    """Build methods from ``name:key=value,…``.
-
-    Args:
-        kind: Name of their registry, such as ``matchers``.
-        names: The names with their options.
-        argument: Name of the argument in error messages. ``None``: that of the registry, such as ``--matcher``.
-
-    Returns:
-        The methods.
-
-    Raises:
-        typer.BadParameter: If there is no such method, or an option is unknown or out of its range.
-    """
+    """Build methods from ``name:key=value,…``."""
     from hf_stitch.registry import registries
 
     try:
@@ -375,20 +255,7 @@ def built(kind: str, names: list[str], argument: str | None = None) -> list[Any]
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:
-    """Draw some of the samples at random, stratified by class.
-
-    Args:
-        samples: The samples to draw from.
-        count: Number of samples. ``None``: all.
-        seed: Seed of the draw.
-        data: Name of the data set, for the error message.
-
-    Returns:
-        The drawn samples.
-
-    Raises:
-        ValueError: If there are fewer than ``count`` samples.
-    """
+    """Draw some of the samples at random, stratified by class."""
     if count is not None and count > len(samples):
         raise ValueError(f"--max-samples must be at most {len(samples)}, the number of samples of {data}, got {count}")
     return samples if count in (None, len(samples)) else samples.split(count, seed)[1]

@@ -30,19 +30,6 @@ class Output:
     """Print tables and text on stdout, or on stderr with ``--json``, which reserves stdout for the record.
 
     Of several processes, the first one prints.
-
-    Args:
-        as_json: Whether ``--json`` was given.
-
-    Attributes:
-        as_json: Whether ``--json`` was given.
-        console: The console for tables and text.
-
-    Example:
-        >>> Output(as_json=True).record({"accuracy": float("nan")})
-        {
-          "accuracy": null
-        }
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -52,31 +39,18 @@ class Output:
             self.console.width = WIDE
 
     def show(self, shown: Any) -> None:
-        """Print a table or a text. Nothing in it is markup or commands the terminal.
-
-        Args:
-            shown: A string or anything that rich can render.
-        """
+        """Print a table or a text. Nothing in it is markup or commands the terminal."""
         if Processes.of(None).rank:
             return
         self.console.print(Visible(shown), markup=False, soft_wrap=isinstance(shown, str))
 
     def record(self, record: Any) -> None:
-        """Print the record as JSON if ``--json`` was given.
-
-        Args:
-            record: JSON-like values. NaN and infinite numbers become ``null``.
-        """
+        """Print the record as JSON if ``--json`` was given."""
         if self.as_json and not Processes.of(None).rank:
             typer.echo(as_json(record))
 
     def report(self, results: Result | Iterable[Result], path: Path | None) -> None:
-        """Write the page of results, if one was asked for, with the command that makes it again.
-
-        Args:
-            results: The result, or several.
-            path: The file.
-        """
+        """Write the page of results, if one was asked for, with the command that makes it again."""
         if path is not None:
             from hf_stitch.reports import report
 
@@ -96,12 +70,6 @@ def output_folder(folder: Path) -> Iterator[None]:
     """Create a folder before any work, so that a place where this is impossible is an error at once.
 
     If the work fails, folders that were created here are removed again, unless they contain something.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        OSError: If the folder cannot be created.
     """
     created = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,40 +83,13 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 
 def figure_name(number: int, label: str, figure: str = "") -> str:
-    """Return the file name of a figure of a method.
-
-    Args:
-        number: Its place among all methods.
-        label: Name of the method, which may have options or be the full name of an entry of a plugin.
-        figure: What the figure shows, where a method has several.
-
-    Returns:
-        The name.
-
-    Example:
-        >>> figure_name(2, "own-metrics/cosine(k=3)", "r2")
-        '2-own-metrics-cosine-r2.png'
-    """
+    """Return the file name of a figure of a method."""
     method = label.partition("(")[0].replace("/", "-")
     return "-".join(filter(None, (str(number), method, figure))) + ".png"
 
 
 def as_json(record: Any) -> str:
-    """Serialise a record as standard JSON, with ``null`` for NaN and infinite numbers.
-
-    Args:
-        record: Nested dicts, lists and tuples of JSON values.
-
-    Returns:
-        Indented JSON.
-
-    Example:
-        >>> print(as_json([1.5, float("inf")]))
-        [
-          1.5,
-          null
-        ]
-    """
+    """Serialise a record as standard JSON, with ``null`` for NaN and infinite numbers."""
     return visible(json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False))
 
 

@@ -107,19 +107,7 @@ def quickstart(
 
 
 def read(dataset: str, data_dir: Path | None, count: int | None) -> tuple[Samples, Samples]:
-    """Read training and held-out images, with a random subset if the data set is large.
-
-    Args:
-        dataset: Hub id, local folder, or ``sklearn:digits``.
-        data_dir: Folder with a local copy of the data set. ``None``: the Hub.
-        count: Number of training images. ``None``: all, at most :data:`MOST`.
-
-    Returns:
-        Training images and held-out images.
-
-    Raises:
-        ValueError: If the samples are not images with labels, or if there are fewer than ``count``.
-    """
+    """Read training and held-out images, with a random subset if the data set is large."""
     train = read_samples(dataset, data_dir, "train", count, seed=0)
     test = read_samples(dataset, data_dir, "test", None, seed=0)
     if train.modality != "image" or train.labels is None:
@@ -130,17 +118,7 @@ def read(dataset: str, data_dir: Path | None, count: int | None) -> tuple[Sample
 
 
 def train_networks(samples: Samples, epochs: int, folder: Path, bar: Progress) -> dict[str, Path]:
-    """Train every network in :data:`NETWORKS` and save it in the format of its library.
-
-    Args:
-        samples: Training images.
-        epochs: Passes over the training images.
-        folder: Output folder.
-        bar: Progress display.
-
-    Returns:
-        Name of the network -> its folder.
-    """
+    """Train every network in :data:`NETWORKS` and save it in the format of its library."""
     from hf_stitch.cli import networks
 
     folders = {}
@@ -156,14 +134,7 @@ def train_networks(samples: Samples, epochs: int, folder: Path, bar: Progress) -
 
 
 def load_networks(folders: dict[str, Path]) -> dict[str, Adapter]:
-    """Load the trained networks from their folders.
-
-    Args:
-        folders: Name of the network -> its folder.
-
-    Returns:
-        Name of the network -> adapter.
-    """
+    """Load the trained networks from their folders."""
     import hf_stitch
 
     return {name: hf_stitch.load(str(folder)) for name, folder in folders.items()}
@@ -172,19 +143,7 @@ def load_networks(folders: dict[str, Path]) -> dict[str, Adapter]:
 def stitch_pair(
     source: str, target: str, networks: dict[str, Adapter], train: Samples, test: Samples, bar: Progress
 ) -> Iterator[Result]:
-    """Stitch two networks at every depth with every matcher, after one pass over the training images.
-
-    Args:
-        source: Name of the source network.
-        target: Name of the target network.
-        networks: Name of the network -> adapter.
-        train: Images to fit the stitching layers on.
-        test: Held-out images to score on.
-        bar: Progress display.
-
-    Yields:
-        One scored result for each pair of layers and each matcher.
-    """
+    """Stitch two networks at every depth with every matcher, after one pass over the training images."""
     from hf_stitch.artefacts.joining import join
     from hf_stitch.data import PairedSamples
     from hf_stitch.pairs import CollectedPair, Pair
@@ -204,16 +163,7 @@ def stitch_pair(
 
 
 def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
-    """Return the recipe of a stitching layer: everything needed to fit it again.
-
-    Args:
-        matcher: The matcher that fitted the stitching layer.
-        train: The images it was fitted on.
-        test: The images it is scored on.
-
-    Returns:
-        JSON-like values.
-    """
+    """Return the recipe of a stitching layer: everything needed to fit it again."""
     from hf_stitch.provenance import versions
 
     return {
@@ -223,27 +173,14 @@ def recipe(matcher: Matcher, train: Samples, test: Samples) -> dict[str, Any]:
 
 
 def score(stitched: StitchedModel, test: Samples) -> None:
-    """Score a stitched model and its baselines, and store the scores in the model.
-
-    Args:
-        stitched: The stitched model, changed in place.
-        test: Held-out images.
-    """
+    """Score a stitched model and its baselines, and store the scores in the model."""
     import hf_stitch
 
     stitched.keep_scores(hf_stitch.evaluate(stitched, test, progress=False))
 
 
 def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:
-    """Return the result that :data:`RULE` selects, the first one in case of ties.
-
-    Args:
-        found: All results.
-        networks: Name of the network -> adapter.
-
-    Returns:
-        The best result, or ``None`` if no result satisfies the rule.
-    """
+    """Return the result that :data:`RULE` selects, the first one in case of ties."""
 
     def eligible(r: Result) -> bool:
         beaten = all(r.score().low > r.score(baseline).high for baseline in ("identity", "mean_only", "chance"))
@@ -253,16 +190,7 @@ def best_of(found: list[Result], networks: dict[str, Adapter]) -> Result | None:
 
 
 def check_round_trip(result: Result, saved: dict[str, Path], test: Samples) -> None:
-    """Reload the saved model and the saved stitcher, and check that their logits are bit-identical.
-
-    Args:
-        result: The result before saving.
-        saved: Name of a file or folder -> its path.
-        test: Held-out images.
-
-    Raises:
-        ValueError: If any logit differs.
-    """
+    """Reload the saved model and the saved stitcher, and check that their logits are bit-identical."""
     import hf_stitch
 
     before = logits(result.stitched, test)
@@ -277,15 +205,7 @@ def check_round_trip(result: Result, saved: dict[str, Path], test: Samples) -> N
 
 
 def logits(stitched: StitchedModel, samples: Samples) -> Tensor:
-    """Compute the logits of a stitched model.
-
-    Args:
-        stitched: The stitched model.
-        samples: Images.
-
-    Returns:
-        Tensor of shape ``(samples, classes)``.
-    """
+    """Compute the logits of a stitched model."""
     import torch
 
     with torch.no_grad():

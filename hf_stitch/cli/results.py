@@ -25,25 +25,15 @@ BASELINES = ("mean_only", "chance")
 
 @dataclass(frozen=True)
 class Result:
-    """A stitched network and its scores.
+    """A stitched network and its scores."""
 
-    Attributes:
-        source: Name of the source network in the quickstart.
-        source_layer: Cut of the source.
-        target: Name of the target network in the quickstart.
-        target_layer: Cut of the target.
-        matcher: Name of the matcher and its options in the quickstart.
-        stitched: The stitched network.
-        evaluation: Scores of the stitched network and its baselines.
-    """
-
-    source: str
-    source_layer: str
-    target: str
-    target_layer: str
-    matcher: str
-    stitched: StitchedModel
-    evaluation: Evaluation
+    source: str  # name of the source network in the quickstart
+    source_layer: str  # cut of the source
+    target: str  # name of the target network in the quickstart
+    target_layer: str  # cut of the target
+    matcher: str  # name of the matcher and its options in the quickstart
+    stitched: StitchedModel  # the stitched network
+    evaluation: Evaluation  # scores of the stitched network and its baselines
 
     @property
     def pair(self) -> str:
@@ -61,14 +51,7 @@ class Result:
         return self.pair, self.layers
 
     def score(self, predictor: str = "stitched") -> Score:
-        """Return the accuracy of a predictor relative to the target.
-
-        Args:
-            predictor: ``stitched`` or a baseline.
-
-        Returns:
-            Relative accuracy with its 95% interval.
-        """
+        """Return the accuracy of a predictor relative to the target."""
         return self.evaluation.scores[predictor]["relative_accuracy"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,14 +74,7 @@ class Result:
 
 
 def table(results: list[Result]) -> Table:
-    """Build the table of results, with one row for each pair of layers and the best matcher in bold.
-
-    Args:
-        results: Results, ordered by pair of networks and pair of layers.
-
-    Returns:
-        A table with one section for each pair of networks.
-    """
+    """Build the table of results, with one row for each pair of layers and the best matcher in bold."""
     matchers = list(dict.fromkeys(r.matcher for r in results))
     n = results[0].evaluation.n
     shown = Table(
@@ -126,15 +102,7 @@ def table(results: list[Result]) -> Table:
 
 
 def save(results: list[Result], folder: Path) -> dict[str, Path]:
-    """Save all scores as JSON, one row for each result as CSV, and the figure.
-
-    Args:
-        results: Results, ordered by pair of networks and pair of layers.
-        folder: Existing output folder.
-
-    Returns:
-        ``results``, ``table`` and ``figure`` -> their paths.
-    """
+    """Save all scores as JSON, one row for each result as CSV, and the figure."""
     names = {"results": "results.json", "table": "results.csv", "figure": "results.png"}
     lines = [r.to_line() for r in results]
     with replacing(folder) as fresh:

@@ -132,16 +132,6 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
 
     The model is left out, with a warning, if a half cannot be rebuilt from its record (user code), and the stitcher if
     the weights of either half were changed, because the parents do not contain them.
-
-    Args:
-        stitched: The stitched model.
-        folder: Output folder.
-
-    Returns:
-        ``model``, ``stitcher``, ``evaluation`` and ``plot`` -> their paths, as far as they were saved.
-
-    Raises:
-        ValueError: If both are left out.
     """
     changed = stitched.has_changed("source") or stitched.has_changed("target")
     with replacing(folder, lambda _: ["evaluation.json", "evaluation.png"]):  # of another model
@@ -171,23 +161,7 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
 
 
 def matcher_of(name: str, options: list[str]) -> Matcher:
-    """Build a matcher from its name and command line options.
-
-    Args:
-        name: Name in the registry of matchers.
-        options: Options as ``key=value``. Values are parsed as JSON (``0.1``, ``true``, ``null``), with text as the
-            fallback.
-
-    Returns:
-        The matcher.
-
-    Raises:
-        typer.BadParameter: If there is no such matcher, or an option is malformed, unknown, missing or out of range.
-
-    Example:
-        >>> matcher_of("low_rank", ["rank=16"]).rank
-        16
-    """
+    """Build a matcher from its name and command line options."""
     values: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")

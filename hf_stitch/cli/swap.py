@@ -129,11 +129,7 @@ def _check(target_layer: str | None, selection: str | None, given: dict[str, Any
 
 
 def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:
-    """Return the samples that are no anchors, on which the model is scored.
-
-    Raises:
-        ValueError: If all are anchors.
-    """
+    """Return the samples that are no anchors, on which the model is scored."""
     places = set(anchors.among(read))
     if len(places) == len(read):
         raise ValueError(

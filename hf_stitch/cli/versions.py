@@ -33,25 +33,12 @@ MISSING, OUTSIDE = "missing", "outside of its bounds"
 
 @dataclass(frozen=True)
 class Installed:
-    """A distribution and its version.
+    """A distribution and its version."""
 
-    Attributes:
-        name: Name of the distribution, or ``python``.
-        installed: Installed version; empty if it is missing.
-        tested: Version with which hf-stitch was tested; empty if there is none.
-        required: Bounds that hf-stitch sets, for example ``>=5.10``; empty if it sets none.
-        status: ``tested``, ``newer than tested``, ``older than tested``, ``not tested``, ``missing``,
-            ``outside of its bounds`` or, without a list of tested versions, ``unknown``; of hf-stitch itself ``""``.
-
-    Example:
-        >>> Installed("timm", "", "1.0.31", ">=1.0.31", "missing").is_met
-        False
-    """
-
-    name: str
-    installed: str
-    tested: str
-    required: str
+    name: str  # name of the distribution, or python
+    installed: str  # installed version; empty if it is missing
+    tested: str  # version with which hf-stitch was tested; empty if there is none
+    required: str  # bounds that hf-stitch sets, for example >=5.10; empty if it sets none
     status: str
 
     @property
@@ -61,26 +48,7 @@ class Installed:
 
 
 def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
-    r"""Read the versions with which hf-stitch was tested.
-
-    Args:
-        package: Folder of the package. The file is ``tested.txt`` in it or, in a checkout, ``requirements/tested.txt``
-            beside it.
-
-    Returns:
-        Normalized name -> version, of the lines whose markers apply here.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a line is not of the form ``name==version ; marker``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "tested.txt").write_text("# of May\ntimm==1.0.31\ntorch==2.7 ; python_version < '3'")
-        ...     read_tested(Path(folder))
-        {'timm': '1.0.31'}
-    """
+    r"""Read the versions with which hf-stitch was tested."""
     places = (package / "tested.txt", package.parent / "requirements" / "tested.txt")
     place = next(filter(Path.is_file, places), None)
     if place is None:
@@ -99,19 +67,7 @@ def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
 
 
 def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...]:
-    """List Python, hf-stitch, its requirements, and optional libraries and plugins that are installed.
-
-    Args:
-        tested: Normalized name -> tested version (:func:`read_tested`); ``None`` if this is unknown.
-
-    Returns:
-        One entry for each. Extras are no requirements.
-
-    Example:
-        >>> found = {each.name: each for each in installed_versions({"rich": "1.0"})}
-        >>> found["rich"].status, found["timm"].status
-        ('newer than tested', 'not tested')
-    """
+    """List Python, hf-stitch, its requirements, and optional libraries and plugins that are installed."""
     required = {normalized(each.name): str(each.specifier) for each in _requirements()}
     plugins = sorted({entry.distribution for kind in registries for entry in of_plugins(kind) if entry.distribution})
     pythons = _tested_pythons()
@@ -131,11 +87,7 @@ def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...
 
 
 def table(rows: Sequence[Installed]) -> Table:
-    """Return the table that ``rich`` prints.
-
-    Args:
-        rows: Installed versions.
-    """
+    """Return the table that ``rich`` prints."""
     shown = Table("", "installed", "tested", "status", caption=SYSTEM, caption_justify="left")
     for row in rows:
         status = f"{row.status}, {row.required}" if row.status == OUTSIDE else row.status
@@ -145,24 +97,7 @@ def table(rows: Sequence[Installed]) -> Table:
 
 
 def advise(rows: Sequence[Installed], failed: Sequence[str]) -> str:
-    """Return one sentence: what to do.
-
-    Args:
-        rows: Installed versions.
-        failed: Names of the parts of the self-test that failed.
-
-    Returns:
-        The sentence.
-
-    Example:
-        >>> torch = Installed("torch", "2.16.0", "2.15.0", ">=2.7", "newer than tested")
-        >>> advise([torch], ["generate with a cache"])
-        'torch 2.16.0 is newer than the tested 2.15.0 and generate with a cache fails: install torch==2.15.0, or open an
-        issue with this output.'
-        >>> advise([torch], [])
-        'Everything works, and there is nothing to do: torch 2.16.0 is newer than the tested 2.15.0, but all parts of
-        the self-test pass.'
-    """
+    """Return one sentence: what to do."""
     fails = _and(failed) + (" fails" if len(failed) == 1 else " fail") if failed else ""
     if unmet := [row for row in rows if not row.is_met]:
         given = [

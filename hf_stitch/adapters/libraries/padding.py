@@ -18,36 +18,18 @@ NO_TOKEN = -1
 
 
 def text_config(config: Any) -> Any:
-    """Return the config of the text network, which is a part of the config of some networks.
-
-    Args:
-        config: Config of a transformers network.
-
-    Returns:
-        The config of its text network; by default ``config`` itself.
-    """
+    """Return the config of the text network, which is a part of the config of some networks."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def pad_id(config: Any) -> int | None:
-    """Return the token id of padding; ``None`` if the config defines none.
-
-    Args:
-        config: Config of a transformers network.
-    """
+    """Return the token id of padding; ``None`` if the config defines none."""
     found: int | None = getattr(text_config(config), "pad_token_id", None)
     return found
 
 
 def positions_from_padding(model: Any) -> nn.Embedding | None:
-    """Return the embedding of positions of a network that numbers them from the padding id + 1, as RoBERTa does.
-
-    Args:
-        model: A transformers network.
-
-    Returns:
-        The embedding; ``None`` for a network that numbers positions from 0.
-    """
+    """Return the embedding of positions of a network that numbers them from the padding id + 1, as RoBERTa does."""
     config = getattr(model, "config", None)
     positions = getattr(text_config(config), "max_position_embeddings", None)
     for table in model.modules():
@@ -57,22 +39,13 @@ def positions_from_padding(model: Any) -> nn.Embedding | None:
 
 
 def lacks_padding(model: Any) -> bool:
-    """Return whether a network classifies texts and reads a padding id that its config leaves open.
-
-    Args:
-        model: A transformers network.
-    """
+    """Return whether a network classifies texts and reads a padding id that its config leaves open."""
     classifies = type(model).__name__.endswith("ForSequenceClassification")
     return classifies and hasattr(text_config(model.config), "pad_token_id") and pad_id(model.config) is None
 
 
 def set_padding(model: Any, tokenizer: Any) -> None:
-    """Give a loaded network the padding id of its tokenizer, with a warning, if its config defines none.
-
-    Args:
-        model: A transformers network, whose config is changed.
-        tokenizer: Its tokenizer, or ``None``.
-    """
+    """Give a loaded network the padding id of its tokenizer, with a warning, if its config defines none."""
     found = getattr(tokenizer, "pad_token_id", None)
     if found is None or not lacks_padding(model):
         return
@@ -85,15 +58,7 @@ def set_padding(model: Any, tokenizer: Any) -> None:
 
 
 def advice(model: Any, tokenizer: Any) -> str:
-    """Describe what a network without a padding id needs for batches.
-
-    Args:
-        model: A transformers network.
-        tokenizer: Its tokenizer, or ``None``.
-
-    Returns:
-        A sentence for errors and warnings.
-    """
+    """Describe what a network without a padding id needs for batches."""
     found = getattr(tokenizer, "pad_token_id", None)
     if found is None:
         how = (
@@ -111,9 +76,6 @@ def as_if_padded(model: Any) -> Iterator[None]:
 
     With an id that no token has, the last token of a text is the last of the batch: what the network takes of a single
     text.
-
-    Args:
-        model: A transformers network; its config is restored afterwards.
     """
     configs = _configs(model.config) if lacks_padding(model) else []
     for config in configs:

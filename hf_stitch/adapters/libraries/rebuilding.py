@@ -21,17 +21,7 @@ class AttentionError(ValueError):
 
 
 def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
-    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code.
-
-    Args:
-        values: The config, or a value in it.
-        key: Key of the value.
-        holder: The mapping that contains it.
-
-    Raises:
-        ValueError: If the config names a file, weights or code elsewhere, an implementation that transformers would
-            download, or a network that timm does not have.
-    """
+    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code."""
     if (values and key in ELSEWHERE) or ("_implementation" in key and not is_installed(values)):
         raise _foreign(key, values)
     if isinstance(values, Mapping):
@@ -49,11 +39,7 @@ def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
 
 
 def is_installed(implementation: Any) -> bool:
-    """Return whether an implementation of attention or of experts is installed.
-
-    Args:
-        implementation: Its name in transformers, ``None``, or a mapping from parts of a network to names.
-    """
+    """Return whether an implementation of attention or of experts is installed."""
     from transformers import utils
 
     if isinstance(implementation, Mapping):
@@ -66,11 +52,7 @@ def is_installed(implementation: Any) -> bool:
 
 
 def is_in_timm(name: Any) -> bool:
-    """Return whether a name is that of an architecture of timm, possibly with the tag of its weights.
-
-    Args:
-        name: The name.
-    """
+    """Return whether a name is that of an architecture of timm, possibly with the tag of its weights."""
     import timm
 
     architecture, _, tag = str(name).partition(".")

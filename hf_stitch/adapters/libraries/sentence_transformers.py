@@ -34,12 +34,6 @@ class SentenceEncoder(nn.Module):
 
     Two further modules name what the others keep among other values: ``pooled``, the output of the pooling, and
     ``embedding``, the output of the whole model.
-
-    Attributes:
-        steps: Names of the modules, in the order in which they run.
-
-    Args:
-        model: The ``SentenceTransformer``. Its modules are shared, under the same names.
     """
 
     def __init__(self, model: Any) -> None:
@@ -50,15 +44,7 @@ class SentenceEncoder(nn.Module):
         self.pooled, self.embedding = nn.Identity(), nn.Identity()
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Compute the embeddings of a batch of texts.
-
-        Args:
-            input_ids: Token ids (batch, tokens).
-            **inputs: Further outputs of the tokenizer (``attention_mask``).
-
-        Returns:
-            The embeddings (batch, width).
-        """
+        """Compute the embeddings of a batch of texts."""
         features: dict[str, Any] = {"input_ids": input_ids, **inputs}
         for name in self.steps:
             before, features = features, self.get_submodule(name)(dict(features))
@@ -79,11 +65,7 @@ class SentenceTransformersAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return whether the model is a ``SentenceTransformer``.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return whether the model is a ``SentenceTransformer``."""
         return any(
             kind.__name__ == "SentenceTransformer" and kind.__module__.partition(".")[0] == LIBRARY
             for kind in type(model).__mro__
@@ -98,21 +80,7 @@ class SentenceTransformersAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> SentenceTransformersAdapter:
-        """Create the adapter of a live ``SentenceTransformer``.
-
-        Args:
-            model: The model.
-            reference: Where it comes from.
-            example_inputs: Batch of token ids, or mapping of arguments. ``None`` (default): random texts.
-            processor: Tokenizer. ``None`` (default): that of the model.
-            content: Name of the argument that carries the content; the only one is ``input_ids``.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If the first module is not one transformer for texts, or ``content`` is not ``input_ids``.
-        """
+        """Create the adapter of a live ``SentenceTransformer``."""
         network, tokenizer = getattr(model[0], "auto_model", None), processor or getattr(model, "tokenizer", None)
         if network is None or tokenizer is None or content not in (None, "input_ids"):
             raise ExampleError(
@@ -151,9 +119,6 @@ class SentenceTransformersAdapter(Adapter):
 
         Pooling and normalisation have no weights by which they could be recognised.
         See :meth:`hf_stitch.adapters.Adapter.settings`.
-
-        Raises:
-            ValueError: If a module of sentence-transformers does not tell its settings.
         """
         encoder: Any = self.model
         first, *others = encoder.steps
@@ -174,11 +139,7 @@ class SentenceTransformersAdapter(Adapter):
         return Settings.of(chosen, defaults)
 
     def blueprint(self) -> dict[str, Any]:
-        """Raise an error, because the modules of sentence-transformers are not rebuilt from a config.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Raise an error, because the modules of sentence-transformers are not rebuilt from a config."""
         raise ValueError(
             "a SentenceTransformer cannot be rebuilt from a config. Save the Stitcher "
             "(stitched.stitcher.save_pretrained) and attach it to the live model, Stitcher.attach(source=…, target=…); "

@@ -50,11 +50,7 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return whether the model is a module with a ``pretrained_cfg``, which ``timm.create_model`` sets.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return whether the model is a module with a ``pretrained_cfg``, which ``timm.create_model`` sets."""
         return isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None) is not None
 
     @classmethod
@@ -78,22 +74,6 @@ class TimmAdapter(Adapter):
         """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
         Weights are read from safetensors files only.
-
-        Args:
-            reference: The model to load.
-            example_inputs: Batch of images, shape (batch, channels, height, width). ``None`` (default): random images
-                of the native size.
-            processor: Turns raw images into tensors. ``None`` (default): the evaluation transform of timm.
-            content: Name of the argument that carries the content; the only one is ``x``.
-            **options: Loading options: those of ``timm.create_model``, those for access to the Hub, and
-                ``pretrained`` (``False`` gives random weights); ``dtype``, a floating-point dtype or its name, to which
-                the weights are cast.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ValueError: If the name is unknown, or there are no safetensors weights.
         """
         import timm
 
@@ -132,22 +112,7 @@ class TimmAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> TimmAdapter:
-        """Create the adapter of a live timm model.
-
-        Args:
-            model: The model.
-            reference: Where the model comes from.
-            example_inputs: Batch of images, shape (batch, channels, height, width). ``None`` (default): random images
-                of the native size.
-            processor: Turns raw images into tensors. ``None`` (default): the evaluation transform of timm.
-            content: Name of the argument that carries the content; the only one is ``x``.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If ``example_inputs`` do not fit the forward, or ``content`` is not one of the inputs.
-        """
+        """Create the adapter of a live timm model."""
         import timm.data
 
         from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
@@ -169,14 +134,7 @@ class TimmAdapter(Adapter):
         return "image-classification" if getattr(self.model, "num_classes", 0) > 1 else None
 
     def blueprint(self) -> dict[str, Any]:
-        """Return the architecture, its arguments and the pretrained config, as timm saves them.
-
-        Returns:
-            JSON values: ``library``, ``architecture``, ``arguments``, ``pretrained_cfg``.
-
-        Raises:
-            ValueError: If ``timm.create_model`` did not create the model.
-        """
+        """Return the architecture, its arguments and the pretrained config, as timm saves them."""
         cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
         arguments: Mapping[str, Any] | None = getattr(self.model, "_model_args", None)
         if arguments is None or not cfg.get("architecture"):
@@ -205,17 +163,7 @@ class TimmAdapter(Adapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes.
-
-        Args:
-            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
-
-        Returns:
-            The network in eval mode, without trained weights.
-
-        Raises:
-            ValueError: If timm has no such architecture, or an argument defines the source of the weights.
-        """
+        """Construct the network that a :meth:`blueprint` describes."""
         import timm
 
         arguments, cfg = blueprint.get("arguments", {}), blueprint.get("pretrained_cfg", {})

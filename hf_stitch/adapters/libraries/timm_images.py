@@ -19,20 +19,6 @@ class TimmImageProcessor(BaseImageProcessor):
     Images are first converted to the number of channels of the model (1: grey, 3: RGB): 16-bit grey values are scaled
     to 8 bit, and transparent images are put on white. The ``TimmWrapperImageProcessor`` of transformers applies the
     same transform, but reads the ``config.json`` of a timm model and cannot be saved.
-
-    Args:
-        input_size: Channels, height and width that the model takes.
-        interpolation: Method of resampling: ``bicubic``, ``bilinear``, …
-        mean: Mean of each channel, which is subtracted from values in [0, 1].
-        std: Standard deviation of each channel, by which the difference is divided.
-        crop_pct: Share of the resized image that the crop keeps.
-        crop_mode: ``center``, ``squash`` or ``border``, as timm defines them.
-        **kwargs: Entries that transformers adds to the config of a saved processor.
-
-    Example:
-        >>> processor = TimmImageProcessor((3, 32, 32), crop_pct=1.0)
-        >>> processor(Image.new("L", (50, 40)), return_tensors="pt")["pixel_values"].shape
-        torch.Size([1, 3, 32, 32])
     """
 
     model_input_names = ["pixel_values"]  # noqa: RUF012 - as transformers declares it
@@ -69,22 +55,7 @@ class TimmImageProcessor(BaseImageProcessor):
         return {**values, "image_processor_type": type(self).__name__}
 
     def preprocess(self, images: Any, return_tensors: str | None = None, **kwargs: Any) -> BatchFeature:
-        """Apply the transform to images.
-
-        Args:
-            images: One image, a list of images, or a batch in one array: PIL images, uint8 arrays of shape
-                (height, width[, channels]), or uint8 tensors of shape (channels, height, width).
-            return_tensors: ``"pt"`` or ``"np"`` stacks the images; ``None`` (default) returns a list of tensors.
-            **kwargs: Not supported.
-
-        Returns:
-            The normalised images as ``pixel_values``, float32, shape (batch, channels, height, width) if stacked.
-
-        Raises:
-            ValueError: If arrays or tensors are not uint8, images have 32-bit values (modes ``I`` and ``F``), or the
-                model takes neither 1 nor 3 channels.
-            TypeError: If further options are given.
-        """
+        """Apply the transform to images."""
         import timm.data
 
         if kwargs:

@@ -35,11 +35,7 @@ class TorchAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return whether the model is an ``nn.Module``.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return whether the model is an ``nn.Module``."""
         return isinstance(model, nn.Module)
 
     @classmethod
@@ -51,27 +47,7 @@ class TorchAdapter(Adapter):
         processor: Any = None,
         content: str | None = None,
     ) -> TorchAdapter:
-        """Create the adapter of a live module.
-
-        Args:
-            model: The module.
-            reference: Where the module comes from.
-            example_inputs: Batch of inputs: a tensor, a tuple of arguments or a mapping of them. Required unless an
-                override generates inputs, or the processor is a function of texts or images that makes tensors of one
-                shape.
-            processor: Function from one raw sample to one tensor, for token ids also to a dict of the ids and their
-                mask; or a tokenizer or image processor. ``None`` (default): samples are tensors or arrays.
-            content: Name of the argument that carries the content. ``None`` (default): all floating-point tensors, or
-                the token ids if there are none.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If ``example_inputs`` is missing, because inputs of user code cannot be generated, or does
-                not fit the forward.
-            UnknownNameError: If stitched models for the task of the reference do not exist.
-        """
+        """Create the adapter of a live module."""
         override = override_of(model)
         if reference.task is not None:
             registries.heads.get(reference.task)
@@ -147,11 +123,7 @@ class TorchAdapter(Adapter):
         return {"image": "image-classification", "text": "text-classification"}.get(kind)
 
     def blueprint(self) -> dict[str, Any]:
-        """Raise an error, because user code cannot be rebuilt from a config.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Raise an error, because user code cannot be rebuilt from a config."""
         raise ValueError(
             f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
             "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
@@ -164,22 +136,6 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
 
     The content is the floating-point tensors, or else the token ids. If there are floating-point tensors, integers and
     booleans are context: time steps, masks, classes.
-
-    Args:
-        model: The module.
-        example: Batch of inputs by the names of the arguments.
-        only: Name of the one argument that carries the content. ``None`` (default): all that can.
-
-    Returns:
-        The interface.
-
-    Raises:
-        ExampleError: If no tensor of the example can be the content, or ``only`` is not one of those that can.
-
-    Example:
-        >>> interface = interface_of(nn.Conv2d(3, 8, 3), {"input": torch.zeros(2, 3, 32, 32)})
-        >>> interface.content, interface.modality, interface.shapes
-        (('input',), 'image', {'input': (3, 32, 32)})
     """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
     floats = tuple(n for n in tensors if example[n].is_floating_point())

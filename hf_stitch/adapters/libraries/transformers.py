@@ -85,11 +85,7 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def serves(cls, model: Any) -> bool:
-        """Return whether the model is a ``PreTrainedModel``.
-
-        Args:
-            model: Object of any type.
-        """
+        """Return whether the model is a ``PreTrainedModel``."""
         from transformers import PreTrainedModel
 
         return isinstance(model, PreTrainedModel)
@@ -101,14 +97,7 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def origin(cls, model: Any) -> str | None:
-        """Return the argument of ``from_pretrained``, a folder as its absolute path.
-
-        Args:
-            model: The model.
-
-        Returns:
-            The id or path; ``None`` if the model was not loaded by name, or has an adapter of PEFT now.
-        """
+        """Return the argument of ``from_pretrained``, a folder as its absolute path."""
         if getattr(model, "peft_config", None):
             return None
         name = getattr(model.config, "_name_or_path", None) or None
@@ -128,21 +117,6 @@ class TransformersAdapter(Adapter):
 
         The task of the reference selects the class, or else the config. Weights are read from safetensors files only,
         and code of the repository runs only with ``trust_remote_code=True``.
-
-        Args:
-            reference: The model to load.
-            example_inputs: As for :meth:`of`.
-            processor: As for :meth:`of`; the default is the processor that is saved with the model.
-            content: As for :meth:`of`.
-            **options: Options of ``from_pretrained``, and ``pretrained`` (``False`` gives random weights and needs
-                only the config).
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ValueError: If the task is unknown.
-            OSError: From transformers, if the id, the revision or the folder does not exist.
         """
         import transformers
         from transformers.utils import find_adapter_config_file, is_peft_available
@@ -210,22 +184,6 @@ class TransformersAdapter(Adapter):
 
         An encoder-decoder takes two texts. By default, that of the encoder is the content, and that of the decoder is
         part of the context and must be among the inputs. With ``content="decoder_input_ids"`` the roles are exchanged.
-
-        Args:
-            model: The model.
-            reference: Where the model comes from.
-            example_inputs: Batch of inputs: a tensor, a tuple of arguments or a mapping of them. ``None`` (default):
-                random texts or images, or the inputs of an override.
-            processor: Tokenizer, image processor, or function from one raw sample to one tensor. ``None`` (default):
-                raw texts and images cannot be preprocessed.
-            content: Name of the argument that carries the content. ``None`` (default): the main input of the model.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If ``example_inputs`` is missing for a model that takes neither texts nor images, or does not
-                fit the forward, or ``content`` is not an argument of the forward.
         """
         config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
@@ -304,12 +262,8 @@ class TransformersAdapter(Adapter):
     def blueprint(self) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.
 
-        Returns:
-            JSON values: ``library``, ``class``, ``config``, ``attention``, and ``arguments`` of the constructor beside
-            the config if they are not the default.
-
-        Raises:
-            ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``.
+        Returns JSON values: ``library``, ``class``, ``config``, ``attention``, and ``arguments`` of the constructor
+        beside the config if they are not the default.
         """
         model: Any = self.model
         own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
@@ -338,19 +292,7 @@ class TransformersAdapter(Adapter):
 
     @classmethod
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes.
-
-        Args:
-            blueprint: The result of :meth:`blueprint`, possibly from an untrusted source.
-
-        Returns:
-            The network in eval mode, without trained weights.
-
-        Raises:
-            ValueError: If the class is neither one of transformers nor in ``hf_stitch.registries.networks``, or the
-                config refers to weights or code from elsewhere.
-            AttentionError: If the attention is not installed.
-        """
+        """Construct the network that a :meth:`blueprint` describes."""
         import transformers
 
         kind = _class(blueprint["class"])
