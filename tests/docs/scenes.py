@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import timm
 import torch
 import transformers
@@ -180,6 +182,46 @@ def save() -> Namespace:
     """A stitched model of two networks from the Hub, and both networks."""
     stitched = _stitched()
     return {"stitched": stitched, "a": stitched.parents[0], "b": stitched.parents[1]}
+
+
+def lora() -> Namespace:
+    """Texts, a network, an adapter of PEFT, and the network with the adapter merged, in folders."""
+    peft = pytest.importorskip("peft")
+    base = text_network("bert")
+    for folder in ("base", "merged"):
+        base.model.save_pretrained(folder)
+        base.processor.save_pretrained(folder)
+    warnings.simplefilter("ignore", FutureWarning)  # in the whole test: peft reads what transformers 5.24 renamed
+    config = peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False)
+    peft.get_peft_model(base.model, config).save_pretrained("adapter")
+    return {"texts": sentences(60)}
+
+
+def int8() -> Namespace:
+    """A network, the same one with linear layers in int8, and texts."""
+    original = text_network("bert").model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization and the tensors of it are deprecated
+        quantised = torch.ao.quantization.quantize_dynamic(original, {torch.nn.Linear})
+    labelled = sentences(60)
+    return {
+        "original": original, "quantised": quantised, "tokenizer": plain_tokenizer(), "texts": labelled,
+        "labelled": labelled,
+    }  # fmt: skip
+
+
+def train_a_stitched_model() -> Namespace:
+    """A stitched classifier of texts, its target, and tokenized and raw texts."""
+    source, target = text_network("bert"), text_network("bert", 1)
+    tokenizer, layers = plain_tokenizer(), dict.fromkeys(("source_layer", "target_layer"), "bert.encoder.layer.1")
+    train, test = (
+        sentences(40, seed).map(lambda each: tokenizer(each["text"], truncation=True), remove_columns=["text"])
+        for seed in (1, 2)
+    )
+    return {
+        "stitched": hf_stitch.stitch(source, target, sentences(60), **layers, progress=False), "target": target,
+        "tokenizer": tokenizer, "train": train, "test": test, "held_out": sentences(40, 3),
+    }  # fmt: skip
 
 
 def share() -> Namespace:
@@ -355,12 +397,15 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/cut.md": cut,
     "docs/how-to/gpu.md": stitch,
     "docs/how-to/grid.md": stitch,
+    "docs/how-to/int8.md": int8,
+    "docs/how-to/lora.md": lora,
     "docs/how-to/own-networks.md": own_networks,
     "docs/how-to/relative.md": relative,
     "docs/how-to/report.md": report,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": stitch,
+    "docs/how-to/train-a-stitched-model.md": train_a_stitched_model,
     "docs/how-to/train.md": train,
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/transfer.md": transfer,
