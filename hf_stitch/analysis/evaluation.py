@@ -11,6 +11,7 @@ from torch import nn
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
@@ -59,7 +60,7 @@ class StitchedParts:
             _name(found.source), found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
             _name(found.target), found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
             whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
-            {key: value for key, value in found.recipe.items() if key != FITTED},
+            {key: value for key, value in found.recipe.items() if key not in (FITTED, SCORED)},
         )  # fmt: skip
 
     @property

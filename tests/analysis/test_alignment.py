@@ -236,7 +236,7 @@ def test_offsets_are_not_inputs_of_the_model() -> None:
     offsets = extended.pop("offset_mapping")
     assert offsets.shape == (*plain["input_ids"].shape, 2)
     assert plain.keys() == extended.keys() and all(torch.equal(plain[name], extended[name]) for name in plain)
-    with pytest.raises(ValueError, match="only texts have character offsets"):
+    with pytest.raises(ValueError, match=r"only texts .* have character offsets"):
         a.preprocess([torch.zeros(4, dtype=torch.long)], offsets=True)
 
 

@@ -65,13 +65,15 @@ def die(folder: Path, batches: int) -> None:
     a, b, points = sides()
     a.layers  # noqa: B018  # verify the cuts before forwards are counted
     left = [batches + 2]
+    real: Any = a.run_with_callback
 
-    def kill(*_: Any) -> None:
+    def kill(*args: Any, **given: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **given)
 
-    a.model.register_forward_pre_hook(kill)
+    setattr(a, "run_with_callback", kill)  # noqa: B010  # a hook would make another network of it
     compare(a, b, points, metrics=metrics(True), batch_size=BATCH, checkpoint_dir=folder, progress=False)
 
 

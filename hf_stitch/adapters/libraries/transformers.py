@@ -319,7 +319,7 @@ class TransformersAdapter(Adapter):
 
         try:
             return made(attention)
-        except Exception as error:
+        except (ImportError, ValueError) as error:
             if attention in (None, "eager") or not is_installed(attention):
                 raise
             made("eager")  # raises if the reason is another one

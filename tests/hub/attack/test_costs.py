@@ -197,6 +197,7 @@ NAMED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", NAMED)
 def test_a_config_names_nothing_to_fetch_or_run(what: str, contact: Contact) -> None:
     message = "may refer only to components|must contain only an architecture of timm|transformers has no model class"
+    message += "|has no 'flash_attention_2' in transformers"
     with pytest.raises(ValueError, match=message):
         build(NAMED[what])
 
