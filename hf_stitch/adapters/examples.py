@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -71,24 +72,24 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
     return dict(example)
 
 
-def made_of(processor: Any) -> dict[str, list[Any]]:
+def _made_of(processor: Any) -> dict[str, list[Any]]:
     """Return what a processor makes of some raw samples, for each kind of :data:`SAMPLES` that it takes."""
     found = {}
     for kind, samples in SAMPLES.items():
         with suppress(Exception):  # it takes samples of another kind
-            found[kind] = [processor(sample) for sample in samples]
+            found[kind] = [processor(deepcopy(sample)) for sample in samples]
     return {kind: made for kind, made in found.items() if all(isinstance(each, (Tensor, Mapping)) for each in made)}
 
 
 def kinds_of(processor: Any) -> set[str]:
     """Return the kinds of raw samples that a processor takes, as far as they are known: ``text`` and ``image``."""
-    return {kind.rpartition(" ")[2] for kind in made_of(processor)}
+    return {kind.rpartition(" ")[2] for kind in _made_of(processor)}
 
 
 def example_of(model: nn.Module, processor: Any) -> Any:
     """Return example inputs of a network as a function makes them, of random floating-point numbers."""
-    made, name = made_of(processor), type(model).__name__
-    kinds = kinds_of(processor)
+    made, name = _made_of(processor), type(model).__name__
+    kinds = {kind.rpartition(" ")[2] for kind in made}
     how = f"load {name} with hf_stitch.load(net, example_inputs=…, processor=…), example_inputs a batch of its inputs"
     if len(kinds) != 1:
         takes = "texts and images alike" if kinds else "neither a text nor an image"

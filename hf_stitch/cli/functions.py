@@ -103,8 +103,10 @@ def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
     made, processor = network_of(name, options)
     try:
         adapter = hf_stitch.load(made, task=task, **processor)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise ValueError(f"{shown(name)} must return {RETURNS}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"the network of {shown(name)} cannot be loaded: {error}") from error
     if adapter.reference.id is None:
         adapter.reference = replace(adapter.reference, summary=shown(name))
     return adapter
@@ -112,7 +114,7 @@ def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Let a file import what is beside it, before anything else of the same name as long as it runs, and after."""
+    """Let a file import what is beside it: before anything else of that name while it runs, and after it later."""
     sys.path.insert(0, str(folder))
     try:
         yield

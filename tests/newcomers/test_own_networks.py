@@ -18,6 +18,7 @@ from torchvision.transforms import Compose, Resize, ToTensor
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.adapters import ExampleError
+from hf_stitch.adapters.examples import SAMPLES
 from hf_stitch.registry import UnknownNameError
 
 WORDS = [f"{quality} {thing}" for quality in ("good", "bad", "fine", "poor") for thing in ("film", "book", "play")]
@@ -170,6 +171,17 @@ def test_an_image_network_is_loaded_with_a_transform_that_fixes_the_size(channel
 def test_a_processor_that_gives_no_example_is_told_how_to(processor: Any, message: str) -> None:
     with pytest.raises(ExampleError, match=message):
         hf_stitch.load(nn.Linear(4, 2), processor=processor)
+
+
+def test_a_processor_may_change_its_sample() -> None:
+    def smaller(image: Image.Image) -> Tensor:
+        image.thumbnail((8, 8))
+        return torch.full((3, 8, 8), float(max(image.size)))
+
+    for _ in range(2):
+        a = hf_stitch.load(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), processor=smaller)
+        assert a.interface.shapes == {"input": (3, 8, 8)}
+    assert [image.size for image in SAMPLES["RGB image"]] == [(48, 40), (64, 96)]
 
 
 def test_a_task_of_user_code_is_one_that_has_a_head() -> None:
