@@ -309,6 +309,15 @@ def test_weights_that_share_memory_are_saved_once_and_share_it_again(size: str, 
     assert_same(model, StitchedModel.from_pretrained(tmp_path / "again", dtype="float32"), batch)
 
 
+def test_layers_of_user_code_share_their_weights_in_a_half() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
+    net[2].weight = net[0].weight
+    a = hf_stitch.load(net, example_inputs=torch.randn(2, 8))
+    model = stitched(a, a, torch.randn(60, 8), ("2", "2"), task=None)
+    again = model.stitcher.attach(a, a)
+    assert tied(model) == tied(again) == [["source.model.0.weight", "source.model.2.inner.weight"]]
+
+
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_weights_that_share_memory_are_placed(place: str, sharing: Any, tmp_path: Path) -> None:
     model, batch = sharing
