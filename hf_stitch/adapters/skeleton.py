@@ -159,7 +159,7 @@ def _told(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(map(_told, value))
     if hasattr(value, "__qualname__"):
-        return value.__name__
+        return getattr(value, "__name__", NOT_SET)  # which the packed weights of torch.ao lack
     return value if isinstance(value, (type(None), bool, int, float, str)) else NOT_SET
 
 
