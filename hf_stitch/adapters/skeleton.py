@@ -158,8 +158,8 @@ def _told(value: Any) -> Any:
         return f"{tuple(value.shape)} of norm {size.norm():.4g}, sum {value.double().sum() / (size.sum() + 1e-300):.3f}"
     if isinstance(value, tuple):
         return list(map(_told, value))
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return value.__name__
+    if hasattr(value, "__qualname__"):
+        return getattr(value, "__name__", NOT_SET)  # which the packed weights of torch.ao lack
     return value if isinstance(value, (type(None), bool, int, float, str)) else NOT_SET
 
 
