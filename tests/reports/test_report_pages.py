@@ -304,8 +304,8 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr("hf_stitch.cli.main", lambda: ran.append("main"))
-    for module in ("hf_stitch.cli.__main__", "hf_stitch.reports.general", "os", "hf_stitch"):
-        monkeypatch.delitem(sys.modules, "hf_stitch.cli.__main__", raising=False)
+    for module in ("hf_stitch.__main__", "hf_stitch.reports.general", "os", "hf_stitch"):
+        monkeypatch.delitem(sys.modules, "hf_stitch.__main__", raising=False)
         place = rewritten(
             tmp_path, lambda record, module=module: record["results"][0].update(module=module, result="Evil")
         )
@@ -314,8 +314,8 @@ def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pyt
         place.write_text(place.read_text().replace('"Evil"', '"Curves"'))  # a registered name
         with pytest.raises(ValueError, match=r"Curves (lacks axis|of os, which is not known: import that module)"):
             hf_stitch.load_report(place)
-        assert "hf_stitch.cli.__main__" not in sys.modules and not ran
-    importlib.import_module("hf_stitch.cli.__main__")
+        assert "hf_stitch.__main__" not in sys.modules and not ran
+    importlib.import_module("hf_stitch.__main__")
     assert not ran
 
 
