@@ -204,7 +204,11 @@ class Evaluation(Result):
             *(f.replace("_", " ") for f in figures),
             title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
-        table.caption = "; ".join([f"no {who}: {why}" for who, why in self.left_out.items()] + self.cautions) or None
+        notes = [f"no {who}: {why}" for who, why in self.left_out.items()]
+        if self.parts is not None and (errors := self.parts.recipe.get("held_out_errors")):
+            rivals = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
+            notes.append(f"matcher {self.parts.recipe['matcher']['name']}, by the error on held-out anchors ({rivals})")
+        table.caption = "; ".join(notes + self.cautions) or None
         for who, row in self.scores.items():
             cells = (Text(str(row.get(figure, "–"))) for figure in figures)
             table.add_row(who, *cells, style="bold" if who == "stitched" else "")

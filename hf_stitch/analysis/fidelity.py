@@ -138,7 +138,7 @@ def _partners(n: int, seed: int) -> Tensor:
 
 def _vectors(output: Any, batch: Batch, mask: Tensor | None) -> Tensor:
     """One vector per sample of an output."""
-    values = _tensor(output, len(batch.samples))
+    values = tensor_of(output, len(batch.samples))
     if values is None:
         raise ValueError(
             f"an output of type {type(output).__name__} has no floating-point tensor with a row for each of "
@@ -153,13 +153,13 @@ def _vectors(output: Any, batch: Batch, mask: Tensor | None) -> Tensor:
     return (values * weights).sum(1) / weights.sum(1)
 
 
-def _tensor(output: Any, n: int) -> Tensor | None:
-    """The tensor of an output that becomes vectors; None if there is none."""
+def tensor_of(output: Any, n: int) -> Tensor | None:
+    """Return the tensor of an output that becomes vectors of n samples; ``None`` if there is none."""
     if isinstance(output, Mapping):
         named = [output[part] for part in PARTS if output.get(part) is not None]
-        return next((found for item in (*named, *output.values()) if (found := _tensor(item, n)) is not None), None)
+        return next((found for item in (*named, *output.values()) if (found := tensor_of(item, n)) is not None), None)
     if isinstance(output, Sequence) and not isinstance(output, str):
-        return next((found for item in output if (found := _tensor(item, n)) is not None), None)
+        return next((found for item in output if (found := tensor_of(item, n)) is not None), None)
     fits = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
     return output if fits else None
 

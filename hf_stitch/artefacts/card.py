@@ -295,6 +295,7 @@ def _recipe(described: Description) -> dict[str, str]:
         "target weights": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
         "matcher": f"`{matcher.pop('name')}`" if "name" in matcher else "",
         "matcher options": _pairs(matcher),
+        "chosen by the error on held-out anchors": _pairs(recipe.get("held_out_errors") or {}),
         "stitching layer": f"`{body.get('name')}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
         "pooling": f"`{described.stitch['pooling']}`",
         "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),

@@ -64,8 +64,8 @@ def swap(
         str | None, typer.Option(help="Pooling of activations to one vector per sample: mean, cls, last or flatten.")
     ] = None,
     matcher: Annotated[
-        str | None, typer.Option(help="Matcher for an ordinary head. [default: procrustes with scale]")
-    ] = None,
+        str, typer.Option(help="Matcher for an ordinary head. auto: procrustes or ridge, by held-out anchors.")
+    ] = "auto",
     option: Matching = None,
     data_dir: DataDir = None,
     split: Split = None,
@@ -83,9 +83,9 @@ def swap(
     check_report(report)
     chosen_pooling = None if pooling is None else check_pooling(pooling)
     _check(target_layer, selection, {"--anchors": anchors, "--selection": selection, "--task": task})
-    if option and matcher is None:
+    if option and matcher == "auto":
         raise typer.BadParameter("requires --matcher", param_hint="--option")
-    found_by = None if matcher is None else matcher_of(matcher, option or [])
+    found_by = matcher if matcher == "auto" else matcher_of(matcher, option or [])
 
     import hf_stitch.plots  # without matplotlib it fails here, before any work
     from hf_stitch.artefacts import StitchedModel

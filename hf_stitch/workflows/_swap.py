@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.analysis.fidelity import tensor_of
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Id, Samples
@@ -23,16 +24,19 @@ from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import check_choice, check_name, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
+from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.statistics import Features
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
 from hf_stitch.tasks import check_head, check_labels, logits_of, task_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
 
-MATCHER, OPTIONS = "procrustes", {"scale": True}
+AUTO = "auto"
+CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
+"""Matchers among which ``auto`` chooses, with their options; the first of those that tie."""
+FOLDS = 5
 BASELINES = ("inverse_relative",)
 _Side = Samples | AnchorSet | None
 _Space = tuple[ModelReference, str, Pooling]
@@ -48,7 +52,7 @@ def swap(
     paired_anchors: Any = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
-    matcher: str | Matcher | None = None,
+    matcher: str | Matcher = AUTO,
     baselines: Sequence[str | Matcher] | None = None,
     data: Any = None,
     paired_data: Any = None,
@@ -62,11 +66,17 @@ def swap(
     - A relative model (:func:`hf_stitch.relative_model`) keeps its projection; the anchors are replaced by their
       encoding by the new encoder (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
     - In any other network, the new encoder and a map replace everything up to ``target_layer``. ``matcher`` fits the
-      map on the anchors alone, by default an orthogonal one (direct translation, Maiorca et al. 2023). On the task of
-      the encoders, it was the best of all closed-form maps from 20 to 300 anchors; on another task, ``ridge`` was
-      better from 50 anchors on (docs/results/swapping.md). The same holds for an absolute model and for a model that
-      was swapped in this way before. If the encoder of an absolute model was trained together with its head, pass the
-      anchors as samples: its encoder has to encode them again.
+      map on the anchors alone. The same holds for an absolute model and for a model that was swapped in this way
+      before. If the encoder of an absolute model was trained together with its head, pass the anchors as samples: its
+      encoder has to encode them again.
+
+    By default (``auto``), the head chooses the map: the orthogonal one (``procrustes`` with ``scale=True``, the direct
+    translation of Maiorca et al. 2023), that of ``ridge``, or none (``identity``, for equal widths). No single one is
+    best everywhere, and the error of the mapped vectors does not tell which is (docs/results/swapping.md). Each is
+    fitted without a fifth of the anchors in turn, and the one is taken with which the outputs of the head on the
+    anchors held out change least (sum of squares; no labels are needed), fitted on all anchors. Of fewer than five
+    anchors each is held out alone. With two, and on a tie, the first named is taken. The result shows the errors,
+    relative to the variation of the outputs (``config.recipe["held_out_errors"]``).
 
     Args:
         model: The trained head with its current encoder: a stitched model, or a network (an adapter, a module, or a
@@ -84,8 +94,8 @@ def swap(
         target_layer: The layer at which ``model`` is cut. Required for a network, not allowed for a stitched model.
         pooling: Which vector of the new encoder represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
             Default: the pooling of the stitched model, or ``mean`` for a network.
-        matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object. Default:
-            ``procrustes`` with ``scale=True``. Not allowed for a relative model, which needs no map.
+        matcher: The method that fits the map: ``auto``, a name in ``hf_stitch.registries.matchers`` or a matcher
+            object. Not allowed for a relative model, which needs no map.
         baselines: Further matchers to score for comparison. Default: ``inverse_relative``.
         data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
             all figures except agreement. Default: no scores.
@@ -129,9 +139,8 @@ def swap(
         check_runs(model=model, encoder=encoder)
         if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
             if any(
-                each is not None
-                for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, matcher, baselines)
-            ) or (task != "auto"):
+                each is not None for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
+            ) or (matcher, task) != (AUTO, "auto"):
                 raise TypeError(
                     "a swap between two relative models takes only data and paired_data: leave out the others"
                 )
@@ -156,7 +165,7 @@ def swap(
         if stitched is not None:
             if target_layer is not None or task != "auto":
                 raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
-            if isinstance(stitched.stitch.body, RelativeProjection) and not (matcher is None and baselines is None):
+            if isinstance(stitched.stitch.body, RelativeProjection) and (matcher != AUTO or baselines is not None):
                 raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
             head = _head_of_model(stitched, anchors, run)
         else:
@@ -173,16 +182,9 @@ def swap(
             assert stitched is not None
             joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors, own.ids), {}
         else:
-            found_by = (
-                registries.matchers.build(MATCHER, **OPTIONS) if matcher is None else registries.matchers.build(matcher)
-            )
+            candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}
+            found_by = next(iter(candidates.values()))
             joint = _fitted(found_by, new, spec, vectors, entering)
-            if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
-                warnings.warn(
-                    f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost "
-                    f"the input: use more anchors{'' if matcher is None else ', or leave out matcher='}",
-                    stacklevel=2,
-                )
             names = BASELINES if baselines is None else baselines
             others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
         if stitched is not None:
@@ -192,9 +194,24 @@ def swap(
             swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
         swapped.anchors = own
         swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
-        if space is not None:
+        if entering is not None:
+            errors: dict[str, float] = {}
+            if matcher == AUTO:
+                errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, run.batch_size))
+            if errors and (chosen := candidates[min(errors, key=errors.__getitem__)]) is not found_by:
+                found_by, joint = chosen, _fitted(chosen, new, spec, vectors, entering)
+                swapped.stitch, swapped.config.stitch = joint, joint.to_dict()
+            if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
+                warnings.warn(
+                    f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost "
+                    f"the input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}",
+                    stacklevel=2,
+                )
+            assert space is not None
             used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
             swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
+            if errors:
+                swapped.config.recipe["held_out_errors"] = {k: float(f"{error:.4g}") for k, error in errors.items()}
         whole = original if stitched is None else stitched
         return _scored(swapped, data, whole, others, paired_data, run)
 
@@ -422,6 +439,68 @@ def _fitted(
     return registries.matchers.build(matcher).match(CollectedParts(new.spec, spec, new.pooling, rows)).only
 
 
+def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
+    """Return the matchers among which ``auto`` chooses, by name; with the identity only if the widths are equal."""
+    equal = vectors.shape[1] == entering.shape[1]
+    return {
+        name: registries.matchers.build(name, **options)
+        for name, options in CHOICES.items()
+        if equal or name != "identity"
+    }
+
+
+@torch.no_grad()
+def held_out_errors(
+    candidates: Mapping[str, Any], vectors: Tensor, entering: Tensor, outputs: Callable[[Tensor], Tensor]
+) -> dict[str, float]:
+    """Return how much each candidate changes the outputs on anchors held out, relative to their variation.
+
+    The result is empty for fewer than three anchors, of which none can be held out.
+    """
+    if (count := len(vectors)) < 3:
+        return {}
+    errors, own, folds = dict.fromkeys(candidates, 0.0), outputs(entering), min(FOLDS, count)
+    for fold in range(folds):
+        held = torch.arange(count) % folds == fold
+        moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors[~held], entering[~held])
+        for name, matcher in candidates.items():
+            mapped = matcher.fit(moments)(vectors[held])
+            errors[name] += (outputs(mapped) - own[held]).square().sum().item()
+    variation = (own - own.mean(0)).square().sum().item()
+    return {name: error / (variation or 1) for name, error in errors.items()}
+
+
+def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """Return the back half as a function of vectors, arranged as its stitching layer arranges them."""
+    spec, pooling, width = swapped.stitch.target, swapped.stitch.pooling, swapped.stitch.widths[1]
+    layer = StitchingLayer(RepresentationSpec("bd", width), spec, pooling, IdentityStitch(width, width))
+
+    def outputs(vectors: Tensor) -> Tensor:
+        parts = []
+        for rows in vectors.to(swapped.device).split(batch_size):
+            output = tensor_of(_through_head(swapped, layer(Representation(rows, "bd"))), len(rows))
+            if output is None:
+                raise ValueError(
+                    "matcher='auto' compares outputs of the head, which has no floating-point output with a row per "
+                    "sample: pass another matcher, for example matcher='ridge'"
+                )
+            parts.append(output.flatten(1).double())
+        return torch.cat(parts)
+
+    return outputs
+
+
+def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
+    """Run the head on activations that enter it."""
+    try:
+        return swapped.head(entering)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
+            f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
+        ) from error
+
+
 @torch.no_grad()
 def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     """Run one sample through the model, so that errors occur before all data are read."""
@@ -429,12 +508,5 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
         raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
     check_head(swapped)
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
-    entering = swapped.transfer(**inputs)
-    try:
-        output = swapped.head(entering)
-    except Exception as error:
-        raise ValueError(
-            f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
-            f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
-        ) from error
+    output = _through_head(swapped, swapped.transfer(**inputs))
     check_labels(samples, logits_of(output).shape[-1])

@@ -300,9 +300,10 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
     everything = len(read_data("sklearn:digits", split="test"))
     same_split = recorded(
         "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90", "--encoder-layer",
-        "layer4.0", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
+        "layer4.0", "--matcher", "auto", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
     )  # fmt: skip
     assert same_split["evaluation"]["n"] == everything - 90
+    assert same_split["recipe"]["held_out_errors"] == record["recipe"]["held_out_errors"]
     shown = run(
         "swap", record["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", *DIGITS[:4],
         "--max-samples", "20", "--out", tmp_path / "shown",
@@ -311,7 +312,8 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
         shown.output.split()
     )
     assert {"stitched", "inverse_relative", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
-    assert record["recipe"]["matcher"]["name"] == "procrustes"
+    errors = record["recipe"]["held_out_errors"]
+    assert record["recipe"]["matcher"]["name"] == min(errors, key=errors.get)
     assert record["recipe"]["samples"] == 90
     again = recorded(
         "swap", record["saved"]["model"], folders["vit"], "--encoder-layer", "vit.layers.3", "--pooling", "cls",

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from rich.console import Console
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import hf_stitch
 from hf_stitch.artefacts import Head, HeadConfig
+from hf_stitch.artefacts.card import card
 from hf_stitch.data import Samples
 from hf_stitch.matchers import InverseRelative
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -63,6 +66,13 @@ def trained(similarities: Any = "cosine", **options: Any) -> hf_stitch.StitchedM
 
 RELATIVE = trained(center=True)
 ABSOLUTE = trained(None)
+
+
+def printed(result: Any) -> str:
+    console = Console(width=400)
+    with console.capture() as shown:
+        console.print(result)
+    return " ".join(shown.get().split())
 
 
 def accuracy(model: hf_stitch.StitchedModel) -> float:
@@ -247,8 +257,60 @@ def test_the_encoder_of_a_network_is_replaced_from_anchors_alone(given: str) -> 
     assert swapped.evaluation["agreement"].value > 0.98
     assert {"inverse_relative", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
     assert swapped.config.recipe["matcher"]["name"] == "procrustes"
+    assert swapped.config.recipe["matcher"]["scale"] is True
     again = hf_stitch.swap(swapped, encoder=WIDER, encoder_layer="2", anchors=ANCHORS, progress=False)
     assert again.stitch.widths == (15, 12)
+
+
+NOISE = 0.1 * torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
+NEXT_TO_LAST: dict[str, tuple[torch.Tensor, int]] = {
+    "procrustes": (B.model[2].weight.data, 20),  # type: ignore[index]
+    "ridge": (torch.linspace(0.1, 3, 12).diag() + NOISE, 100),
+    "identity": (torch.eye(12) + NOISE / 3, 5),
+}
+
+
+@pytest.mark.parametrize("expected", NEXT_TO_LAST)
+def test_auto_takes_the_matcher_that_changes_the_head_least_on_held_out_anchors(expected: str) -> None:
+    """A rotated encoder needs an orthogonal map, one with features of other scales another; one that is near, none."""
+    weight, count = NEXT_TO_LAST[expected]
+    last = nn.Linear(12, 12, bias=False)
+    last.weight.data = weight
+    other = hf_stitch.load(nn.Sequential(*A.model[:2], last), example_inputs=torch.randn(2, 4))  # type: ignore[index]
+    place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": TASK, "progress": False}
+    swapped = hf_stitch.swap(A, other, TRAIN.take(count), data=TEST, **place)
+    recipe = swapped.config.recipe
+    assert recipe["matcher"]["name"] == expected
+    assert min(recipe["held_out_errors"], key=recipe["held_out_errors"].get) == expected
+    assert f"matcher {expected}, by the error on held-out anchors (procrustes " in printed(swapped.evaluation)
+    assert "| chosen by the error on held-out anchors | identity = " in card(swapped.describe())
+    found_by = registries.matchers.build(expected, **({"scale": True} if expected == "procrustes" else {}))
+    given = hf_stitch.swap(A, other, TRAIN.take(count), matcher=found_by, **place)
+    x = torch.randn(5, 4)
+    assert torch.equal(given(input=x).logits, swapped(input=x).logits)
+    assert given.config.stitch == swapped.config.stitch
+    assert "held_out_errors" not in given.config.recipe
+
+
+@pytest.mark.parametrize(("anchors", "held_out"), [(2, False), (3, True), (4, True)])
+def test_auto_holds_out_one_anchor_at_a_time_if_there_are_few(anchors: int, held_out: bool) -> None:
+    swapped = hf_stitch.swap(
+        A, B, TRAIN.take(anchors), encoder_layer=LAYER, target_layer=LAYER, task=TASK, progress=False
+    )
+    assert ("held_out_errors" in swapped.config.recipe) is held_out
+    assert held_out or swapped.config.recipe["matcher"]["name"] == "procrustes"
+
+
+def test_auto_says_if_the_head_cannot_be_compared() -> None:
+    class OverBatch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(0)
+
+    mean = hf_stitch.load(nn.Sequential(*A.model[:3], OverBatch()), example_inputs=torch.randn(2, 4))  # type: ignore[index]
+    place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": None, "progress": False}
+    with pytest.raises(ValueError, match=r"matcher='auto' compares outputs of the head, .* pass another"):
+        hf_stitch.swap(mean, B, ANCHORS, **place)
+    assert hf_stitch.swap(mean, B, ANCHORS, matcher="ridge", **place).stitch.widths == (12, 12)
 
 
 def test_encoders_can_take_paired_samples() -> None:
