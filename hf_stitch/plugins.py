@@ -284,7 +284,7 @@ def run_file(name: str, place: Path, code: bytes) -> ModuleType:
     module.__file__ = str(place)
     sys.modules[name] = module
     try:
-        exec(compile(code, str(place), "exec"), vars(module))
+        exec(compile(code, str(place), "exec", dont_inherit=True), vars(module))  # without the __future__ of this file
     except BaseException:
         del sys.modules[name]
         raise

@@ -108,6 +108,17 @@ def test_its_entries_are_registered_once(file: Path) -> None:
     assert registries.matchers.build("file_lstsq").times == 1.0  # type: ignore[attr-defined]
 
 
+def test_its_annotations_are_those_of_its_own_code(file: Path) -> None:
+    file.write_text("""
+from hf_stitch import registries
+class Wide:
+    width: int = 3
+registries.matchers.register("file_lstsq", Wide)
+""")
+    load_plugin(file)
+    assert registries.matchers.get("file_lstsq").__annotations__ == {"width": int}
+
+
 def test_a_changed_file_replaces_its_entries(file: Path) -> None:
     load_plugin(file)
     file.write_text(CODE.format(times=2.0))

@@ -201,6 +201,10 @@ def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) 
         raise ValueError(
             f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
         )
+    if lost := sorted(others.keys() - place.keys()):
+        raise ValueError(
+            f"{files[0].parent} has no weight {lost[0]!r}, which tied_weights in its config names; {AGAIN}"
+        )
     return {file: [name for name in place if place[name] == file] for file in files}
 
 

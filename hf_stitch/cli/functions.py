@@ -37,6 +37,9 @@ _TYPED: ContextVar[Sequence[str]] = ContextVar("typed", default=())
 _RUN: dict[tuple[Path, str], ModuleType] = {}
 """Path and hash of the files that have run -> module."""
 
+_BESIDE: dict[str, Path] = {}
+"""Modules that files have imported from their folder -> the folder."""
+
 
 @contextmanager
 def typed(arguments: Sequence[str]) -> Iterator[None]:
@@ -114,7 +117,14 @@ def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Let a file import what is beside it: before anything else of that name while it runs, and after it later."""
+    """Let a file import what is beside it, before anything else of the same name as long as it runs, and after.
+
+    What other files have imported from beside them is forgotten, because it may have the same names.
+    """
+    for name in [name for name, other in _BESIDE.items() if other != folder]:
+        sys.modules.pop(name, None)
+        del _BESIDE[name]
+    before = {*sys.modules}
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -122,6 +132,11 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
+        for name in {*sys.modules} - before:
+            module, place = sys.modules[name], folder.joinpath(*name.split("."))
+            found = {getattr(module, "__file__", None), *getattr(module, "__path__", ())}
+            if found & {f"{place}.py", str(place)}:
+                _BESIDE[name] = folder
 
 
 def _module(place: Path) -> ModuleType:

@@ -349,6 +349,10 @@ def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) 
         (lambda names: dict.fromkeys(names, "nowhere"), "lacks . weights"),
         (lambda names: {}, "lacks . weights"),
         (lambda names: dict.fromkeys(names, "stitch.x"), "lacks . weights"),
+        (
+            lambda names: {**names, "stitch.forward": "target.forward"},
+            "has no weight 'target.forward', which tied_weights",
+        ),
         (lambda names: {**names, next(iter(names.values())): next(iter(names.values()))}, "both contain"),
         (lambda names: {name: 5 for name in names}, "tied_weights.* must be a text, got 5"),
     ],

@@ -99,6 +99,7 @@ def _import_path() -> Iterator[None]:
     yield
     sys.path[:] = before
     functions._RUN.clear()
+    functions._BESIDE.clear()
     for name in {*sys.modules} - modules:
         if name == "beside" or name.startswith("hf_stitch_file_"):
             del sys.modules[name]
@@ -223,6 +224,21 @@ def test_the_file_runs_once_and_again_when_it_changes(mine: Path) -> None:
     mine.write_text(mine.read_text().replace("Net(0)", "Net(5)"))
     recorded("layers", f"{mine}:small")
     assert sys.modules["beside"].RUNS == 2
+
+
+@pytest.mark.parametrize("beside", ["beside.py", "beside/__init__.py", "beside/wide.py"])
+def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> None:
+    made = {}
+    for width in (4, 6):
+        mine = write(
+            tmp_path / str(width), CODE.replace("from beside import", f"from {beside[:-3].replace('/', '.')} import")
+        )
+        mine.with_name("beside.py").unlink()
+        (mine.parent / beside).parent.mkdir(exist_ok=True)
+        (mine.parent / beside).write_text(f"WIDTH = {width}")
+        made[width] = str(mine)
+    for width in (4, 6, 4):
+        assert functions.load(f"{made[width]}:third", None, {}).spec("0").width == width
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------------------
