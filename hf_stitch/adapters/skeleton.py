@@ -49,6 +49,9 @@ HOOKS = "hooks"
 WATCHING = ("accelerate", "deepspeed", "hf_stitch", "peft", "torch", "transformers", "wandb")
 """Packages whose hooks move, distribute, record or watch values, but change none."""
 
+NAMESPACES = ("argparse", "types")
+"""Modules of Python with classes of which configs are."""
+
 MOST_NAMED = 4
 """Number of differences between a network and its record that an error names."""
 
@@ -131,8 +134,9 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, Any]]:
         found = {"": value}
         if hasattr(value, "to_diff_dict"):
             found = _read(value)
-        elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor)) and not callable(value):
-            found = vars(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, Tensor) and not callable(value):
+            package = type(value).__module__.partition(".")[0]  # a logger is no config
+            found = vars(value) if package in NAMESPACES or package not in sys.stdlib_module_names else {}
         for inner, part in found.items():
             if (told := _told(part)) is not NOT_SET:
                 yield f"{key}.{inner}".rstrip("."), told
@@ -154,8 +158,10 @@ def _assigned(kind: type) -> frozenset[str]:
 def _told(value: Any) -> Any:
     """Return an attribute as a record contains it, the same on every machine; ``NOT_SET`` if it is not plain."""
     if isinstance(value, Tensor) and not value.is_meta and value.numel():  # computed values differ in the last bits
-        size = value.detach().abs().double()
-        return f"{tuple(value.shape)} of norm {size.norm():.4g}, sum {value.double().sum() / (size.sum() + 1e-300):.3f}"
+        if value.layout is not torch.strided or value.is_quantized:
+            return f"{tuple(value.shape)} of {value.dtype}"
+        real = (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).detach().double()
+        return f"{tuple(value.shape)} of norm {real.norm():.4g}, sum {real.sum() / (real.abs().sum() + 1e-300):.3f}"
     if isinstance(value, tuple):
         return list(map(_told, value))
     if hasattr(value, "__qualname__"):
@@ -216,7 +222,9 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
 def _close(computed: Tensor, built: Tensor) -> bool:
     """Return whether a buffer has the values that a constructor gives it, on another device or in another dtype too."""
     rtol = 1e-4 if computed.dtype.itemsize > 2 else 1e-2
-    return computed.shape == built.shape and torch.allclose(computed.cpu().double(), built.double(), rtol=rtol)
+    return computed.shape == built.shape and torch.allclose(
+        computed.cpu().to(torch.complex128), built.to(torch.complex128), rtol=rtol, equal_nan=True
+    )
 
 
 def _read(config: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -229,14 +230,18 @@ class Written(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.sizes, self.shift, self.act, self.calls = Sizes(), torch.ones(1), torch.relu, 0
+        self.log = logging.getLogger("written")
         self.first, self.norm, self.between, self.last = nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)
         self.register_buffer("unsaved", torch.linspace(1, 2, 8).sin(), persistent=False)
+        self.register_buffer("mask", torch.ones(8, dtype=torch.bool), persistent=False)
+        self.register_buffer("turns", torch.ones(8) * 1j, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.batch, self.kept = len(input), input
         self.norm.seen = self.calls
         values = self.between(self.norm(self.first(input)) * self.unsaved) * self.sizes.slope
+        values = values.masked_fill(~self.mask, 0) * self.turns.imag
         return self.last(self.act(values + self.shift))
 
 
@@ -258,6 +263,8 @@ BY_HAND: dict[str, tuple[Callable[[Any], object], str]] = {
     "function": (lambda net: setattr(net, "act", torch.tanh), r"Written\.act 'relu', now 'tanh'"),
     "forward": (lambda net: setattr(net.between, "forward", torch.tanh), r"ReLU\.forward not set, now \['tanh'\]"),
     "buffer": (lambda net: net.unsaved.mul_(2), r"Written\.unsaved"),
+    "mask": (lambda net: net.mask[0].fill_(False), r"Written\.mask"),
+    "turns": (lambda net: net.turns.neg_(), r"Written\.turns"),
     "module": (lambda net: setattr(net, "between", nn.Tanh()), r"ReLU \['between'\], now not set.*Tanh not set, now"),
 }
 
@@ -288,10 +295,11 @@ def test_user_code_that_was_changed_by_hand_is_refused_by_name(changed: str, of_
     stitcher.attach(net, b, example_inputs=example(), allow_changed=("config",))
 
 
-def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path) -> None:
+def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path, caplog: pytest.LogCaptureFixture) -> None:
     a, b = written(), written(1)
     for _ in range(3):
         a(torch.randn(17, 4))
+    caplog.set_level("CRITICAL", "written")
     found = Stitcher.from_pretrained(of_user_code).attach(a, b.double().float(), example_inputs=example())
     found(input=torch.randn(9, 4))
     assert found.stitcher.source.weights_hash
