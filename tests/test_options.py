@@ -209,6 +209,8 @@ def test_every_verb_checks_the_options_of_a_run_or_does_not_have_them(verbs: Any
         ("evaluate", {"batchsize": 5}, "evaluate has no option 'batchsize'; did you mean 'batch_size'?"),
         ("stitch_grid", {"layer_a": ["1"]}, "did you mean 'layers_a'?"),
         ("swap", {"checkpoint_dir": "x"}, "swap has no option 'checkpoint_dir'"),
+        ("relative_model", {"batchsize": 5}, "relative_model has no option 'batchsize'; did you mean 'batch_size'?"),
+        ("relative_model", {"centre": True}, "relative_model has no option 'centre'; did you mean 'center'?"),
         ("compare", {"layers_a": [5]}, r"layers_a\[0\] must be a name, got 5"),
     ],
 )

@@ -112,18 +112,6 @@ class Features(Statistic):
         self._keep_few()
         return self
 
-    def reseed(self, seed: int) -> Self:
-        """Reseed the random numbers of future rows, for example after loading a state.
-
-        Args:
-            seed: A seed that has not been used before.
-
-        Returns:
-            These features.
-        """
-        self._random = np.random.default_rng(seed)
-        return self
-
     def __repr__(self) -> str:
         """The limit and the rows seen."""
         return f"Features(limit={self.limit}, seen={self.seen})"

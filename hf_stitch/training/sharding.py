@@ -29,12 +29,6 @@ def blocks_of(half: nn.Module) -> list[nn.Module]:
     return [module for module in found.values() if any(True for _ in module.parameters())]
 
 
-def shard_bytes(half: nn.Module) -> int:
-    """Return the bytes of the weights of a half that this process holds between forwards."""
-    held: list[Any] = list({id(p): p for p in half.parameters()}.values())
-    return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in held)
-
-
 @contextmanager
 def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -> Iterator[None]:
     """Distribute the weights of frozen halves over processes; afterwards, the halves are as before.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, get_args
 
 import torch
@@ -23,6 +24,11 @@ from hf_stitch.workflows._swap import as_space
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """Modality of the encoder -> task of the head."""
+
+PROJECTION = [
+    name for name, option in signature(RelativeProjection).parameters.items() if option.kind == option.KEYWORD_ONLY
+]
+"""Options of the projection."""
 
 
 def relative_model(
@@ -98,7 +104,7 @@ def relative_model(
     if num_labels is not None:
         check_number(1, num_labels=num_labels)
     check_name(layer=layer)
-    with Run.of(relative_model, options, ("batch_size", "progress"), rest=True) as run:
+    with Run.of(relative_model, options, ("batch_size", "progress", *PROJECTION)) as run:
         source = load_on(encoder, run.processes.device)
         known = anchors if isinstance(anchors, AnchorSet) else None
         if known is None:

@@ -228,7 +228,7 @@ class _Asked:
         self.undefined: dict[str, str] = {}
 
     def stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        scores = self._scores(what, layer, seen, self.evidence.own[layer], self.evidence.ids)
+        scores = self._scores(what, seen, self.evidence.own[layer], self.evidence.ids)
         if scores is None:
             return {name: np.full(3, np.nan) for name in FIGURES}, {}
         found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
@@ -236,27 +236,27 @@ class _Asked:
 
     def dose(self, layer: str, prefix: str, what: str) -> Array:
         seen = {key.removeprefix(prefix): v for key, v in self.evidence.doses[layer].items() if key.startswith(prefix)}
-        return self._auroc(self._scores(what, layer, seen, self.evidence.own[layer], self.evidence.ids), paired=True)
+        return self._auroc(self._scores(what, seen, self.evidence.own[layer], self.evidence.ids), paired=True)
 
     def control(self, name: str, layer: str) -> Array:
         kept, own, ids = self.evidence, self.evidence.own[layer], self.evidence.ids
         what = f"{layer}, control {name}"
         if name == "far":
-            scores = self._scores(what, layer, kept.far[layer], own, ids, kept.far_ids)
+            scores = self._scores(what, kept.far[layer], own, ids, kept.far_ids)
         elif name == "train":
-            scores = self._scores(what, layer, own, self.watch.layers[layer].known, kept.known_ids, ids)
+            scores = self._scores(what, own, self.watch.layers[layer].known, kept.known_ids, ids)
         else:
             second = halves(ids, self.watch.seed, "control")
             strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
             others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
-            scores = self._scores(what, layer, strange, rest, ids, others)
+            scores = self._scores(what, strange, rest, ids, others)
         return self._auroc(scores, paired=False)
 
     def _scores(
-        self, what: str, layer: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
     ) -> tuple[Array, Array] | None:
         try:
-            scores = self.watch.compare(self.label, layer, strange, own, ids, others)
+            scores = self.watch.compare(self.label, strange, own, ids, others)
             check_scores(*scores)
         except ValueError as error:
             self.undefined[what] = str(error)

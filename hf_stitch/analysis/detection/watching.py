@@ -77,7 +77,6 @@ class Watch:
     def compare(
         self,
         label: str,
-        layer: str,
         strange: Seen,
         own: Seen,
         ids: Sequence[Id],
