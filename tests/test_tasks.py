@@ -25,7 +25,7 @@ from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks import TASKS, class_loss, task_of
+from hf_stitch.tasks.heads import TASKS, class_loss, task_of
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 REFUSED = "only heads for classification with one class per sample and causal language models can be scored"

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hf_stitch
 from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.analysis.scoring import answers, figures_of
+from hf_stitch.analysis.scoring import answers
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
@@ -36,6 +36,7 @@ from hf_stitch.pairs import CollectedPair, CollectedParts
 from hf_stitch.pairs import Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.storage.files import write_whole
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
 
 sys.path.append(str(Path(__file__).parents[1] / "dr_frankenstein"))
@@ -276,7 +277,8 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
         scored = answers(model, layers, PairedSamples.of(pair.test), pair.target, Run(progress=False))
         drawn[front] = {
-            name: rows[pair.figure] for name, rows in figures_of(scored, pair.task, resamples=RESAMPLES, seed=0).items()
+            name: rows[pair.figure]
+            for name, rows in task_named(pair.task).drawn(scored, resamples=RESAMPLES, seed=0).items()
         }
         if front == "trained":
             models = {

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.analysis.scoring import answers, resampled
+from hf_stitch.analysis.scoring import answers
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Ridge
@@ -32,6 +32,7 @@ from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.storage.files import write_whole
+from hf_stitch.tasks.base import resampled
 
 NAME = "two_tokenizers"
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")

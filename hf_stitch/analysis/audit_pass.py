@@ -16,15 +16,16 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.analysis.detection.recording import View, handed_over, received
 from hf_stitch.analysis.detection.result import Cell
 from hf_stitch.analysis.detection.watching import Seen, Watch
-from hf_stitch.analysis.scoring import Answers, check_same_tokens, join_answers, measure_classes, measure_tokens
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.pairs.pair import check_finite
 from hf_stitch.processes import joined
 from hf_stitch.reference import weights_hash
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
-from hf_stitch.tasks import logits_of
+from hf_stitch.tasks.base import Answers
+from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.kinds import task_named
 
 SOURCE = "source"
 """Stands for the layer of the source in the cells of an audit, which has one."""
@@ -59,6 +60,7 @@ class AuditPass:
         scored: NDArray[np.bool_],
     ) -> None:
         self.models, self.whole, self.alone, self.watches, self.scored = models, whole, alone, watches, scored
+        self.task = task_named(models[0].task)
         self.squares: list[dict[str, NDArray[np.float64]]] = [{} for _ in models]
         self._fronts = [_key(model, "source") for model in models]
         self._means = [(_key(model, "target"), weights_hash(model.stitch.mean_only())) for model in models]
@@ -76,12 +78,8 @@ class AuditPass:
             self._measure(batch, other, torch.from_numpy(np.flatnonzero(chosen)))
         squares, answers, seen = zip(*processes.gather((self.squares, self._answers, self._seen)), strict=True)
         self.squares = [{part: sum(each[part] for each in of) for part in of[0]} for of in zip(*squares, strict=True)]
-        self._answers = [joined(of) for of in zip(*answers, strict=True)]
+        self.answers = [self.task.joined(joined(of), samples.a) for of in zip(*answers, strict=True)]
         self._seen = joined(seen)
-
-    def answers(self, number: int, samples: Samples) -> dict[str, Answers]:
-        """Return the measures of all predictors of a model, by predictor."""
-        return join_answers(self._answers[number], samples)
 
     def kept(self, what: str, view: View) -> dict[Any, Seen]:
         """Return what detectors keep."""
@@ -124,12 +122,7 @@ class AuditPass:
                 if id(alone) not in sources:
                     sources[id(alone)] = logits_of(alone.forward(alone.preprocess(batch.samples)))
                 logits["source"] = sources[id(alone)]
-            if model.task == "text-generation":
-                check_same_tokens(inputs, reference)
-                measured = measure_tokens(logits, reference, other)
-            else:
-                measured = measure_classes(logits, batch)
-            for name, found_measures in measured.items():
+            for name, found_measures in self.task.measure(logits, (batch, inputs), (other, reference)).items():
                 self._answers[number].setdefault(name, []).append(found_measures)
             self._watch_stitched(number, mapped, own[layer_of(model)], norms, batch.ids, chosen)
 

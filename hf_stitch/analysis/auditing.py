@@ -15,6 +15,8 @@ from hf_stitch.analysis.scoring import Score
 from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.tasks.base import HIGHER
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -70,8 +72,8 @@ class Audit(Result):
     @property
     def figure(self) -> str:
         """Name of the figure on which :attr:`is_accurate` is based."""
-        figures = self.evaluation.scores["stitched"]
-        return next(f for f in ("relative_accuracy", "relative_perplexity", "agreement") if f in figures)
+        scores = self.evaluation.scores["stitched"]
+        return next(figure for figure in task_named(self.evaluation.task).figures if figure in scores)
 
     @property
     def is_accurate(self) -> bool:
@@ -81,7 +83,7 @@ class Audit(Result):
         """
         scores = {who: row[self.figure] for who, row in self.evaluation.scores.items()}
         own, rivals = scores["stitched"], [scores[who].value for who in ("mean_only", "chance")]
-        if self.figure == "relative_perplexity":
+        if self.figure not in HIGHER:
             return own.value <= 1 / self.min_relative_accuracy and own.high < min(rivals)
         return own.value >= self.min_relative_accuracy and own.low > max(rivals)
 

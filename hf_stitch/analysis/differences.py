@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hf_stitch.analysis.evaluation import Example
-from hf_stitch.analysis.scoring import Answers, Array
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.tasks.base import Answers, Array
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:

@@ -19,7 +19,7 @@ from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
-from hf_stitch.tasks import CLASSIFIES, TASKS
+from hf_stitch.tasks.heads import CLASSIFIES, TASKS
 
 T = TypeVar("T", Description, ModelReference)
 TEMPLATE = Path(__file__).with_name("card.md.jinja")

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.tasks import class_loss, logits_of
+from hf_stitch.tasks.heads import class_loss, logits_of
 
 
 class StitchedModelForImageClassification(StitchedModel):

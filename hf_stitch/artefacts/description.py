@@ -17,7 +17,7 @@ from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.heads import CLASSIFIES
 
 SIDES = ("source", "target")
 """The two halves of a stitched model."""

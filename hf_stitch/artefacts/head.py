@@ -12,7 +12,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from hf_stitch.registry import check_choice
-from hf_stitch.tasks import class_loss
+from hf_stitch.tasks.heads import class_loss
 
 Kind = Literal["inductive", "paper"]
 

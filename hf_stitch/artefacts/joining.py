@@ -21,7 +21,7 @@ from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.pairs import Cell, Pair
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks import CLASSIFIES, logits_of
+from hf_stitch.tasks.heads import CLASSIFIES, logits_of
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel

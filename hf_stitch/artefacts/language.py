@@ -41,7 +41,7 @@ from hf_stitch.artefacts.cache import (
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.stitches import SequenceStitch
-from hf_stitch.tasks import logits_of
+from hf_stitch.tasks.heads import logits_of
 
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""

@@ -56,13 +56,6 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
         )
 
 
-def warn_of_unused_labels(samples: Samples, task: str | None) -> None:
-    """Warn if samples have labels, which the scores of a task other than classification do not use."""
-    if samples.is_labelled:
-        how = "next tokens are scored" if task else "a model without a head is compared with its target by outputs"
-        warnings.warn(f"the labels of the data are not used: {how}", stacklevel=3)
-
-
 def _names_of(config: Any) -> tuple[str, ...]:
     """Return the names of the classes of a network; empty without, or if they are only numbers."""
     found = getattr(config, "id2label", None) or {}

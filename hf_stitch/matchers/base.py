@@ -18,6 +18,7 @@ from hf_stitch.registry import label_of
 from hf_stitch.running import Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer
+from hf_stitch.tasks.kinds import task_named
 
 T = TypeVar("T")
 
@@ -145,7 +146,7 @@ class Matcher(ABC):
         Raises:
             ValueError: It cannot.
         """
-        if pair.is_language_model and getattr(self, "causal", None) is False:
+        if task_named(pair.task).causal and getattr(self, "causal", None) is False:
             raise ValueError(
                 f"matcher {self.name!r} reads later tokens, which a language model predicts: pass causal=True"
             )

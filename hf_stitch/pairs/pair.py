@@ -19,7 +19,8 @@ from hf_stitch.representation import POOLINGS, Pooling, Representation, Represen
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
-from hf_stitch.tasks import CLASSIFIES, check_labels, logits_of, task_of
+from hf_stitch.tasks.heads import check_labels, logits_of, task_of
+from hf_stitch.tasks.kinds import task_named
 
 Cell = tuple[str, str]
 """Layer of the source, layer of the target."""
@@ -90,7 +91,7 @@ class Pair:
             raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
         check_meet(a, b, pooling)
         found = scored_task(b, task) if scored else task_of(b, task)
-        if found == "text-generation" and pooling in POOLED:
+        if task_named(found).causal and pooling in POOLED:
             raise ValueError(
                 f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
                 "pooling='none'"
@@ -120,11 +121,6 @@ class Pair:
     def layers_b(self) -> tuple[str, ...]:
         """Layers of the target."""
         return tuple(dict.fromkeys(b for _, b in self.cells))
-
-    @property
-    def is_language_model(self) -> bool:
-        """Whether next tokens are predicted."""
-        return self.task == "text-generation"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -210,7 +206,7 @@ class Pair:
                     f"the target cannot run from layer {lb!r} on the activations that pooling={self.pooling!r} leaves "
                     f"({type(error).__name__}: {error}); use another pooling or layer"
                 ) from error
-        if self.task in CLASSIFIES:
+        if task_named(self.task).classifies:
             check_labels(test, logits_of(found.target).shape[-1])
 
 

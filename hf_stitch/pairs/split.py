@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.classes import numbered_as
 from hf_stitch.pairs.pair import Pair
 from hf_stitch.running import Run
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.kinds import task_named
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ class Split:
 
 
 def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
-    if pair.task not in CLASSIFIES:
-        return samples
-    return samples.with_first(numbered_as(samples.a, getattr(pair.target.model, "config", None)))
+    numbered = task_named(pair.task).numbered(samples.a, getattr(pair.target.model, "config", None))
+    return samples.with_first(numbered)
 
 
 def _unpaired(given: Any) -> tuple[Samples, Samples]:

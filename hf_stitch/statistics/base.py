@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ Reduce = Literal["sum", "cat", "same", "own"]
 ``sum`` is added, ``cat`` is a list of rows that is concatenated, ``same`` must be equal, and ``own`` is combined by
 :meth:`Statistic._combine` of the class.
 """
+
+T = TypeVar("T")
 
 
 def as_tensor(name: str, rows: Rows) -> Tensor:
@@ -256,7 +258,7 @@ class _Declared(NamedTuple):
     form: tuple[torch.Size, torch.dtype, torch.device] | None  # shape, dtype and device; None for rows
 
 
-def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def within(prefix: str, state: Mapping[str, T]) -> dict[str, T]:
     """The entries of a state whose keys begin with a prefix, without the prefix."""
     return {key.removeprefix(prefix): part for key, part in state.items() if key.startswith(prefix)}
 

@@ -20,7 +20,7 @@ from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
 from hf_stitch.running import Run
 from hf_stitch.storage.rows import RowStore
-from hf_stitch.tasks import logits_of
+from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import IGNORED, next_tokens
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]

@@ -22,7 +22,7 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks import check_head, check_labels, logits_of
+from hf_stitch.tasks.heads import check_head, check_labels, logits_of
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 

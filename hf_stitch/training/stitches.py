@@ -13,7 +13,7 @@ from hf_stitch.adapters.cutting.halves import Back
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks import logits_of
+from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import PreparedBatch
 

@@ -29,7 +29,8 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.registry import check_choice, registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks import check_head, check_labels
+from hf_stitch.tasks.heads import check_head, check_labels
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, L1, Objective
@@ -236,7 +237,7 @@ class TaskLoss(TrainedMatcher):
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
     def _asks_labels(self, task: str | None) -> bool:
-        return "hard" in self.objective.labels and task != "text-generation"
+        return "hard" in self.objective.labels and not task_named(task).causal
 
     def rehearse(self, pair: Pair, data: Split) -> None:
         """Run one batch through identity maps, so that errors of training occur before fitting."""

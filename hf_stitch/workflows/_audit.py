@@ -23,18 +23,19 @@ from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
-from hf_stitch.analysis.scoring import answers, as_score, figures_of, scored_target, source_alone
+from hf_stitch.analysis.scoring import answers, as_score, scored_target, source_alone
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
+from hf_stitch.data.classes import numbered_as
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.tasks import CLASSIFIES, check_head
+from hf_stitch.tasks.heads import check_head
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
-from hf_stitch.workflows._evaluate import fitted_share, with_chance
+from hf_stitch.workflows._evaluate import fitted_share
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
 from hf_stitch.workflows._methods import labelled
 
@@ -142,10 +143,9 @@ def audit(
             raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
         whole = _check(models, target)
         both = PairedSamples.of(data, paired_data)
-        if models[0].task in CLASSIFIES:
-            both = both.with_first(numbered_as(both.a, models[0].config))
-        else:
-            warn_of_unused_labels(both.a, models[0].task)
+        task = task_named(models[0].task)
+        both = both.with_first(task.numbered(both.a, models[0].config))
+        task.warn_of_labels(both.a, models[0].config)
         for model in models:
             both = without_anchors(model, both)
         samples, others = both.a, both.b
@@ -204,8 +204,6 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
 
 def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
-    if model.task in CLASSIFIES:
-        warn_of_other_classes(samples, model.config)
     warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:
@@ -311,21 +309,13 @@ def _evaluations(
     seed: int,
 ) -> list[Evaluation]:
     """Return the scores of each model, all on the same resamples."""
-    task = str(found.models[0].task)
-    answers = [found.answers(number, samples) for number in range(len(found.models))]
-    shared = {name: with_chance(answers[0], task)[name] for name in ("target", "chance")}
-    named = {
-        f"{number} {name}": row for number, of in enumerate(answers) for name, row in of.items() if name != "target"
-    }
-    drawn = figures_of({**named, **shared}, task, resamples=resamples, seed=seed)
-    scores = {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()}
-    evaluations = []
-    for number, why in enumerate(without_source):
+    task, evaluations = found.task, []
+    for number, (answers, why) in enumerate(zip(found.answers, without_source, strict=True)):
+        chance = {"chance": task.chance(answers, seed)}
+        drawn = task.drawn({**answers, **chance}, resamples=resamples, seed=seed)
+        scores = {who: {figure: as_score(values) for figure, values in row.items()} for who, row in drawn.items()}
+        rows = {who: scores[who] for who in ("stitched", "mean_only", "source", "target", "chance") if who in scores}
         left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"} | ({"source": why} if why else {})
-        keys = {
-            name: name if name in shared else f"{number} {name}"
-            for name in ("stitched", "mean_only", "source", "target", "chance")
-        }
-        rows = {name: scores[key] for name, key in keys.items() if key in scores}
-        evaluations.append(Evaluation(task, len(samples), samples.fingerprint, rows, shares[number], left_out))
+        name = str(found.models[number].task)
+        evaluations.append(Evaluation(name, len(samples), samples.fingerprint, rows, shares[number], left_out))
     return evaluations

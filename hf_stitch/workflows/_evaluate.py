@@ -9,36 +9,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 from torch import nn
 
 from hf_stitch.analysis.differences import class_names, confused, differing
-from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
-from hf_stitch.analysis.fidelity import TASK, figures_of_vectors, vectors
+from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
 from hf_stitch.analysis.scoring import (
     NULLS,
-    Answers,
-    Array,
-    Whole,
     answers,
     as_score,
     check_place,
-    figures_of,
     not_beaten,
     reference,
     source_alone,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.base import Answers, Whole
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 
 
@@ -140,11 +134,9 @@ def evaluate(
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
         both = PairedSamples.of(data, paired_data)
         whole, left_out = reference(stitched, target), {}
-        if stitched.task in CLASSIFIES:
-            both = both.with_first(numbered_as(both.a, stitched.config))
-            warn_of_other_classes(both.a, stitched.config)
-        else:
-            warn_of_unused_labels(both.a, stitched.task)
+        task = task_named(stitched.task)
+        both = both.with_first(task.numbered(both.a, stitched.config))
+        task.warn_of_labels(both.a, stitched.config)
         both = without_anchors(stitched, both)
         samples = both.a
         warn_of_other_activations(stitched, samples)
@@ -161,21 +153,15 @@ def evaluate(
             del layers["identity"]
         if run.planning:
             return _planned(stitched, layers, both, whole, source, run)
-        confusion: Mapping[str, Mapping[str, int]] = {}
-        shown: tuple[Example, ...] = ()
-        alone = None
-        if stitched.task is None:
-            found = vectors(stitched, layers, both, whole, run)
-            drawn = figures_of_vectors(found, resamples=resamples, seed=run.seed)
-        else:
-            alone, why = source_alone(stitched, source, whole)
-            if alone is None:
-                left_out["source"] = why
-            predicted = answers(stitched, layers, both, whole, run, alone=alone)
-            drawn = figures_of(with_chance(predicted, stitched.task), stitched.task, resamples=resamples, seed=run.seed)
-            names = class_names(stitched, samples)
-            confusion = {} if stitched.task == "text-generation" else confused(predicted, names)
-            shown = differing(predicted, samples, names, examples)
+        alone, why = source_alone(stitched, source, whole)
+        if why:
+            left_out["source"] = why
+        predicted = answers(stitched, layers, both, whole, run, alone=alone)
+        chance = {"chance": task.chance(predicted, run.seed)}
+        drawn = task.drawn({**predicted, **chance}, resamples=resamples, seed=run.seed)
+        names = class_names(stitched, samples)
+        confusion = confused(predicted, names) if task.classifies else {}
+        shown = differing(predicted, samples, names, examples)
         fitted = fitted_share(stitched, samples)
         if fitted:
             warnings.warn(
@@ -186,7 +172,7 @@ def evaluate(
         parts = StitchedParts.of(stitched, alone, whole)
         exact = parts.at_one_layer or isinstance(stitched.stitch.body, IdentityStitch)
         result = Evaluation(
-            stitched.task or TASK, len(samples), samples.fingerprint,
+            stitched.task or "feature-extraction", len(samples), samples.fingerprint,
             {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()},
             fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
@@ -205,13 +191,11 @@ def _planned(
     device = stitched.device
     networks = [each for each in (stitched, getattr(whole, "model", whole)) if isinstance(each, nn.Module)]
     memory = {NETWORKS: bytes_of_weights(*networks)}
-    if stitched.task is None:
-        seconds = seconds_of(lambda: vectors(stitched, layers, few, whole, quiet), device)
-        found = vectors(stitched, layers, few, whole, quiet)
-        memory["vectors"] = len(samples) * sum(each.nbytes for each in found.values()) // count
-    else:
-        alone, _ = source_alone(stitched, source, whole)
-        seconds = seconds_of(lambda: answers(stitched, layers, few, whole, quiet, alone=alone), device)
+    alone, _ = source_alone(stitched, source, whole)
+    found: list[Mapping[str, Answers]] = []
+    seconds = seconds_of(lambda: found.append(answers(stitched, layers, few, whole, quiet, alone=alone)), device)
+    if size := sum(row["vector"].nbytes for row in found[0].values() if "vector" in row):
+        memory["vectors"] = len(samples) * size // count
     stages = {"scoring": seconds * len(samples) / count / run.processes.count}
     free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     job = f"evaluate, {len(layers)} predictors and whole networks, {len(samples)} samples"
@@ -222,20 +206,3 @@ def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
     """Return the share of samples to which the stitching layer of a model was fitted."""
     recorded = (stitched.config.recipe or {}).get(FITTED)
     return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
-
-
-def with_chance(collected: Mapping[str, Answers], task: str) -> dict[str, Answers]:
-    """Add the predictor that ignores the input: the most frequent class, or all tokens equally likely."""
-    target = collected["target"]
-    chance: dict[str, Array] = {}
-    if task == "text-generation":
-        chance = {**target, "cross_entropy": target["tokens"] * np.log(target["vocabulary"])}
-        chance["agreement"] = target["tokens"] / target["vocabulary"]
-    else:
-        labels = target.get("label", target["class"])
-        classes, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        chance["agreement"] = (target["class"] == classes[counts.argmax()]).astype(float)
-        if "label" in target:
-            chance["right"] = (inverse == counts.argmax()).astype(float)
-            chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
-    return {**collected, "chance": chance}

@@ -17,7 +17,7 @@ from torch import nn
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
-from hf_stitch.analysis.grid.figures import differences_from_best, drawn_figures, with_interval
+from hf_stitch.analysis.grid.figures import differences_from_best, with_interval
 from hf_stitch.analysis.grid.measuring import Labelled, Measures
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
@@ -25,7 +25,6 @@ from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.resampling import check_count
 from hf_stitch.analysis.scoring import head_difference, not_beaten
 from hf_stitch.data import Samples
-from hf_stitch.data.classes import warn_of_other_classes, warn_of_unused_labels
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
@@ -36,7 +35,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._held_out import check_far, check_held_out
 from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import check_runs
@@ -134,10 +133,7 @@ def stitch_grid(
         train, test = samples.train.a, samples.test.a
         if test_data is not None:
             check_held_out(train, test)
-        if pair.task in CLASSIFIES:
-            warn_of_other_classes(test, getattr(pair.target.model, "config", None))
-        else:
-            warn_of_unused_labels(test, pair.task)
+        task_named(pair.task).warn_of_labels(test, getattr(pair.target.model, "config", None))
         for matcher in chosen.values():
             matcher.check(pair, samples)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
@@ -234,11 +230,11 @@ def _scored(
     resamples: int,
     seed: int,
 ) -> StitchGrid:
-    pair, arrays = measures.pair, measures.arrays
-    arrays |= _chance(measures)
-    columns = [pair.layers_b.index(lb) for _, _, lb in measures.stitches]
-    baselines = tuple(name for name in ("mean_only", "source", "target", "chance") if f"{name}.agreement" in arrays)
-    drawn = drawn_figures(arrays, arrays["norm"][:, columns], ("stitched", *baselines), resamples=resamples, seed=seed)
+    pair, task = measures.pair, measures.task
+    drawn = {
+        who: {name: row[name] for name in (*task.figures, "structural_error") if name in row}
+        for who, row in task.drawn(measures.predictors, resamples=resamples, seed=seed).items()
+    }
     shape = (len(pair.layers_a), len(pair.layers_b))
     scores: dict[str, dict[str, Any]] = {}
     p_values: dict[str, dict[str, Any]] = {}
@@ -257,14 +253,20 @@ def _scored(
         if not_beaten(
             {
                 "stitched": {figure: values[:, place] for figure, values in drawn["stitched"].items()},
-                "mean_only": {figure: values[:, columns[place]] for figure, values in drawn["mean_only"].items()},
+                "mean_only": {
+                    figure: values[:, pair.layers_b.index(cell[2])] for figure, values in drawn["mean_only"].items()
+                },
                 **{name: drawn[name] for name in ("chance",) if name in drawn},
             }
         )
     ]
     grid = StitchGrid(
         scores,
-        {name: {figure: with_interval(values) for figure, values in drawn[name].items()} for name in baselines},
+        {
+            name: {figure: with_interval(values) for figure, values in row.items()}
+            for name, row in drawn.items()
+            if name != "stitched"
+        },
         p_values, pair.layers_a, pair.layers_b, str(pair.task), pair.pooling, len(measures.samples),
         undefined=undefined, recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches,
         networks=(pair.source, pair.target),
@@ -298,16 +300,3 @@ def _watched(
         for label, detector in watch.detectors.items()
     }
     return replace(grid, detections=found)
-
-
-def _chance(measures: Measures) -> dict[str, Any]:
-    """Measures of the predictor that ignores the input: it always predicts the most frequent class."""
-    labels = None if measures.pair.is_language_model else measures.samples.labels
-    if labels is None:
-        return {}
-    frequent = np.bincount(labels).argmax()
-    predicted = measures.arrays["target.class"]
-    return {
-        "chance.right": (np.asarray(labels) == frequent).astype(float),
-        "chance.agreement": (predicted == frequent).astype(float),
-    }

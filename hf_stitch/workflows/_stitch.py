@@ -22,7 +22,7 @@ from hf_stitch.registry import check_name, registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
@@ -187,7 +187,7 @@ def _scored(
 
 def _name_classes(stitched: StitchedModel, samples: Samples) -> None:
     """Take the names of the classes from the data if the target has none, as networks of timm and of user code."""
-    if stitched.task in CLASSIFIES:
+    if task_named(stitched.task).classifies:
         names = class_names(stitched, samples)
         stitched.config.id2label = names
         stitched.config.label2id = {name: index for index, name in names.items()}

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.fidelity import tensor_of
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Id, Samples
@@ -29,7 +28,9 @@ from hf_stitch.running import Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks import check_head, check_labels, logits_of, task_of
+from hf_stitch.tasks.heads import check_head, check_labels, logits_of, task_of
+from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import check_runs
 
@@ -398,9 +399,9 @@ def _task(target: Adapter, new: _Encoder, task: str | None, *, scored: bool) -> 
     """Return the task of a network with a new encoder."""
     check_meet(new.network, target, new.pooling)
     task = target.task if task == "auto" and not scored else task_of(target, task)
-    if task == "text-generation":
+    if task_named(task).causal:
         raise ValueError(
-            "task='text-generation' is not supported: an anchor is a single vector, but a language model predicts a "
+            f"task={task!r} is not supported: an anchor is a single vector, but a language model predicts a "
             "token at each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
         )
     return task

@@ -14,9 +14,14 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch import Adapter, StitchedModel, evaluate
 from hf_stitch.analysis import bootstrap
-from hf_stitch.analysis.fidelity import figures_of_vectors
+from hf_stitch.tasks.vectors import Vectors
 
 N = 90
+
+
+def drawn_cka(own: Tensor, target: Tensor, resamples: int) -> np.ndarray:
+    measured = {"stitched": {"vector": own}, "target": {"vector": target}}
+    return Vectors().drawn(measured, resamples=resamples, seed=0)["stitched"]["cka"]
 
 
 def net(seed: int, width: int = 8, last: nn.Module | None = None) -> Adapter:
@@ -88,7 +93,7 @@ def test_the_target_itself_scores_one(rows: Tensor) -> None:
 def test_intervals_of_cka_are_as_wide_as_those_of_the_half_sample_bootstrap() -> None:
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x + 1.5 * torch.randn(300, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    drawn = figures_of_vectors({"stitched": x, "target": y}, resamples=500, seed=0)["stitched"]["cka"]
+    drawn = drawn_cka(x, y, 500)
     reference = bootstrap("linear_cka", x, y, resamples=500)
     assert drawn[0] == pytest.approx(reference.value)
     assert 0.8 < drawn[1:].std() / reference.standard_error < 1.25
@@ -99,9 +104,8 @@ def test_both_ways_to_compute_cka_agree() -> None:
     narrow = torch.linalg.qr(wide.T).R.T  # the same rows up to a rotation, in 20 features
     other = torch.randn(20, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     of_narrow = torch.linalg.qr(torch.cat([wide, other]).T).R.T
-    found = figures_of_vectors({"stitched": wide, "target": other}, resamples=5, seed=0)["stitched"]["cka"]
-    padded = figures_of_vectors({"stitched": of_narrow[:20], "target": of_narrow[20:]}, resamples=5, seed=0)
-    np.testing.assert_allclose(padded["stitched"]["cka"], found, rtol=1e-9)
+    found, padded = drawn_cka(wide, other, 5), drawn_cka(of_narrow[:20], of_narrow[20:], 5)
+    np.testing.assert_allclose(padded, found, rtol=1e-9)
     assert narrow.shape == (20, 20)
 
 

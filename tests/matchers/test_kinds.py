@@ -1,4 +1,4 @@
-"""Kinds of matchers: a new one works in every job, and no job knows the kinds."""
+"""Kinds of matchers: a new one works in every job, and no job knows the kinds, nor compares tasks by name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hf_stitch.matchers import Matched, Matcher, match_each
 from hf_stitch.pairs import Collected
 from hf_stitch.registry import registries
 from hf_stitch.stitches import LinearStitch
+from hf_stitch.tasks.heads import TASKS
 from hf_stitch.testing import check_matcher
 
 KINDS = {"ClosedFormMatcher", "RowsMatcher", "TrainedMatcher", "UnpairedMatcher"}
@@ -111,6 +112,17 @@ def test_no_job_knows_the_kinds(room: str) -> None:
             if isinstance(each, ast.Name | ast.alias)
         }
         assert not names & KINDS, f"{path} names {names & KINDS}"
+
+
+@pytest.mark.parametrize("room", ["workflows", "analysis"])
+def test_no_job_compares_a_task_with_a_string(room: str) -> None:
+    for path in sorted((Path(hf_stitch.__file__).parent / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Compare):
+                compared = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                compared |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                found = compared & {*TASKS, "CLASSIFIES", "TASKS"}
+                assert not found, f"{path}, line {node.lineno}, compares {found}: ask task_named(…)"
 
 
 def test_a_job_that_trains_copies_each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.scoring import resampled
+from hf_stitch.tasks.base import resampled
 
 Array = NDArray[np.float64]
 FIGURES = ("auroc", "one_sided", "two_sided", "aupr", "fpr95")

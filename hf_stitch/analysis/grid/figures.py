@@ -2,58 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
 from hf_stitch.analysis.grid.result import direction
-from hf_stitch.analysis.scoring import resampled
-
-Array = NDArray[Any]
-Measured = Mapping[str, Array]
-
-
-def figures(measures: Measured, own: str, weights: Array) -> dict[str, Array]:
-    """Compute the figures of a predictor, or of several at once, for weights of the samples."""
-
-    def total(name: str) -> Array:
-        values = weights @ measures[name].astype(np.float64)
-        return values if values.ndim == 2 else values[:, None]
-
-    if f"{own}.tokens" in measures:
-        tokens = total("target.tokens")
-        loss, reference = (total(f"{who}.cross_entropy") / tokens for who in (own, "target"))
-        found = {"relative_perplexity": np.exp(loss - reference), "perplexity": np.exp(loss)}
-        found["agreement"] = total(f"{own}.agreement") / tokens
-    elif f"{own}.right" not in measures:
-        found = {"agreement": total(f"{own}.agreement") / weights.sum(1)[:, None]}
-    else:
-        n, right, reference = weights.sum(1)[:, None], total(f"{own}.right"), total("target.right")
-        relative = np.full(np.broadcast(right, reference).shape, np.nan)
-        np.divide(right, reference, out=relative, where=reference > 0)
-        found = {"relative_accuracy": relative, "accuracy": right / n, "agreement": total(f"{own}.agreement") / n}
-    single = measures[f"{own}.agreement"].ndim == 1
-    return {name: values[:, 0] if single else values for name, values in found.items()}
-
-
-def drawn_figures(
-    measures: Measured, norms: Array, predictors: tuple[str, ...], *, resamples: int, seed: int
-) -> dict[str, dict[str, Array]]:
-    """Compute the figures of all predictors on all samples, and on resamples shared by all of them."""
-    drawn: dict[str, list[dict[str, Array]]] = {name: [] for name in predictors}
-    for weights in resampled(len(measures["target.agreement"]), resamples, seed):
-        for name in predictors:
-            found = figures(measures, name, weights)
-            if name == "stitched":
-                found["structural_error"] = (weights @ measures["error"]) / (weights @ norms)
-            drawn[name].append(found)
-    return {
-        name: {figure: np.concatenate([chunk[figure] for chunk in chunks]) for figure in chunks[0]}
-        for name, chunks in drawn.items()
-    }
+from hf_stitch.tasks.base import Array
 
 
 def with_interval(drawn: Array) -> Array:

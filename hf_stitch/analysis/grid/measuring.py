@@ -12,22 +12,20 @@ from torch import Tensor
 
 from hf_stitch.analysis.detection.recording import handed_over, received
 from hf_stitch.analysis.detection.watching import Seen, Watch
-from hf_stitch.analysis.scoring import Answers, measure_classes, measure_tokens
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.pairs import Pair
-from hf_stitch.pairs.pair import Outputs
 from hf_stitch.processes import joined
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks import logits_of
+from hf_stitch.tasks.base import Answers
+from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.kinds import task_named
 
 Labelled = tuple[str, str, str]
 """Label of a matcher, layer of the source, layer of the target."""
-KEPT = {"classes": ("right", "agreement"), "tokens": ("tokens", "cross_entropy", "agreement")}
-"""Measures that are kept for each sample and each stitch."""
 DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
 
 
@@ -46,15 +44,21 @@ class Measures:
     ) -> None:
         self.pair, self.stitches, self.samples, self.with_source = pair, stitches, samples, with_source
         self.means, self.watch = means, watch
-        self.kept = KEPT["tokens" if pair.is_language_model else "classes"]
-        if not pair.is_language_model and samples.labels is None:
-            self.kept = ("agreement",)
+        self.task = task_named(pair.task)
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
 
     @property
-    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The measures of all samples so far."""
-        return {name: np.concatenate(parts) for name, parts in self._parts.items()}
+    def predictors(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """The measures by predictor; of stitches a column each, with squared residuals and norms."""
+        rows = {who: within(f"{who}.", self.arrays) for who in ("stitched", "mean_only", "source", "target")}
+        found = {who: row for who, row in rows.items() if row}
+        columns = [self.pair.layers_b.index(lb) for _, _, lb in self.stitches]
+        found["stitched"] |= {"error": self.arrays["error"], "norm": self.arrays["norm"][:, columns]}
+        if self.task.classifies and self.samples.labels is not None:
+            found["target"]["label"] = np.asarray(self.samples.labels)
+            chance = self.task.chance(found, 0)
+            found["chance"] = {name: chance[name] for name in self.task.kept}
+        return found
 
     @torch.no_grad()
     def collect(self, state: Checkpoint, offset: int, kept: Mapping[str, Tensor], run: Run) -> None:
@@ -88,51 +92,48 @@ class Measures:
             for name, values in self._measure(batch).items():
                 self._parts.setdefault(name, []).append(values)
             if state.due(count == last):
-                self._parts = {name: [values] for name, values in self.arrays.items()}
+                self._parts = {name: [np.concatenate(parts)] for name, parts in self._parts.items()}
                 arrays = {f"measures.{name}": torch.from_numpy(values) for name, (values,) in self._parts.items()}
                 state.save(offset + count, {**kept, **arrays, "watch": fitted})
-        self._parts = joined(run.processes.gather(self._parts))
+        parts = joined(run.processes.gather(self._parts))
+        self.arrays = {name: np.concatenate(each) for name, each in parts.items()}
 
     def seen(self, what: str, number: int) -> Seen:
         """Return what detectors kept: ``stitched`` of a cell, ``own`` or ``doses`` of a layer of the target."""
-        prefix = f"seen.{what}.{number}."
-        return {
-            name.removeprefix(prefix): np.concatenate(parts)
-            for name, parts in self._parts.items()
-            if name.startswith(prefix)
-        }
+        return within(f"seen.{what}.{number}.", self.arrays)
 
     def _measure(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
         pair = self.pair
         found = pair.run(batch, complete=True)
         resized = _Resized(found.x)
-        logits = {"target": logits_of(found.target)}
-        if self.with_source:
-            logits["source"] = logits_of(found.source)
-        parents = self._answers(logits, found, batch)
-        measured = {f"{who}.{key}": row[key] for who, row in parents.items() for key in self.kept}
-        if not pair.is_language_model:
-            measured["target.class"] = parents["target"]["class"]
-        norms, means, errors, cells = [], [], [], []
+        parents = {"target": found.target} | ({"source": found.source} if self.with_source else {})
+        side = batch, found.inputs
+        answers = self.task.measure(parents, side, side)
+        kept = [key for key in self.task.kept if key in answers["target"]]
+        measured = {f"{who}.{key}": row[key] for who, row in answers.items() for key in kept}
+        if self.task.classifies:
+            measured["target.class"] = answers["target"]["class"]
+        norms, errors = [], []
+        rows: dict[str, list[Answers]] = {"stitched": [], "mean_only": []}
         for j, b in enumerate(pair.layers_b):
-            own = received(found.y[b], pair.pooling)
-            norms.append(_squares(own.values, own.mask))
+            y = received(found.y[b], pair.pooling)
+            norms.append(_squares(y.values, y.mask))
             if self.watch.detectors:
-                measured |= _named(f"seen.own.{j}.", self.watch.see(b, own, batch.ids))
-                measured |= _named(f"seen.doses.{j}.", self.watch.see_doses(b, own, batch.ids))
+                measured |= _named(f"seen.own.{j}.", self.watch.see(b, y, batch.ids))
+                measured |= _named(f"seen.doses.{j}.", self.watch.see_doses(b, y, batch.ids))
             constant = logits_of(pair.finish(self._constant(b, found.x), b, found.y[b]))
-            means.append({"mean": constant.expand(len(batch.samples), *constant.shape[1:])})
+            own = constant.expand(len(batch.samples), *constant.shape[1:])
+            rows["mean_only"].append(self.task.measure({"own": own, "target": found.target}, side, side)["own"])
         for place, ((_, a, b), layer) in enumerate(self.stitches.items()):
             mapped = layer(resized.to(a, layer))
             errors.append(_error(mapped, found.y[b], pair.pooling))
             if self.watch.detectors:
                 handed = self.watch.see(b, handed_over(mapped, pair.pooling), batch.ids)
                 measured |= _named(f"seen.stitched.{place}.", handed)
-            cell = {"own": logits_of(pair.finish(mapped, b, found.y[b])), "target": logits["target"]}
-            cells.append(self._answers(cell, found, batch)["own"])
-        rows = [self._answers({**mean, "target": logits["target"]}, found, batch)["mean"] for mean in means]
-        measured |= {f"stitched.{key}": np.stack([row[key] for row in cells], 1) for key in self.kept}
-        measured |= {f"mean_only.{key}": np.stack([row[key] for row in rows], 1) for key in self.kept}
+            outputs = {"own": pair.finish(mapped, b, found.y[b]), "target": found.target}
+            rows["stitched"].append(self.task.measure(outputs, side, side)["own"])
+        for who, of in rows.items():
+            measured |= {f"{who}.{key}": np.stack([row[key] for row in of], 1) for key in kept}
         return measured | {"norm": np.stack(norms, 1), "error": np.stack(errors, 1)}
 
     def _constant(self, b: str, x: Mapping[str, Representation]) -> Representation:
@@ -141,11 +142,6 @@ class Measures:
         if own.mask is None:
             own = own.replace(values=own.values[:1])
         return self.means[b](own)
-
-    def _answers(self, logits: Mapping[str, Tensor], found: Outputs, batch: Batch) -> dict[str, Answers]:
-        if self.pair.is_language_model:
-            return measure_tokens(logits, found.inputs, batch)
-        return measure_classes(logits, batch)
 
 
 class _Resized:

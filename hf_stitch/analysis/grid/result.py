@@ -22,6 +22,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import HIGHER
 
 if TYPE_CHECKING:
     import pandas
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = NDArray[np.float64]
-DIRECTIONS = {
-    "relative_accuracy": "higher",
-    "accuracy": "higher",
-    "relative_perplexity": "lower",
-    "perplexity": "lower",
-    "agreement": "higher",
-    "structural_error": "lower",
-}
-"""Figures of a grid, and which direction is better."""
 
 ACCURATE = 0.8
 """Relative accuracy, or agreement, from which a stitch counts as accurate (Csiszárik et al. 2021, section 8)."""
@@ -45,7 +37,7 @@ ACCURATE = 0.8
 
 def direction(figure: str) -> str:
     """Return ``"higher"`` or ``"lower"``, whichever is better for a figure; lower is, for those of detectors."""
-    return DIRECTIONS.get(figure, "lower")
+    return "higher" if figure in HIGHER else "lower"
 
 
 @dataclass(frozen=True, eq=False)

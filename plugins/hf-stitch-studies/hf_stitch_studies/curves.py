@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_stitch.analysis import Score
-from hf_stitch.analysis.scoring import Array, answers, as_score, check_place, figures_of, scored_target
+from hf_stitch.analysis.scoring import answers, as_score, check_place, scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.results import Result
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import Array
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -212,7 +214,8 @@ def relative_accuracies(
     for name, layer in layers.items():
         check_place(stitched, name, layer)
     samples = Samples.of(data)
-    if stitched.task == "text-generation" or samples.labels is None:
+    task = task_named(stitched.task)
+    if not task.classifies or samples.labels is None:
         raise ValueError("relative accuracy needs a classification head and samples with labels")
     samples = numbered_as(samples, stitched.config)
     warn_of_other_classes(samples, stitched.config)
@@ -222,5 +225,5 @@ def relative_accuracies(
         raise ValueError(
             f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
         )
-    drawn = figures_of(found, str(stitched.task), resamples=resamples, seed=seed)
+    drawn = task.drawn(found, resamples=resamples, seed=seed)
     return {name: drawn[name]["relative_accuracy"] for name in layers}

@@ -21,7 +21,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.results import Result
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks import CLASSIFIES
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -139,7 +139,7 @@ class TrajectoryRecorder:
         stitch: int = 0,
         batch_size: int = 256,
     ) -> None:
-        if stitched.task not in CLASSIFIES:
+        if not task_named(stitched.task).classifies:
             raise ValueError(f"a trajectory needs a classification head, but this model has the task {stitched.task!r}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")

@@ -1,4 +1,4 @@
-"""Tasks by which stitched models are scored and trained, and the logits and the loss of their heads."""
+"""Heads that can be scored, their logits and their loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of stitched models without a head: how close their outputs are to those of the target, sample by sample."""
+"""Models without a head: how close their outputs are to those of the target, sample by sample."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import Array, Whole, resampled
-from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Batch, PairedSamples
+from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics._neighbours import shared_neighbours
-from hf_stitch.pairs.pair import check_finite
-from hf_stitch.processes import joined
-from hf_stitch.running import Run
-from hf_stitch.stitches import StitchingLayer
-
-TASK = "feature-extraction"
-"""Task of a stitched model without a head, as on the Hub."""
+from hf_stitch.tasks.base import Answers, Array, Side, Task, resampled
 
 NEIGHBOURS = 10
 """Number of nearest neighbours; half of the other samples if there are fewer than 20."""
@@ -29,65 +20,57 @@ PARTS = ("sentence_embedding", "text_embeds", "image_embeds", "last_hidden_state
 """Parts of an output that become vectors, in order of preference; then the first tensor."""
 
 
-@torch.no_grad()
-def vectors(
-    stitched: StitchedModel,
-    layers: Mapping[str, StitchingLayer],
-    samples: PairedSamples,
-    whole: Whole,
-    run: Run,
-) -> dict[str, Tensor]:
-    """Compute one vector per sample from the outputs of several stitching layers and of the target.
+class Vectors(Task):
+    """One vector per sample of the outputs of a model without a head, and how close it is to the target's."""
 
-    The vector is an embedding, or the mean over positions of ``last_hidden_state`` (of real tokens) or of another
-    output with three axes, or the output itself, flattened.
-    """
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*layers, "target")}
-    for _, batch, twin in samples.batches(run, "scoring"):
-        inputs, reference = stitched.preprocess(batch.samples), whole.preprocess(twin.samples)
-        with evaluating(stitched):
-            representation = stitched.source(**stitched.source_inputs(inputs))
-            check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
-            outputs = {name: stitched.head(layer(representation)) for name, layer in layers.items()}
-        for name, output in outputs.items():
-            parts[name].append(_vectors(output, batch, inputs.get("attention_mask")))
-        own = _vectors(whole.forward(reference), twin, reference.get("attention_mask"))
-        _check_finite(own, twin)
-        parts["target"].append(own)
-    if run.processes.count > 1:
-        sent = {name: [part.cpu() for part in found] for name, found in parts.items()}
-        parts = {name: [part.to(own) for part in found] for name, found in joined(run.processes.gather(sent)).items()}
-    if len(widths := {part.shape[1] for found in parts.values() for part in found}) > 1:
-        raise ValueError(
-            f"the outputs have {', '.join(map(str, sorted(widths)))} numbers for different samples or stitches, so "
-            "that they cannot be compared; pass samples of one size, or a target with one vector per sample"
-        )
-    return {name: torch.cat(found) for name, found in parts.items()}
+    unused = "a model without a head is compared with its target by outputs"
 
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Return the vector of each sample.
 
-def figures_of_vectors(found: Mapping[str, Tensor], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
-    """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
+        It is an embedding, or the mean over positions of ``last_hidden_state`` (of real tokens) or of another output
+        with three axes, or the output itself, flattened.
+        """
+        found = {name: _vectors(output, target if name == "target" else source) for name, output in outputs.items()}
+        _check_finite(found["target"], target[0])
+        return {name: {"vector": values} for name, values in found.items()}
 
-    - ``r2``: share of the variation of the target's vectors about their mean that the predictor's vectors explain.
-    - ``cosine``: mean cosine of a predicted vector and the target's vector of the sample, both relative to the target's
-      mean vector.
-    - ``cka``: linear CKA. Its resamples are linear in the weights of the samples (with the influence function), because
-      a resample that contains a sample twice would increase it.
-    - ``knn_overlap``: share of the nearest neighbours (by the same cosine) of a sample, among all samples, that both
-      have in common.
+    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
+        """Concatenate the vectors of batches."""
+        found = {name: [row["vector"] for row in rows] for name, rows in parts.items()}
+        if len(widths := {part.shape[1] for rows in found.values() for part in rows}) > 1:
+            raise ValueError(
+                f"the outputs have {', '.join(map(str, sorted(widths)))} numbers for different samples or stitches, so "
+                "that they cannot be compared; pass samples of one size, or a target with one vector per sample"
+            )
+        device = found["target"][0].device
+        return {name: {"vector": torch.cat([row.to(device) for row in rows])} for name, rows in found.items()}
 
-    Returns Predictor, with ``chance`` (the stitched vectors of other samples), -> figure -> (1 + resamples,) float64,
-    with the figure on all samples first; NaN where a figure is undefined (CKA of constant vectors, a single sample).
-    """
-    target = found["target"].double()
-    weights = np.concatenate(list(resampled(len(target), resamples, seed)))
-    drawn = torch.from_numpy(weights).to(target.device)
-    predictors = {name: values for name, values in found.items() if name != "target"}
-    predictors["chance"] = predictors["stitched"][_partners(len(target), seed).to(target.device)]
-    return {
-        name: {figure: values.cpu().numpy() for figure, values in _figures(own.double(), target, drawn).items()}
-        for name, own in predictors.items()
-    }
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the stitched vectors of other samples."""
+        own = measured["stitched"]["vector"]
+        return {"vector": own[_partners(len(own), seed).to(own.device)]}
+
+    def drawn(self, measured: Mapping[str, Answers], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
+        """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
+
+        - ``r2``: share of the variation of the target's vectors about their mean that the predictor's explain.
+        - ``cosine``: mean cosine of a predicted vector and the target's vector of the sample, both relative to the
+          target's mean vector.
+        - ``cka``: linear CKA. Its resamples are linear in the weights of the samples (with the influence function),
+          because a resample that contains a sample twice would increase it.
+        - ``knn_overlap``: share of the nearest neighbours (by the same cosine) of a sample, among all samples, that
+          both have in common.
+
+        A figure that is undefined (CKA of constant vectors, a single sample) is NaN.
+        """
+        target = measured["target"]["vector"].double()
+        weights = np.concatenate(list(resampled(len(target), resamples, seed)))
+        drawn = torch.from_numpy(weights).to(target.device)
+        found = {
+            who: _figures(row["vector"].double(), target, drawn) for who, row in measured.items() if who != "target"
+        }
+        return {who: {name: values.cpu().numpy() for name, values in row.items()} for who, row in found.items()}
 
 
 def _figures(own: Tensor, target: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -136,8 +119,9 @@ def _partners(n: int, seed: int) -> Tensor:
     return found
 
 
-def _vectors(output: Any, batch: Batch, mask: Tensor | None) -> Tensor:
+def _vectors(output: Any, side: Side) -> Tensor:
     """One vector per sample of an output."""
+    batch, mask = side[0], side[1].get("attention_mask")
     values = tensor_of(output, len(batch.samples))
     if values is None:
         raise ValueError(
