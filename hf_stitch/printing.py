@@ -26,6 +26,13 @@ def rounded(value: float) -> str:
     return f"{value:z.{1 - math.floor(math.log10(off)) if 1e-7 < off < 5e-4 else 3}f}"
 
 
+def make_visible(error: BaseException | None) -> None:
+    """Write control characters in the messages of an error and of its causes as escapes."""
+    while error is not None:
+        error.args = tuple(visible(each) if isinstance(each, str) else each for each in error.args)
+        error = error.__cause__ or error.__context__
+
+
 class Visible:
     """What rich shows, with :func:`visible` text in its own styles."""
 
@@ -35,6 +42,10 @@ class Visible:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the text of each part as visible."""
         from rich.segment import Segment
+        from rich.table import Table
+        from rich.text import Text
 
-        for text, style, control in console.render(self.shown, options):
+        if isinstance(self.shown, Table) and isinstance(self.shown.title, str):  # rich takes it for markup
+            self.shown.title = Text(self.shown.title, "table.title")
+        for text, style, control in console.render(self.shown, options.update(markup=False)):
             yield Segment(text if control else visible(text), style, control)

@@ -13,15 +13,16 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from hf_stitch.plugins import install_hint
-from hf_stitch.printing import Visible, visible
+from hf_stitch.printing import Visible, make_visible, visible
 from hf_stitch.processes import Processes
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Width of a text table in characters."""
+
+DEEPEST = 100
+"""Deepest nesting of the values of a result."""
 
 
 class Result(ABC):
@@ -66,6 +70,19 @@ class Result(ABC):
     derived: ClassVar[tuple[str, ...]] = ()
     page: ClassVar[str] = "hf_stitch.reports.general:section"
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let rich print what a subclass shows as text alone, and name a result whose fields do not fit together."""
+        super().__init_subclass__(**options)
+        if (shown := cls.__dict__.get("__rich__")) is None:
+            return
+
+        @wraps(shown)
+        def safely(self: Result) -> Visible:
+            with fitting(self):
+                return Visible(shown(self))
+
+        cls.__rich__ = safely  # type: ignore[method-assign]
+
     @abstractmethod
     def __rich__(self) -> RenderableType:
         """Return the table that ``rich`` prints."""
@@ -78,11 +95,12 @@ class Result(ABC):
         """Return the table as text."""
         from rich.console import Console
 
-        if isinstance(shown := self.__rich__(), str):
-            return visible(shown)
+        shown: Any = self.__rich__()
+        if isinstance(shown.shown, str):
+            return visible(shown.shown)
         console = Console(width=WIDTH, file=io.StringIO(), emoji=False)
         with console.capture() as captured:
-            console.print(Visible(shown), markup=False)
+            console.print(shown)
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
@@ -90,7 +108,7 @@ class Result(ABC):
         from rich.console import Console
 
         console = Console(width=WIDTH, record=True, file=io.StringIO(), emoji=False)
-        console.print(Visible(self.__rich__()), markup=False)
+        console.print(self.__rich__())
         return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +129,7 @@ class Result(ABC):
             ValueError: If a field is missing, unknown, or has the wrong type.
         """
         read: Self = decode(cls, {key: value for key, value in record.items() if key not in cls.derived}, cls.__name__)
+        _check_writable(record, cls.__name__)
         return read
 
     def save(self, path: str | Path) -> None:
@@ -151,7 +170,7 @@ class Result(ABC):
             ValueError: If the file is not JSON or contains a result of another class, or if a field is missing,
                 unknown or has the wrong type; the message names the file and the field.
         """
-        with reading(path):
+        with decoding(path):
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             kind = record.pop("result", None) if isinstance(record, dict) else None
             if kind != cls.__name__:
@@ -164,22 +183,43 @@ class Result(ABC):
 
 
 @contextmanager
-def reading(path: str | Path) -> Iterator[None]:
-    """Name a file in errors about its content.
+def fitting(result: Result) -> Iterator[None]:
+    """Name a result in errors of code that shows it: its fields come from a file and may not fit together.
 
     Args:
-        path: The file.
+        result: The result.
 
     Yields:
-        Nothing; the content is read in the body of the ``with`` statement.
+        Nothing; the result is shown in the body of the ``with`` statement.
 
     Raises:
-        ValueError: If the content is invalid, whatever was raised.
+        ValueError: For everything that is raised, except memory, disk and missing packages.
     """
     try:
         yield
-    except (ValueError, RecursionError, AssertionError) as error:  # of json, html.parser and decode
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        make_visible(error)
+        failure = f"this {type(result).__name__} cannot be shown: "
+        if str(error).startswith(failure):
+            raise
+        kind = "" if isinstance(error, ValueError) else f"its fields do not fit together, {type(error).__name__}: "
+        raise ValueError(f"{failure}{kind}{error}") from error
+
+
+def _check_writable(record: Any, where: str) -> None:
+    """Check that JSON values can be written again: not nested too deep, and no text with half a character."""
+    level = [record]
+    for _ in range(DEEPEST):
+        inside = [each for each in level if isinstance(each, (dict, list))]
+        level = [item for each in inside for item in (each if isinstance(each, list) else [*each, *each.values()])]
+        for item in level:
+            if isinstance(item, str):
+                item.encode()
+        if not level:
+            return
+    raise ValueError(f"{where} has values nested more than {DEEPEST} deep, as no result has")
 
 
 def encode(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import traceback
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,6 +21,8 @@ from hf_stitch import SimilarityAtlas, load_report, registries
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.printing import Visible, visible
 from hf_stitch.results import Result
+from hf_stitch.training import History
+from hf_stitch.training.history import Measurement
 
 HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=owned()>[red]:bug:"
 """What terminals, pages and rich take as commands or markup."""
@@ -154,3 +157,23 @@ def test_an_atlas_with_hostile_layers_prints_one_line_per_layer() -> None:
     atlas = SimilarityAtlas({"cka": np.eye(2)}, names, ("b0", "b1"), 9, "mean", {"cka": "moments"})
     assert str(atlas).count(r"\u001b]0;owned\u001b[2J") == 2  # rich removes the bell
     assert str(atlas).count("[red]:bug:") == 2
+
+
+def test_rich_prints_a_result_as_text() -> None:
+    """Also outside the command line, where rich takes text for markup, and a closing tag alone is an error."""
+    names = tuple(f"{HARM}[/x][link=http://x]{i}" for i in range(2))
+    atlas = SimilarityAtlas({"cka": np.eye(2)}, names, ("b0", "b1"), 9, "mean", {"cka": "moments"})
+    history = History(f"{HARM}[/x]", (Measurement(0, None, {f"{HARM}[/x]": 0.5}),))
+    for result in (atlas, history):
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200)
+        console.print(result)
+        found = re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+        assert "[/x]" in found and not BAD.search(found)
+
+
+def test_an_error_about_a_file_shows_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.json"
+    path.write_text(json.dumps({"result": "SimilarityAtlas", HARM: 1}))
+    with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\u001b\]0;owned") as caught:
+        SimilarityAtlas.load(path)
+    assert not BAD.search("".join(traceback.format_exception(caught.value)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -91,3 +93,34 @@ def test_unknown_and_missing_fields_are_named() -> None:
 def test_text_and_html_output() -> None:
     assert str(make(0.5, [])) == "x: 1.5"
     assert "1.5" in make(0.5, [])._repr_html_()
+
+
+def test_values_that_are_nested_too_deep_are_refused(tmp_path) -> None:
+    path = tmp_path / "x.json"
+    for depth in (90, 900):
+        record = {"result": "Everything", **make(0.5, []).to_dict(), "recipe": "@"}
+        path.write_text(json.dumps(record).replace('"@"', '{"a":' * depth + "1" + "}" * depth))
+        with nullcontext() if depth < 100 else pytest.raises(ValueError, match=r"x\.json .* more than 100 deep"):
+            Everything.load(path).to_html(tmp_path / "x.html")
+
+
+def test_pipes_are_refused_and_any_wrong_content_names_the_file(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is a pipe, a socket or a device"):
+        Everything.load(tmp_path / "pipe")
+    record = {"result": "Everything", **make(0.5, []).to_dict(), "recipe": {"a": ["\ud800"]}}
+    (tmp_path / "x.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"x\.json cannot be read: 'utf-8' codec can't encode"):
+        Everything.load(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"x\.json cannot be read: 'utf-8' codec"):
+        Everything.load(tmp_path / "x.json")
+
+
+def test_a_result_whose_fields_do_not_fit_together_is_named() -> None:
+    broken = replace(make(0.5, []), values=None)
+    for show in (str, lambda result: result._repr_html_()):
+        with pytest.raises(
+            ValueError, match=r"this Everything cannot be shown: its fields do not fit .* AttributeError"
+        ):
+            show(broken)

@@ -24,6 +24,9 @@ def converted(images: Sequence[Any], channels: int) -> list[Any]:
     """
     mode = "L" if channels == 1 else "RGB"
     for id_, image in zip(ids_of(images), images, strict=True):
+        dtype = getattr(image, "dtype", None)
+        if getattr(dtype, "kind", "f") not in "biuf" or getattr(dtype, "is_complex", False):
+            raise ValueError(f"image {id_!r} has {dtype} values, and those of an image are real: convert it to bytes")
         what = ""
         if isinstance(image, Image.Image) and image.mode in UNBOUNDED:
             what = f"mode {image.mode!r}"

@@ -170,6 +170,12 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
         rows.append(made if is_text and isinstance(made, Mapping) else {content: made})
         for value in rows[-1].values():
             _check_sample(value, what, (0,) if is_text else interface.shapes.get(content))
+            expected = interface.dtypes.get(content, "float32")
+            if value.is_complex() and "complex" not in expected:
+                raise ValueError(
+                    f"{what} has complex numbers ({value.dtype}), and {expected} is expected: pass their real and "
+                    "imaginary parts as channels"
+                )
         if not set(needed) <= rows[-1].keys():
             raise ValueError(
                 f"{what} gives {', '.join(rows[-1]) or 'nothing'}, and the network takes {', '.join(needed)}: return a "

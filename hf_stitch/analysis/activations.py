@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,8 @@ from hf_stitch.data import Id
 from hf_stitch.processes import Processes
 from hf_stitch.registry import did_you_mean
 from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
-from hf_stitch.storage.files import digest, write_whole
+from hf_stitch.resources import sized
+from hf_stitch.storage.files import decoding, digest, write_whole
 from hf_stitch.storage.folders import load_whole, replacing
 
 STATE = "state.json"
@@ -28,6 +30,8 @@ STATE = "state.json"
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
+UNPACKED = 200
+"""Largest ratio of activations to the compressed file that contains them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,14 +195,15 @@ class Activations:
         if not path.exists():
             raise FileNotFoundError(f"no activations at {path}: the file does not exist")
         read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
-        values, about = read(path)
-        about = pooling_from_1(about)
-        found = ids if ids is not None else about.get("ids")
-        if found is None:
-            raise ValueError(f"{path} has no ids, which identify the samples; pass ids=")
-        mask = values.pop("mask", None)
-        grids = {name: (int(h), int(w)) for name, (h, w) in about.get("grids", {}).items()}
-        return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
+        with decoding(path):
+            values, about = read(path)
+            about = pooling_from_1(about)
+            found = ids if ids is not None else about.get("ids")
+            if found is None:
+                raise ValueError(f"{path} has no ids, which identify the samples; pass ids=")
+            mask = values.pop("mask", None)
+            grids = {name: (int(h), int(w)) for name, (h, w) in about.get("grids", {}).items()}
+            return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
 
 
 def _savez(path: Path, arrays: dict[str, Any]) -> None:
@@ -207,6 +212,10 @@ def _savez(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(each.file_size for each in archive.infolist())
+    if size > max(UNPACKED * path.stat().st_size, 2**28):
+        raise ValueError(f"it would unpack to {sized(size)}, as no activations do")
     with np.load(path) as arrays:
         about = json.loads(str(arrays["about"])) if "about" in arrays else {}
         if "ids" in arrays:
@@ -228,6 +237,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from datasets import Dataset
 
+    @decoding(path)
     def load() -> tuple[dict[str, Tensor], dict[str, Any]]:
         stored = Dataset.load_from_disk(str(path))
         about = json.loads((path / ABOUT).read_text(encoding="utf-8")) if (path / ABOUT).is_file() else {}

@@ -256,7 +256,7 @@ def _summary(described: Description) -> str:
 def _headline(scores: Mapping[str, Any]) -> str:
     """Return a sentence with the first figure and its baselines."""
     table = _ordered(scores)
-    if "stitched" not in table:
+    if not table.get("stitched"):
         return ""
     figure = next(iter(table["stitched"]))
     own = table["stitched"][figure]

@@ -17,6 +17,7 @@ from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
+from hf_stitch.storage.files import decoding
 from hf_stitch.tasks.heads import CLASSIFIES
 
 SIDES = ("source", "target")
@@ -122,10 +123,11 @@ class Description:
         """
         whole = not is_stitcher(folder)
         path = folder / (CONFIG if whole else STITCHER)
-        record = read_record(path)
-        values = (read_model if whole else read_stitcher)(record, str(path))
-        with built_from(path):
-            return cls.of(values, whole=whole)
+        with decoding(path):
+            record = read_record(path)
+            values = (read_model if whole else read_stitcher)(record, str(path))
+            with built_from(path):
+                return cls.of(values, whole=whole)
 
     @classmethod
     def of(cls, record: Mapping[str, Any], *, whole: bool) -> Self:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.adapters.libraries.rebuilding import AttentionError
+from hf_stitch.printing import visible
 from hf_stitch.registry import PluginError, UnknownNameError
 
 FORMAT = 2
@@ -118,8 +119,8 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
     unknown = sorted(set(record) - names)
     if unknown:
         warnings.warn(
-            f"{where} has {', '.join(unknown)}, which this version does not know and ignores; it was probably written "
-            "by a newer version",
+            f"{where} has {visible(', '.join(unknown))}, which this version does not know and ignores; it was probably "
+            "written by a newer version",
             stacklevel=4,
         )
     return {key: value for key, value in record.items() if key in names}

@@ -287,6 +287,31 @@ def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
+NUMBER = value(
+    "a number, 'nan', 'inf' or '-inf'",
+    lambda found: (
+        type(found) is float or (type(found) is int and abs(found) < 2**53) or found in ("nan", "inf", "-inf")
+    ),
+)
+_SCORES = fields(
+    ("fitted_share",),
+    others=True,
+    task=TEXT,
+    n=whole(0),
+    data=TEXT,
+    fitted_share=maybe(NUMBER),
+    scores=table(table(fields(value=NUMBER, low=NUMBER, high=NUMBER))),
+)
+SCORES: Reader = lambda found, at: _SCORES(found, at) if found else found  # noqa: E731
+RECIPE = fields(
+    ("matcher", "versions", "changed_since_fit"),
+    others=True,  # they are shown as they are
+    matcher=maybe(fields(("name",), others=True, name=TEXT)),
+    versions=table(ANYTHING),
+    changed_since_fit=several(ANYTHING),
+)
+
+
 _MODEL = fields(
     (
         *("task", "source", "target", "stitch", "recipe", "scores", "requires", "processor_settings", "tied_weights"),
@@ -302,8 +327,8 @@ _MODEL = fields(
     target=maybe(_half),
     stitch=maybe(STITCH),
     tied_weights=maybe(table(TEXT)),
-    recipe=maybe(table(ANYTHING)),
-    scores=maybe(table(ANYTHING)),
+    recipe=maybe(RECIPE),
+    scores=SCORES,
     requires=maybe(several(REQUIREMENT)),
     processor_settings=maybe(fields(chosen=table(ANYTHING), defaults=table(ANYTHING))),
     hidden_size=maybe(whole(1)),
@@ -341,8 +366,8 @@ _STITCHER: Reader = fields(
     stitch=STITCH,
     task=maybe(TEXT),
     own=maybe(FLAG),
-    recipe=maybe(table(ANYTHING)),
-    scores=maybe(table(ANYTHING)),
+    recipe=maybe(RECIPE),
+    scores=SCORES,
     requires=maybe(several(REQUIREMENT)),
     manifest=ANYTHING,
     checksum=ANYTHING,

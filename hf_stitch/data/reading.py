@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_stitch.hub import explained, without_waiting
 from hf_stitch.registry import registries
-from hf_stitch.storage.files import reading
+from hf_stitch.storage.files import decoding, reading
 
 if TYPE_CHECKING:
     import datasets
@@ -65,6 +65,7 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     files = Path(arguments[0]).rglob("*") if here else ()
     with (
         nullcontext() if here else without_waiting(f"cannot read the data set {'/'.join(arguments)}"),
+        decoding(arguments[0]),
         reading(files),
     ):
         found = _load(source, arguments, split)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
 from hf_stitch.running import Run
-from hf_stitch.storage.files import digest
+from hf_stitch.storage.files import decoding, digest
 from hf_stitch.storage.folders import load_whole, replacing
 
 CONFIG = "anchors.json"
@@ -351,34 +350,31 @@ class AnchorSet:
             FileNotFoundError: A file is missing.
             ValueError: A file is damaged, or the two files do not match.
         """
-        return load_whole(Path(folder), CONFIG, lambda: cls._load(Path(folder)))
+        return load_whole(Path(folder), CONFIG, decoding(folder)(lambda: cls._load(Path(folder))))
 
     @classmethod
     def _load(cls, folder: Path) -> Self:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
-        try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            if config["format"] not in (1, FORMAT):
-                raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
-            tensors = load_file(folder / WEIGHTS)
-            if config.get("digest", found := digest(folder / WEIGHTS)) != found:  # records of 0.1.0 have none
-                raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
-            if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
-                raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
-            ids, fingerprint = config["ids"], config["fingerprint"]
-            if not (isinstance(ids, list) and {*map(type, ids)} <= {str, int} and isinstance(fingerprint, str)):
-                raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
-            contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
-            anchors = cls(tuple(ids), fingerprint, contents=contents)
-            for place, each in enumerate(map(pooling_from_1, config["encoded"])):
-                if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
-                    raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
-                reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
-                anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
-        except (ValueError, AttributeError, KeyError, RecursionError, TypeError, SafetensorError) as error:
-            raise ValueError(f"the anchors in {folder} cannot be read: {error}; save or download them again") from error
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if config["format"] not in (1, FORMAT):
+            raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
+        tensors = load_file(folder / WEIGHTS)
+        if config.get("digest", found := digest(folder / WEIGHTS)) != found:  # records of 0.1.0 have none
+            raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
+        if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
+            raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
+        ids, fingerprint = config["ids"], config["fingerprint"]
+        if not (isinstance(ids, list) and {*map(type, ids)} <= {str, int} and isinstance(fingerprint, str)):
+            raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
+        contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
+        anchors = cls(tuple(ids), fingerprint, contents=contents)
+        for place, each in enumerate(map(pooling_from_1, config["encoded"])):
+            if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
+                raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
+            reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
+            anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
         return anchors
 
 

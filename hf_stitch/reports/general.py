@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from rich.table import Table as RichTable
-
 from hf_stitch.reports.samples import png
 from hf_stitch.reports.section import Picture, Section, Table
 from hf_stitch.results import Result
@@ -21,8 +19,8 @@ def section(result: Result) -> Section:
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
     own, text = getattr(result, "verdict", None), str(result)
-    shown = result.__rich__()
-    first = shown.title if isinstance(shown, RichTable) else None  # which a narrow table breaks into lines
+    shown: Any = result.__rich__()
+    first = getattr(shown.shown, "title", None)  # which a narrow table breaks into lines
     verdict = f"{own.rstrip('.')}." if isinstance(own, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     drawn, why = _plot(result) if hasattr(result, "plot") else ("", "")

@@ -11,7 +11,8 @@ from typing import Any
 from hf_stitch.plugins import install_hint
 from hf_stitch.registry import registries
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
-from hf_stitch.results import Result, decode, reading
+from hf_stitch.results import Result, decode
+from hf_stitch.storage.files import decoding
 
 
 def load_report(path: str | Path) -> list[Result]:
@@ -37,7 +38,7 @@ def load_report(path: str | Path) -> list[Result]:
         ...     load_report(Path(folder) / "cka.html")[0].best_pair()
         ('a0', 'b0')
     """
-    with reading(path):
+    with decoding(path):
         parser = _Data()
         parser.feed(Path(path).read_text(encoding="utf-8"))
         if parser.text is None:

@@ -15,7 +15,7 @@ from hf_stitch.printing import visible
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import machine, versions
 from hf_stitch.reports.section import Figure, Section
-from hf_stitch.results import Result
+from hf_stitch.results import Result, fitting
 from hf_stitch.storage.files import write_whole
 
 FORMAT_VERSION = 1
@@ -99,7 +99,8 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
 
 def _section(result: Result) -> Section:
     describe: Callable[[Any], Section] = pkgutil.resolve_name(result.page)
-    return describe(result)
+    with fitting(result):
+        return describe(result)
 
 
 def _drawn(figure: Figure) -> dict[str, Any]:

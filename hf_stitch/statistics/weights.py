@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 
 SEPARATOR = "\n"
 """Separates a layer from a tensor in the names of a file; names of modules contain no line break."""
@@ -88,7 +88,7 @@ def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     """
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with decoding(path), safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("metric") != metric:
             found = f"what {metadata['metric']} has read" if "metric" in metadata else "no weights read by a metric"
@@ -98,4 +98,4 @@ def load_weights(path: Path, metric: str) -> dict[str, Weights]:
         for key in file.keys():  # noqa: SIM118
             layer, _, name = key.partition(SEPARATOR)
             tensors[layer][name] = file.get_tensor(key)
-    return {layer: Weights(layer, tensors[layer], shared[layer]) for layer in shared}
+        return {layer: Weights(layer, tensors[layer], shared[layer]) for layer in shared}

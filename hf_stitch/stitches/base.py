@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 
 RECORD = "stitch"
 """Key of the record in the metadata of a file."""
@@ -172,28 +172,25 @@ class Stitch(nn.Module, ABC):
             ...     Stitch.load(Path(folder) / "map.safetensors")
             LinearStitch(in_features=3, out_features=2, bias=True, dtype='float32')
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a complete safetensors file ({error}); save the stitch again") from error
-        if RECORD not in metadata:
-            raise ValueError(f"{path} contains no stitch; load a folder with Stitcher or StitchedModel instead")
-        with torch.device("meta"):
-            stitch = Stitch.from_dict(json.loads(metadata[RECORD]))
-        if not isinstance(stitch, cls):
-            raise ValueError(
-                f"{path} contains a {type(stitch).__name__}, not a {cls.__name__}; load it with that class"
+        with decoding(path), safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if RECORD not in metadata:
+                raise ValueError(f"{path} contains no stitch; load a folder with Stitcher or StitchedModel instead")
+            with torch.device("meta"):
+                stitch = Stitch.from_dict(json.loads(metadata[RECORD]))
+            if not isinstance(stitch, cls):
+                raise ValueError(
+                    f"{path} contains a {type(stitch).__name__}, not a {cls.__name__}; load it with that class"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            expected, got = (
+                {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
+                for state in (stitch.state_dict(), tensors)
             )
-        expected, got = (
-            {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
-            for state in (stitch.state_dict(), tensors)
-        )
-        if expected != got:
-            raise ValueError(f"the tensors in {path} are {got}, but its record describes {expected}")
-        stitch.load_state_dict(tensors, strict=True, assign=True)
-        return stitch.eval()
+            if expected != got:
+                raise ValueError(f"the tensors in {path} are {got}, but its record describes {expected}")
+            stitch.load_state_dict(tensors, strict=True, assign=True)
+            return stitch.eval()
 
     def extra_repr(self) -> str:
         """The config, for ``print``."""

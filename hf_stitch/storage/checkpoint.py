@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_stitch.storage.files import readable_errors, write_whole
+from hf_stitch.storage.files import readable_errors, sweep, write_whole
 from hf_stitch.storage.tensors import read_tensors, write_tensors
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class Checkpoint:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint_dir must be a folder, and {folder} is a file")
         folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
         self.folder, self.lasting = folder, lasting
         self.rows = folder / f"rows-{rank}"
         self._about, self._path = folder / "job.json", folder / f"state-{rank}.safetensors"

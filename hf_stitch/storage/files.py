@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from hf_stitch.printing import make_visible
+
 
 def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = False) -> None:
     """Write a file atomically.
@@ -43,9 +45,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     What processes of this machine that were killed have left of it is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*{UNFINISHED}"):
-        if is_abandoned(left):
-            remove(left)
+    sweep(path.parent, glob.escape(path.name))
     aside = path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
     remove(aside)  # of an earlier process with this number
     try:
@@ -70,6 +70,13 @@ def is_abandoned(path: Path) -> bool:
     """Whether a temporary file or folder is that of a process of this machine that was killed."""
     machine, process, _ = ["", "", "", *path.name.removesuffix(UNFINISHED).split(".")][-3:]
     return machine == _MACHINE and process.isdigit() and not psutil.pid_exists(int(process))
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what processes of this machine that were killed have left in a folder."""
+    for left in folder.glob(f"{name}.*{UNFINISHED}"):
+        if is_abandoned(left):
+            remove(left)
 
 
 def remove(path: Path) -> None:
@@ -103,12 +110,30 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        make_visible(error)
         gone = getattr(error, "errno", None) == errno.ENOENT  # safetensors raises it without a number for closed files
         if closed := [str(path) for path in there if not gone and not os.access(path, os.R_OK) and path.is_file()]:
             raise PermissionError(
                 f"{', '.join(closed)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
             ) from error
         raise
+
+
+@contextmanager
+def decoding(path: str | Path) -> Iterator[None]:
+    """Name a file or a folder from elsewhere in every error about its content."""
+    try:
+        with reading([Path(path)]):
+            yield
+    except ImportError:
+        raise
+    except (ValueError, OSError) as error:
+        if str(path) in str(error):
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{path} cannot be read: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def digest(*paths: Path) -> str:

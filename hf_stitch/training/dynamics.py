@@ -21,10 +21,10 @@ from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
-from hf_stitch.results import Result
+from hf_stitch.results import Result, decode
 from hf_stitch.running import Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe
 
@@ -435,8 +435,9 @@ class _Index:
         path = folder / INDEX
         if not path.is_file():
             raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return cls(folder, {int(step): epoch for step, epoch in record.items()})
+        with decoding(path):
+            record = decode(Mapping[str, float | None], json.loads(path.read_text(encoding="utf-8")), "the index")
+            return cls(folder, {int(step): epoch for step, epoch in record.items()})
 
     @classmethod
     def read_or_new(cls, folder: Path) -> Self:

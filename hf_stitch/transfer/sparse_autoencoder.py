@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.registry import check_choice
+from hf_stitch.storage.files import decoding
 from hf_stitch.storage.folders import load_whole, replacing
 
 Architecture = Literal["standard", "jumprelu", "topk"]
@@ -148,18 +148,15 @@ class SparseAutoencoder(nn.Module):
                 transcoders), or activations are normalised, which depends on the data.
         """
         where = Path(folder)
-        return load_whole(where, CONFIG, lambda: cls._read(where))
+        return load_whole(where, CONFIG, decoding(where)(lambda: cls._read(where)))
 
     @classmethod
     def _read(cls, folder: Path) -> Self:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no autoencoder of SAELens")
-        try:
-            config = json.loads((folder / CONFIG).read_bytes())
-            weights = load_file(folder / WEIGHTS)
-        except (ValueError, SafetensorError) as error:
-            raise ValueError(f"an autoencoder in {folder} cannot be read ({error})") from error
+        config = json.loads((folder / CONFIG).read_bytes())
+        weights = load_file(folder / WEIGHTS)
         architecture, k = _architecture(config, folder)
         for key, idle in IDLE.items():
             if config.get(key) not in idle:

@@ -219,7 +219,7 @@ def test_files_that_contain_no_stitch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'weight': \(\(2, 2\).*record describes .*\(2, 3\)"):
         Stitch.load(path)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match="not a complete safetensors file"):
+    with pytest.raises(ValueError, match=r"cannot be read: SafetensorError"):
         Stitch.load(path)
     with pytest.raises(FileNotFoundError):
         Stitch.load(tmp_path / "none.safetensors")

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from hf_stitch_studies import bench
+from transformers import Trainer, TrainingArguments
 
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.analysis.caching.layers import LayerCache, Recorded
+from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
 from hf_stitch.storage.cache import Cache
+from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback, TaskLoss
 
 from tiny_networks import LAYERS, build  # isort: skip
 
@@ -110,3 +113,47 @@ def test_activations_anchors_and_entries_of_caches_hold_no_path(
     assert entry.about["network"].startswith("vit ")
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_trained_maps_and_their_checkpoints_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
+    trained = TaskLoss(max_steps=2, batch_size=16, initial="ridge")
+    made = hf_stitch.stitch(
+        *folders[:2], images[:60], source_layer=LAYER, target_layer=LAYER, matcher=trained, progress=False
+    )
+    trained.fit(made, images[:60], checkpoint_dir=tmp_path / "job", progress=False)
+    made.save_pretrained(tmp_path / "model")
+    made.stitcher.save_pretrained(tmp_path / "stitcher")
+    assert (tmp_path / "job" / "job.json").is_file()
+    assert SECRET.encode() not in everything(tmp_path, made.evaluation)
+
+
+def test_relative_models_and_anchors_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
+    anchors = Samples.of(images[:20])
+    made = hf_stitch.relative_model(
+        folders[0], anchors, layer=LAYER, num_labels=5, task="image-classification", progress=False
+    )
+    made.save_pretrained(tmp_path / "model")
+    swapped = hf_stitch.swap(made, folders[1], anchors, encoder_layer=LAYER, data=images[20:], progress=False)
+    swapped.save_pretrained(tmp_path / "swapped")
+    AnchorSet.of(anchors).encode(folders[0], LAYER, anchors, progress=False).save_pretrained(tmp_path / "anchors")
+    assert SECRET.encode() not in everything(tmp_path, swapped.evaluation)
+
+
+def test_callbacks_and_their_checkpoints_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
+    """The arguments of the Trainer itself, in ``training_args.bin``, name its own folder; they name no network."""
+    own, data = hf_stitch.load(folders[0]), [{"pixel_values": row["image"], "labels": row["label"]} for row in images]
+    arguments = TrainingArguments(
+        str(tmp_path / "trainer"), max_steps=1, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    run = Trainer(own.model, arguments, train_dataset=data)
+    probe = Samples.of([row["image"] for row in images[:40]])
+    watched = [
+        SimilarityCallback(folders[1], probe, [LAYER], ["linear_cka"], every=1, name="a").attach(run, own),
+        SimilarityCallback("start", probe, [LAYER], ["linear_cka"], every=1).attach(run, own),
+        StitchabilityCallback(folders[1], Samples.of(images), [LAYER], matcher="ridge", every=1).attach(run, own),
+    ]
+    recorder = DynamicsRecorder(tmp_path / "recordings", probe, [LAYER], every=1).attach(run, own)
+    run.train()
+    for each in (*(callback.to_history() for callback in watched), recorder.result()):
+        assert SECRET.encode() not in everything(tmp_path, each)
+    assert [*(tmp_path / "trainer" / "checkpoint-1").glob("similarity_to_start*")]

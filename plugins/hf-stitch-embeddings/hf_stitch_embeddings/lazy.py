@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -73,20 +74,28 @@ class LazyUpgrade:
         check_choice("metric", metric, get_args(Metric))
         self.store, self.encoder, self.texts, self.metric, self.every = store, encoder, texts, metric, every
         self.embedded = 0
-        place = Path(kept).expanduser()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        self._kept = sqlite3.connect(place)
-        with self._kept:
-            self._kept.execute(
-                "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
-            )
-        self._check_file(place)
+        self._place = Path(kept).expanduser()
+        with _named(self._place):
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            self._kept = sqlite3.connect(self._place)
+            with self._kept:
+                self._kept.execute(
+                    "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
+                )
+        self._check_file()
 
-    def _check_file(self, place: Path) -> None:
+    def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with _named(self._place):
+            return self._kept.execute(query, values).fetchall()
+
+    def _write(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Write all rows or none."""
+        with _named(self._place), self._kept:
+            self._kept.executemany(query, rows)
+
+    def _check_file(self) -> None:
         """Embed up to three kept documents again: another encoder or another store gives other vectors."""
-        kept = self._kept.execute(
-            "SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,)
-        ).fetchall()
+        kept = self._read("SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,))
         texts = list(self.texts([each for each, _ in kept])) if kept else []
         there = [(text, vector) for text, (_, vector) in zip(texts, kept, strict=True) if text is not None]
         if not there:
@@ -99,8 +108,8 @@ class LazyUpgrade:
         if not any(alike):
             self._kept.close()
             raise ValueError(
-                f"{place} has exact vectors of another encoder or another store: the texts of {len(there)} of its "
-                "documents now have other vectors; use another file"
+                f"{self._place} has exact vectors of another encoder or another store: the texts of {len(there)} of "
+                "its documents now have other vectors; use another file"
             )
 
     def __enter__(self) -> Self:
@@ -124,7 +133,7 @@ class LazyUpgrade:
     @property
     def exact(self) -> int:
         """Number of documents whose vectors are exact."""
-        return int(self._kept.execute("SELECT count(*) FROM exact WHERE vector IS NOT NULL").fetchone()[0])
+        return int(self._read("SELECT count(*) FROM exact WHERE vector IS NOT NULL")[0][0])
 
     def search(self, queries: Any, k: int = 10, *, rerank: int = 100) -> list[list[Any]]:
         """Search, embed again what is found, and rank it again.
@@ -171,8 +180,7 @@ class LazyUpgrade:
         Args:
             ids: Ids of documents.
         """
-        with self._kept:
-            self._kept.executemany("DELETE FROM exact WHERE id = ?", [(each,) for each in _plain(ids)])
+        self._write("DELETE FROM exact WHERE id = ?", [(each,) for each in _plain(ids)])
 
     def update_store(self) -> int:
         """Put exact vectors that are not there yet into the store.
@@ -180,15 +188,12 @@ class LazyUpgrade:
         Returns:
             Their number.
         """
-        waiting = self._kept.execute(
-            "SELECT id, vector FROM exact WHERE in_store = 0 AND vector IS NOT NULL"
-        ).fetchall()
+        waiting = self._read(f"SELECT id, vector FROM exact WHERE {WAITING}")
         for start in range(0, len(waiting), self.every):
             some = waiting[start : start + self.every]
             ids = [each for each, _ in some]
             self.store.replace(ids, np.stack([np.frombuffer(vector, np.float32) for _, vector in some]))
-            with self._kept:
-                self._kept.executemany("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
+            self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
         return len(waiting)
 
     def _known(self, ids: Sequence[Any]) -> dict[Any, Rows | None]:
@@ -197,7 +202,7 @@ class LazyUpgrade:
         for start in range(0, len(ids), 500):
             some = ids[start : start + 500]
             marks = ", ".join("?" * len(some))
-            rows = self._kept.execute(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some)
+            rows = self._read(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some)
             found |= {each: None if vector is None else np.frombuffer(vector, np.float32) for each, vector in rows}
         return found
 
@@ -215,18 +220,29 @@ class LazyUpgrade:
             vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
                 zip([each for each, _ in there], fresh, strict=True)
             )
-            with self._kept:
-                self._kept.executemany(
-                    "INSERT OR REPLACE INTO exact VALUES (?, ?, 0)",
-                    [(each, None if row is None else row.tobytes()) for each, row in vectors.items()],
-                )
+            self._write(
+                "INSERT OR REPLACE INTO exact VALUES (?, ?, 0)",
+                [(each, None if row is None else row.tobytes()) for each, row in vectors.items()],
+            )
             self.embedded += len(there)
             known |= vectors
         gone = [each for each in ids if known[each] is None]
         known |= dict(zip(gone, self.store.vectors(gone), strict=True)) if gone else {}
-        if self._kept.execute(f"SELECT count(*) FROM exact WHERE {WAITING}").fetchone()[0] >= self.every:
+        if self._read(f"SELECT count(*) FROM exact WHERE {WAITING}")[0][0] >= self.every:
             self.update_store()
         return {each: row for each, row in known.items() if row is not None}
+
+
+@contextmanager
+def _named(place: Path) -> Iterator[None]:
+    """Name the file in errors of SQLite and of the disk."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise OSError(
+            f"{place} could not be used ({error}); what was kept in it is unchanged: make room on the disk, end the "
+            "process that locks it, or use another file"
+        ) from error
 
 
 def _plain(ids: Sequence[Any]) -> list[Any]:

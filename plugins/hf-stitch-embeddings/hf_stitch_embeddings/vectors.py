@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from hf_stitch.registry import check_choice
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
 """How a store ranks documents: by cosine, by inner product, or by Euclidean distance."""
@@ -52,10 +52,8 @@ def read_vectors(given: Any, name: str = "vectors") -> Vectors:
         (3, 2)
     """
     if isinstance(given, str | Path):
-        try:
+        with decoding(given):
             given = np.load(given, mmap_mode="r")
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{name}: {given} is no .npy file of numbers") from error
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized, up
 from hf_stitch_embeddings.stores import ArrayStore
 
 from hf_stitch.stitches import LinearStitch
+
+from tests.killing import killed_at_every_operation, survives  # isort: skip
 
 VECTORS = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 MAP = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(3, 4, generator=torch.Generator().manual_seed(0))))
@@ -80,3 +84,44 @@ def test_a_map_of_raw_vectors_and_a_store_of_normalised_ones(tmp_path: Path) -> 
 def test_nothing_but_the_new_file_is_left(tmp_path: Path) -> None:
     upgrade(store_in(tmp_path), MAP, progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["new.npy", "old.npy"]
+
+
+def test_a_full_disk_is_an_error_and_the_upgrade_continues(tmp_path: Path) -> None:
+    """Not the end of the process, which writes to mapped memory cause."""
+    old, new = store_in(tmp_path).source, tmp_path / "new.npy"
+
+    def attempt() -> None:
+        store = ArrayStore(old, new)
+        store.start("key", 3)
+        store.write(range(5), np.ones((5, 3), np.float32))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (store._new.file.stat().st_size - 100,) * 2)
+        with pytest.raises(
+            OSError, match=r"vectors\.npy could not be written \(File too large\); make room and run again"
+        ):
+            store.write(range(5, 50), np.ones((45, 3), np.float32))
+
+    assert survives(attempt)
+    again = ArrayStore(old, new)
+    again.start("key", 3)
+    assert again.missing() == 45
+
+
+def test_kills_leave_no_new_file_or_a_whole_one_and_nothing_beside_it(tmp_path: Path) -> None:
+    store, states = store_in(tmp_path), set()
+    for _ in killed_at_every_operation(lambda: upgrade(store_in(tmp_path), MAP, batch_size=30, progress=False), step=2):
+        states.add(store.target.exists())
+        with pytest.raises(FileExistsError) if store.target.exists() else nullcontext():
+            upgrade(ArrayStore(store.source, store.target), MAP, progress=False)
+        np.testing.assert_array_equal(np.load(store.target), MAP(VECTORS))
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["new.npy", "old.npy"]
+        store.target.unlink()
+    assert states == {False, True}
+
+
+def test_a_broken_journal_is_named(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.start("key", 3)
+    store.close()
+    (tmp_path / "new.npy.upgrade" / "journal.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"new\.npy\.upgrade cannot be read"):
+        upgrade(ArrayStore(store.source, store.target), MAP, progress=False)

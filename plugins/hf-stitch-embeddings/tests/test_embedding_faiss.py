@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,21 @@ def test_what_an_upgrade_has_left_that_was_killed_at_its_end_is_removed(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.faiss", "old.faiss"]
 
 
+def test_a_full_disk_leaves_the_old_index_and_is_an_error(tmp_path: Path) -> None:
+    """FAISS itself ignores errors when it closes a file: of a few last bytes on a full disk, it tells nothing."""
+    old, new = saved(tmp_path, "Flat"), tmp_path / "new.faiss"
+    upgrade(FaissStore(old, new), INDEX_MAP, progress=False)
+    whole = new.read_bytes()
+
+    def attempt() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) - 1,) * 2)
+        with pytest.raises(OSError, match=r"new\.faiss could not be written \(File too large\); .* is unchanged"):
+            FaissStore(old, new).replace([0], np.ones((1, NEW), np.float32))
+
+    assert survives(attempt)
+    assert new.read_bytes() == whole
+
+
 def test_another_kind_of_index(tmp_path: Path) -> None:
     store = FaissStore(saved(tmp_path, "Flat"), tmp_path / "new.faiss", factory="IVF4,SQ8")
     upgrade(store, INDEX_MAP, progress=False)
@@ -172,7 +188,7 @@ def test_kinds_that_cannot_be_built(factory: str | None, message: str, tmp_path:
 
 def test_a_file_that_is_no_index(tmp_path: Path) -> None:
     (tmp_path / "old.faiss").write_bytes(b"no index")
-    with pytest.raises(ValueError, match="is no FAISS index"):
+    with pytest.raises(ValueError, match=r"old\.faiss cannot be read: RuntimeError"):
         FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss").describe()
 
 

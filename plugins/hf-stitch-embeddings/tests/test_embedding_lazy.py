@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 from hf_stitch_embeddings import LazyUpgrade, exact_search, normalized, rows_first
 from hf_stitch_embeddings.stores import ArrayStore
+
+from tests.killing import survives  # isort: skip
 
 RANDOM = np.random.default_rng(0)
 EXACT = normalized(RANDOM.normal(size=(300, 8)).astype(np.float32))
@@ -104,6 +108,40 @@ def test_an_api_that_fails_leaves_what_was_done(store: ArrayStore, tmp_path: Pat
             lazy.embed(range(20))
         assert lazy.exact == 10
     assert replaced(tmp_path) == set(range(10))
+
+
+def test_a_full_disk_leaves_what_was_done(store: ArrayStore, tmp_path: Path) -> None:
+    kept = tmp_path / "exact.sqlite"
+    with LazyUpgrade(store, Encoder(), texts_of, kept) as lazy:
+        lazy.embed(range(10))
+
+    def attempt() -> None:
+        lazy = LazyUpgrade(store, Encoder(), texts_of, kept)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (kept.stat().st_size,) * 2)
+        with pytest.raises(
+            OSError, match=r"exact\.sqlite could not be used \(.*\); what was kept in it is unchanged: make"
+        ):
+            lazy.embed(range(300))
+
+    assert survives(attempt)
+    with LazyUpgrade(store, Encoder(), texts_of, kept) as lazy:
+        assert lazy.exact == 10
+        assert lazy.embed(range(20)) == 20
+    assert replaced(tmp_path) == set(range(20))
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "table"])
+def test_a_file_of_something_else(kind: str, store: ArrayStore, tmp_path: Path) -> None:
+    kept = tmp_path / "exact.sqlite"
+    if kind == "text":
+        kept.write_text("no database" * 100)
+    elif kind == "folder":
+        kept.mkdir()
+    else:
+        with sqlite3.connect(kept) as other:
+            other.execute("CREATE TABLE exact (name TEXT)")
+    with pytest.raises(OSError, match=r"exact\.sqlite could not be used .* use another file"):
+        LazyUpgrade(store, Encoder(), texts_of, kept)
 
 
 def test_forgotten_documents_are_embedded_again(store: ArrayStore, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 
 FORMAT = "hf-stitch-filter-atoms patch covariance 1"
 ROWS = 2**22
@@ -111,7 +111,7 @@ class PatchCovariance:
 
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}; PatchCovariance.save writes one")
-        with safe_open(path, "pt") as file:
+        with decoding(path), safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("contents") != FORMAT:
                 raise ValueError(f"{path} is no file that PatchCovariance.save has written")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hf_stitch.storage.files import decoding
 from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
 
 FASTTEXT = (793712314).to_bytes(4, "little")
@@ -19,6 +20,8 @@ FASTTEXT = (793712314).to_bytes(4, "little")
 GZIP, PICKLE = b"\x1f\x8b", b"\x80"
 LONGEST_HEADER = 64
 """Bytes; a longer first line contains a vector."""
+LONGEST_LINE = 2**20
+"""Bytes; a longer line is no word and its vector."""
 
 
 def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pickle: bool = False) -> WordVectors:
@@ -53,6 +56,11 @@ def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pi
         raise FileNotFoundError(f"no file {path}")
     if most_frequent is not None and most_frequent < 1:
         raise ValueError(f"most_frequent must be at least 1, got {most_frequent}")
+    with decoding(path):
+        return _read(path, most_frequent, trust_pickle)
+
+
+def _read(path: Path, most_frequent: int | None, trust_pickle: bool) -> WordVectors:
     with _opened(path) as file:
         first = file.readline(LONGEST_HEADER)
         if first.startswith(PICKLE):
@@ -96,7 +104,7 @@ def _is_text(file: IO[bytes], width: int) -> bool:
 def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most_frequent: int | None) -> WordVectors:
     """Read a word and its numbers from every line. A word may contain spaces."""
     start = 1 if header is None else 2
-    lines: Iterator[bytes] = iter(file)
+    lines: Iterator[bytes] = iter(lambda: file.readline(LONGEST_LINE), b"")
     if header is None:
         first = next(lines, b"")
         width = len(first.split()) - 1

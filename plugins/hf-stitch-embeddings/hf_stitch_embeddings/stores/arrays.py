@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from hf_stitch.storage.files import flush, write_whole
+from hf_stitch.storage.files import decoding, flush, readable_errors, write_whole
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
 from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
@@ -37,6 +37,7 @@ class UnfinishedRows:
         self._journal, self.file = self.folder / "journal.json", self.folder / "vectors.npy"
         self._lock = FileLock(self.folder / "lock", timeout=0)
         self._state: dict[str, Any] = {}
+        self._full = f"{self.file} could not be written", "make room and run again, which continues"
 
     def open(self, key: str, source: Path, rows: int, width: int) -> None:
         """Make the folder, or find that of an interrupted upgrade.
@@ -62,26 +63,31 @@ class UnfinishedRows:
             raise OSError(f"another process upgrades {source} into {self.target} now; wait for it") from None
         state = {"map": key, "source": identity(source), "rows": rows, "width": width}
         if self._journal.is_file():
-            kept = json.loads(self._journal.read_text(encoding="utf-8"))
-            self.done = int(kept.pop("done"))
+            with decoding(self.folder):
+                kept = json.loads(self._journal.read_text(encoding="utf-8"))
+                self.done = int(kept.pop("done"))
             if kept != state:
                 self.close()
-                what = "with another map" if kept["map"] != key else f"from vectors that have changed since: {source}"
+                what = (
+                    "with another map" if kept.get("map") != key else f"from vectors that have changed since: {source}"
+                )
                 raise ValueError(
                     f"{self.folder} has {self.done} of {kept['rows']} rows of an upgrade {what}; delete this folder "
                     "and run again"
                 )
         else:
-            created = np.lib.format.open_memmap(self.file, mode="w+", dtype=np.float32, shape=(rows, width))
-            created.flush()
+            with readable_errors(*self._full):
+                np.lib.format.open_memmap(self.file, mode="w+", dtype=np.float32, shape=(rows, width)).flush()
         self._state = state
         self._note()
 
     def _sweep(self) -> None:
         """Remove the folder if nobody works in it and it has all rows: its process was killed after the last step."""
+        if not self.folder.is_dir():
+            return
         with suppress(OSError, ValueError, KeyError, Timeout), self._lock:
-            kept = json.loads(self._journal.read_text(encoding="utf-8"))
-            if kept["done"] == kept["rows"]:
+            kept = json.loads(self._journal.read_text(encoding="utf-8")) if self._journal.exists() else None
+            if kept is None or kept["done"] == kept["rows"]:  # None: killed while it removed the folder
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, first: int, vectors: Rows) -> None:
@@ -93,9 +99,12 @@ class UnfinishedRows:
         """
         if first != self.done:
             raise ValueError(f"rows must be written in order: expected row {self.done} next, got {first}")
-        mapped = np.lib.format.open_memmap(self.file, mode="r+")
-        mapped[first : first + len(vectors)] = vectors
-        mapped.flush()
+        mapped = np.lib.format.open_memmap(self.file, mode="r")
+        with readable_errors(*self._full):
+            with self.file.open("r+b") as file:  # a write to mapped memory ends the process if the disk is full
+                file.seek(mapped.offset + first * mapped.strides[0])
+                file.write(np.ascontiguousarray(vectors, mapped.dtype).data)
+            flush(self.file)
         self.done += len(vectors)
         self._note()
 

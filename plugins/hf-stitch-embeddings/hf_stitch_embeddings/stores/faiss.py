@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from hf_stitch.storage.files import write_whole
+from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
 from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
@@ -124,13 +124,11 @@ class FaissStore(VectorStore):
     def _read(self, file: Path) -> _Contents:
         if not file.is_file():
             raise FileNotFoundError(f"{file} does not exist")
-        try:
+        with decoding(file):
             index = self._faiss.read_index(str(file))
-        except RuntimeError as error:
-            raise ValueError(f"{file} is no FAISS index that this version of faiss reads: {error}") from error
-        if not index.ntotal:
-            raise ValueError(f"the FAISS index {file} is empty")
-        return _Contents(self._faiss, index)
+            if not index.ntotal:
+                raise ValueError(f"the FAISS index {file} is empty")
+            return _Contents(self._faiss, index)
 
     def describe(self) -> Description:
         """Describe the old index."""
@@ -216,7 +214,11 @@ class FaissStore(VectorStore):
         return f"Search {self.target} with the new model; {self.source} is unchanged."
 
     def _save(self, index: Any) -> None:
-        write_whole(self.target, lambda path: self._faiss.write_index(index, str(path)), sync=True)
+        def write(path: Path) -> None:
+            with path.open("wb") as file:  # FAISS itself ignores errors when it closes a file
+                self._faiss.write_index(index, self._faiss.PyCallbackIOWriter(file.write))
+
+        write_whole(self.target, write, sync=True)
 
     def close(self) -> None:
         """Release the lock of an upgrade."""
