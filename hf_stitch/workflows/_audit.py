@@ -310,13 +310,12 @@ def _evaluations(
 ) -> list[Evaluation]:
     """Return the scores of each model, all on the same resamples."""
     task, evaluations = found.task, []
+    order = ("stitched", "mean_only", "source", "target", "chance")
     for number, (measured, why) in enumerate(zip(found.answers, without_source, strict=True)):
         chance = {"chance": task.chance(measured, seed)}
         drawn = task.drawn({**measured, **chance}, resamples=resamples, seed=seed)
         scores = {who: {figure: as_score(values) for figure, values in row.items()} for who, row in drawn.items()}
-        rows: dict[str, Any] = {
-            who: scores[who] for who in ("stitched", "mean_only", "source", "target", "chance") if who in scores
-        }
+        rows = {who: scores[who] for who in sorted(scores, key=order.index)}
         left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"} | ({"source": why} if why else {})
         name = str(found.models[number].task)
         evaluations.append(Evaluation(name, len(samples), samples.fingerprint, rows, shares[number], left_out))
