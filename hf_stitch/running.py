@@ -37,7 +37,8 @@ class RunOptions(TypedDict, total=False):
     Example:
         >>> quick: RunOptions = {"batch_size": 256, "progress": False}
         >>> import hf_stitch, torch
-        >>> net = hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Linear(9, 2)), torch.randn(2, 4))
+        >>> module = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.ReLU(), torch.nn.Linear(9, 2))
+        >>> net = hf_stitch.load(module, example_inputs=torch.randn(2, 4))
         >>> hf_stitch.compare(net, net, torch.randn(30, 4), **quick).n
         30
     """

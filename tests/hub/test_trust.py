@@ -198,6 +198,7 @@ def forget_labels(record: dict[str, Any]) -> dict[str, Any]:
 
 MANY_MASKS = {
     "class": "GPTNeoForCausalLM",
+    "attention": "eager",
     "config": {
         "vocab_size": 8, "hidden_size": 8, "num_layers": 8, "num_heads": 1, "intermediate_size": 8,
         "max_position_embeddings": 8191, "attention_types": [[["global"], 8]],
