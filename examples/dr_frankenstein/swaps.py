@@ -291,7 +291,8 @@ everywhere, and if it is in no row more than {noise} below the identity; but if 
 
 - The squared error of the vectors instead of the outputs, and their cosine, took `ridge` in nearly all rows of
   CIFAR-10, where it is not the best.
-- The identity became a candidate when `auto` without it was below it in a row (MiniLM, 20 anchors).
+- The measure (the divergence of class probabilities does as well) and the identity as a candidate were chosen when
+  figures of such rows were known: without the identity, `auto` was below it in a row (MiniLM, 20 anchors).
 - With other Tiny-10 networks, draws and heads, and more text encoders (54 rows, which this script does not repeat),
   `auto` had .648, `ridge` .643 and `procrustes` .597: by the mean alone, `ridge` would have been as good there. More
   than .01 below the best of the three were `procrustes` in 33 rows, `ridge` in 8 and `auto` in 1.
@@ -358,8 +359,8 @@ def _verdict(table: pd.DataFrame) -> str:
     }
     return (
         f"Over {len(wide)} rows, `auto` has {means[DEFAULT]:.3f}, `procrustes` {means[BEFORE]:.3f}, `ridge` "
-        f"{means[RIDGE]:.3f}, and the best single\nmap, `{best}`, {means[best]:.3f}; the least difference of a row from "
-        f"the identity is {least:+.3f}. The rule is\n{'met' if kept and not simple else 'not met'}. The gain over "
+        f"{means[RIDGE]:.3f}, and the best single\nmap, `{best}`, {means[best]:.3f}; the least difference of a row "
+        f"from the identity is {least:+.3f}. The rule is\n{'met' if kept and not simple else 'not met'}. The gain over "
         f"`ridge` is small on average. It is in the rows where `ridge` fails: more than {WITHIN}\nbelow the best of "
         f"the three candidates are `procrustes` in {worse[BEFORE]} rows, `ridge` in {worse[RIDGE]}, and `auto` in "
         f"{worse[DEFAULT]}."
