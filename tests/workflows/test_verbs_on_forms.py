@@ -97,7 +97,7 @@ REFUSED = {
     (save, "wrapped"): "Wrapper is a class of user code",
     (save, "lora"): "Wrapper is a class of user code",
     (save, "int8"): r"its networks were changed by hand.*Linear', now 'torch.ao",
-    (save, "peft"): r"its networks were changed by hand.*query 'torch.*Linear', now 'peft",
+    (save, "peft"): "with an adapter of PEFT inside: merge it into its network",
 }
 
 
