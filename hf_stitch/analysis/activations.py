@@ -242,7 +242,7 @@ def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         stored = Dataset.load_from_disk(str(path))
         about = json.loads((path / ABOUT).read_text(encoding="utf-8")) if (path / ABOUT).is_file() else {}
         if "ids" in stored.column_names:
-            about["ids"] = stored["ids"][:]
+            about["ids"] = stored.with_format("arrow")["ids"][:].to_pylist()  # images would be fetched by address
         values = {n: torch.from_numpy(_column(stored, n)) for n in stored.column_names if n != "ids"}
         expected = about.pop("digest", None)  # other tools write none
         if expected not in (None, digest(*(path / name for name in _data_files(path)))):
