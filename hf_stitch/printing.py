@@ -30,6 +30,8 @@ def make_visible(error: BaseException | None) -> None:
     """Write control characters in the messages of an error and of its causes as escapes."""
     while error is not None:
         error.args = tuple(visible(each) if isinstance(each, str) else each for each in error.args)
+        if isinstance(error, SyntaxError) and error.text:  # a line of the file, of which a traceback shows a copy
+            error.text = visible(error.text)
         error = error.__cause__ or error.__context__
 
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_stitch.registry import UnknownNameError, most_special, registries
+from hf_stitch.storage.files import decoding
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -519,17 +520,20 @@ def _library_of(folder: Path) -> str:
             raise ValueError(adapter_of_peft(folder))
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found or 'nothing'}")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    reading = libraries_reading(config)
-    if len(reading) == 1:
-        return reading[0]
-    found = ", ".join(sorted(config)) or "nothing"
-    if reading:
-        raise ValueError(f"{path} is read by several adapters: {', '.join(reading)}; found: {found}")
-    raise ValueError(
-        f"{path} is read by no adapter ({', '.join(registries.adapters)}): transformers looks for 'model_type', timm "
-        f"for 'architecture'; found: {found}"
-    )
+    with decoding(path):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it must contain a JSON object, got {type(config).__name__}")
+        reading = libraries_reading(config)
+        if len(reading) == 1:
+            return reading[0]
+        found = ", ".join(sorted(config)) or "nothing"
+        if reading:
+            raise ValueError(f"{path} is read by several adapters: {', '.join(reading)}; found: {found}")
+        raise ValueError(
+            f"{path} is read by no adapter ({', '.join(registries.adapters)}): transformers looks for 'model_type', "
+            f"timm for 'architecture'; found: {found}"
+        )
 
 
 def _as_json(value: Any, name: str) -> Any:

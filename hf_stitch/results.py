@@ -113,7 +113,8 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and derived properties as JSON values; :meth:`from_dict` is the inverse."""
-        return {**encode(self), **{name: encode(getattr(self, name)) for name in self.derived}}
+        with fitting(self):
+            return {**encode(self), **{name: encode(getattr(self, name)) for name in self.derived}}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:

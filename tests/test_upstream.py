@@ -10,6 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -717,11 +718,10 @@ def sealed_events() -> Iterator[str]:
     for name, attempt in tried.items():
         with sealed():
             try:
-                attempt()
+                with suppress(OSError):
+                    attempt()
             except SealedError:
                 continue
-            except OSError:
-                pass
         yield name
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
+from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples
 from hf_stitch.pairs.pair import check_finite
@@ -127,7 +127,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     """Return why the head of a source cannot be scored like that of the target; empty if it can."""
     if source.unscored or source.task != task:
         return f"it has no head for {task}"
-    if isinstance(source, PrefixAdapter):
+    if not source.completes:
         return "its tokens are not those of the target"
     if not task_named(task).classifies or not isinstance(target, Adapter):
         return ""

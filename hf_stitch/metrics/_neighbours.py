@@ -21,7 +21,12 @@ _QUERIES = 512
 
 
 class NeighboursMetric(FeaturesMetric):
-    """A metric of the k nearest neighbours."""
+    """A metric of the k nearest neighbours. Where there is a choice of distances, it decides the invariances."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if "distance" in self.options:
+            self.invariances = kept_by(self.options["distance"])
 
     def min_rows(self, side: Operand, width: int) -> int:
         """One more than k."""
@@ -62,10 +67,6 @@ class MutualKNN(NeighboursMetric):
     papers = (HUH_2024,)
     function = staticmethod(mutual_knn)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.invariances = kept_by(self.options["distance"])
-
 
 @of_rows
 def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
@@ -102,10 +103,6 @@ class Jaccard(NeighboursMetric):
     title = "Jaccard similarity of nearest neighbours"
     papers = (KLABUNDE_2023,)
     function = staticmethod(jaccard)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.invariances = kept_by(self.options["distance"])
 
 
 @of_rows

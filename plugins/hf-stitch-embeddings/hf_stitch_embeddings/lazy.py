@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hf_stitch.registry import check_choice
 from hf_stitch_embeddings.retrieval import exact_search
-from hf_stitch_embeddings.stores.base import Rows, VectorStore
+from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
 from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
 
 First: TypeAlias = Literal["hubs", "asked", "random"]
@@ -192,7 +192,8 @@ class LazyUpgrade:
         for start in range(0, len(waiting), self.every):
             some = waiting[start : start + self.every]
             ids = [each for each, _ in some]
-            self.store.replace(ids, np.stack([np.frombuffer(vector, np.float32) for _, vector in some]))
+            with written("the store"):
+                self.store.replace(ids, np.stack([np.frombuffer(vector, np.float32) for _, vector in some]))
             self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
         return len(waiting)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
 from hf_stitch_embeddings.vectors import BATCH, are_normalized
 
 if TYPE_CHECKING:
@@ -118,23 +118,24 @@ def upgrade(
     begun = time.perf_counter()
     description = store.describe()
     _check(description, embedding_map)
-    store.start(fingerprint(embedding_map), embedding_map.out_features)
-    mapped, left = 0, store.missing()
-    found = description.rows - left
-    with tqdm(total=description.rows, initial=found, unit="row", desc="upgrade", disable=not progress) as bar:
-        while left:
-            for ids, rows in store.pending(batch_size):
-                store.write(ids, _mapped(embedding_map, ids, rows, description))
-                mapped += len(ids)
-                bar.update(len(ids))
-            before, left = left, store.missing()
-            if left >= before:
-                raise ValueError(
-                    f"{description.name} keeps getting rows without a new vector: {left} are missing after a whole "
-                    "pass; stop other writers and run again, which continues"
-                )
-    difference, verified = _compared(store, embedding_map, description, verify, seed)
-    sentence = store.switch()
+    with written(description.name):
+        store.start(fingerprint(embedding_map), embedding_map.out_features)
+        mapped, left = 0, store.missing()
+        found = description.rows - left
+        with tqdm(total=description.rows, initial=found, unit="row", desc="upgrade", disable=not progress) as bar:
+            while left:
+                for ids, rows in store.pending(batch_size):
+                    store.write(ids, _mapped(embedding_map, ids, rows, description))
+                    mapped += len(ids)
+                    bar.update(len(ids))
+                before, left = left, store.missing()
+                if left >= before:
+                    raise ValueError(
+                        f"{description.name} keeps getting rows without a new vector: {left} are missing after a whole "
+                        "pass; stop other writers and run again, which continues"
+                    )
+        difference, verified = _compared(store, embedding_map, description, verify, seed)
+        sentence = store.switch()
     seconds = time.perf_counter() - begun
     return Upgraded(description.name, found + mapped, mapped, verified, difference, seconds, sentence)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from hf_stitch.metrics import of_rows
-from hf_stitch.metrics._neighbours import Near, NeighboursMetric, chunks, kept_by, matches, nearest
+from hf_stitch.metrics._neighbours import Near, NeighboursMetric, chunks, matches, nearest
 from hf_stitch.metrics._options import Count
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics.base import Invariances
@@ -58,10 +56,6 @@ class RankSimilarity(NeighboursMetric):
     title = "rank similarity of nearest neighbours"
     papers = (KLABUNDE_2023,)
     function = staticmethod(rank_similarity)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.invariances = kept_by(self.options["distance"])
 
 
 @of_rows

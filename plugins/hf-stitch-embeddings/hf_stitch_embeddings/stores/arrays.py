@@ -99,10 +99,10 @@ class UnfinishedRows:
         """
         if first != self.done:
             raise ValueError(f"rows must be written in order: expected row {self.done} next, got {first}")
-        mapped = np.lib.format.open_memmap(self.file, mode="r")
+        mapped = self.rows()
         with readable_errors(*self._full):
             with self.file.open("r+b") as file:  # a write to mapped memory ends the process if the disk is full
-                file.seek(mapped.offset + first * mapped.strides[0])
+                file.seek(self.file.stat().st_size - mapped.nbytes + first * mapped.strides[0])
                 file.write(np.ascontiguousarray(vectors, mapped.dtype).data)
             flush(self.file)
         self.done += len(vectors)
@@ -110,7 +110,9 @@ class UnfinishedRows:
 
     def rows(self) -> Vectors:
         """Return the vectors, memory-mapped."""
-        found: Vectors = np.load(self.file, mmap_mode="r")
+        found = read_vectors(self.file)
+        if (*found.shape, found.dtype) != (self._state["rows"], self._state["width"], np.float32):
+            raise ValueError(f"{self.file} is damaged: delete {self.folder} and run again")
         return found
 
     def check_source(self, source: Path) -> None:

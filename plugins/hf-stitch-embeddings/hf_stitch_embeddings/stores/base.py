@@ -7,6 +7,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -179,6 +180,30 @@ def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -
                 "delete them if you do not need them",
                 stacklevel=4,
             )
+
+
+@contextmanager
+def written(store: str) -> Iterator[None]:
+    """Name a store in the errors that its library raises while it is written.
+
+    Args:
+        store: Name of the store.
+
+    Yields:
+        Nothing; the store is written in the body of the ``with`` statement.
+
+    Raises:
+        OSError: For every error that is no error of the operating system, of a value or of a missing package.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError):
+        raise
+    except Exception as error:
+        raise OSError(
+            f"{store} could not be written ({type(error).__name__}: {error}); searches see what they saw before: make "
+            "room on the disk, or stop other writers, and run again, which continues"
+        ) from error
 
 
 def needed(package: str, extra: str) -> Any:

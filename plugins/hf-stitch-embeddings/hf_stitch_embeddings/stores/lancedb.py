@@ -103,10 +103,14 @@ class LanceStore(VectorStore):
                 stacklevel=3,
             )
         self._key, self._fresh = key, f"{self.column}_{key}"
-        if self._fresh not in names:
-            self._table.add_columns(
-                pyarrow.schema([pyarrow.field(self._fresh, pyarrow.list_(pyarrow.float32(), width))])
+        kind = pyarrow.list_(pyarrow.float32(), width)
+        if self._fresh in names and self._table.schema.field(self._fresh).type != kind:
+            raise ValueError(
+                f"column {self._fresh!r} of {self.name} must hold vectors of width {width}, got "
+                f"{self._table.schema.field(self._fresh).type}; drop it and run again"
             )
+        if self._fresh not in names:
+            self._table.add_columns(pyarrow.schema([pyarrow.field(self._fresh, kind)]))
             self._version = self._table.version
 
     def _check_ids(self) -> None:
