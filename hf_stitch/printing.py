@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from typing import TYPE_CHECKING
@@ -43,11 +44,9 @@ class Visible:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the text of each part as visible."""
+        from rich.console import Console
         from rich.segment import Segment
-        from rich.table import Table
-        from rich.text import Text
 
-        if isinstance(self.shown, Table) and isinstance(self.shown.title, str):  # rich takes it for markup
-            self.shown.title = Text(self.shown.title, "table.title")
-        for text, style, control in console.render(self.shown, options.update(markup=False)):
+        literal = Console(file=io.StringIO(), width=options.max_width, markup=False, emoji=False, highlight=False)
+        for text, style, control in literal.render(self.shown, options.update(markup=False)):
             yield Segment(text if control else visible(text), style, control)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
+from hf_stitch.printing import visible
 from hf_stitch.registry import UnknownNameError, most_special, registries
 from hf_stitch.storage.files import decoding
 
@@ -267,8 +268,8 @@ class ModelReference:
         unknown = sorted(set(record) - known)
         if unknown:
             warnings.warn(
-                f"the record of the reference {record['id']!r} has {', '.join(unknown)}, which this version does not "
-                "know and ignores; it was probably written by a newer version",
+                f"the record of the reference {record['id']!r} has {visible(', '.join(unknown))}, which this version "
+                "does not know and ignores; it was probably written by a newer version",
                 stacklevel=2,
             )
         values = {key: value for key, value in record.items() if key in known}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -164,7 +164,7 @@ def test_rich_prints_a_result_as_text() -> None:
     names = tuple(f"{HARM}[/x][link=http://x]{i}" for i in range(2))
     atlas = SimilarityAtlas({"cka": np.eye(2)}, names, ("b0", "b1"), 9, "mean", {"cka": "moments"})
     history = History(f"{HARM}[/x]", (Measurement(0, None, {f"{HARM}[/x]": 0.5}),))
-    for result in (atlas, history):
+    for result in (atlas, history, Visible(Group(Table("a", title=f"{HARM}[/x]")))):
         console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200)
         console.print(result)
         found = re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]

@@ -153,7 +153,8 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
     if found is None and type(error) is OSError and not elsewhere:
         return hub.refused(failure, place, WEIGHTS, **access)
     wrong_option = isinstance(error, TypeError) and options
-    ours = wrong_option or isinstance(error, ImportError) or type(error).__module__.startswith("hf_stitch")
+    missing = isinstance(error, (ImportError, FileNotFoundError))
+    ours = wrong_option or missing or type(error).__module__.startswith("hf_stitch")
     if found is None and reference.is_local and not ours and place not in str(error):
         kind = OSError if isinstance(error, OSError) else ValueError
         return kind(f"{failure} ({type(error).__name__}: {error})")

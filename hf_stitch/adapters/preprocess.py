@@ -15,6 +15,7 @@ from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
 from hf_stitch.data.samples import ids_of
 from hf_stitch.hub import DownloadOptions, explained, refused
+from hf_stitch.printing import visible
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
@@ -231,7 +232,7 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
         if isinstance(refusal, ConnectionError):  # the model may be in the cache and need no processor
             reason = f"none in the cache; {refusal}"
     warnings.warn(
-        f"{place} has no {kind.__name__[4:]} ({reason}): pass processor= to hf_stitch.load to use raw samples",
+        f"{place} has no {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load to use raw samples",
         stacklevel=4,
     )
     return None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hf_stitch.artefacts.record import AGAIN
 from hf_stitch.offloading import State
+from hf_stitch.printing import visible
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
@@ -140,7 +141,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield folder
         return
     warnings.warn(
-        f"{folder} also contains {', '.join(unread)}, which was not saved with the artefact and is not read; "
+        f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is not read; "
         "delete it, or pass allow_modified=True to read it",
         stacklevel=4,
     )

@@ -18,7 +18,7 @@ from hf_stitch import __version__
 from hf_stitch.cli.output import Output
 from hf_stitch.plugins import contract_of
 from hf_stitch.registry import registries
-from hf_stitch.storage.files import written_aside
+from hf_stitch.storage.files import KEPT, readable_errors, written_aside
 
 TEMPLATES = files("hf_stitch.cli") / "plugin_templates"
 
@@ -73,7 +73,7 @@ def new_plugin(
     place = folder or Path(f"hf-stitch-{entry.replace('_', '-')}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise typer.BadParameter(f"{place} exists and is not an empty folder", param_hint="--folder")
-    with written_aside(place) as fresh:
+    with readable_errors(f"{place} could not be written", KEPT), written_aside(place) as fresh:
         for path, text in files_of(entry, kind).items():
             (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             (fresh / path).write_text(text, encoding="utf-8")

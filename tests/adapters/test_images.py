@@ -77,6 +77,12 @@ def test_networks_get_16_bit_images_unsaturated(processor: Any) -> None:
     assert len(found[0, 0].unique()) == 256
 
 
+@pytest.mark.parametrize("kind", [np.complex64, object, "U1"])
+def test_values_that_are_no_real_numbers_are_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"image 1 has .* values, and those of an image are real"):
+        converted([np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2, 3), kind)], 3)
+
+
 @pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_values_of_an_unknown_range_are_refused(mode: str, processor: Any) -> None:

@@ -141,6 +141,14 @@ def test_texts_over_the_limit_are_truncated_with_a_warning(tokenizer: hf.PreTrai
     adapter.forward(inputs)
 
 
+@pytest.mark.parametrize("text", [b"[]", b"\xff", b"[" * 10**5, b'{"model_type": ["vit"]}', b'{"\\u001b[2J": 1}'])
+def test_a_broken_config_is_named(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ValueError, match=str(tmp_path)) as caught:
+        hf_stitch.load(str(tmp_path))
+    assert "\x1b" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessor_config.json"])
 def test_a_pipe_in_a_folder_is_refused_not_waited_for(name: str, tmp_path: Path) -> None:
     hf.ViTForImageClassification(hf.ViTConfig(**VIT)).save_pretrained(tmp_path)
@@ -148,3 +156,11 @@ def test_a_pipe_in_a_folder_is_refused_not_waited_for(name: str, tmp_path: Path)
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match=f"{name} is a pipe, a socket or a device"):
         hf_stitch.load(str(tmp_path))
+
+
+def test_complex_numbers_in_tensors_are_refused_by_the_sample() -> None:
+    """Some networks would drop the imaginary part with a warning of torch."""
+    adapter = hf_stitch.load(hf.ViTForImageClassification(hf.ViTConfig(**VIT)))
+    images = [torch.randn(3, 32, 32, dtype=kind) for kind in (torch.float32, torch.complex64)]
+    with pytest.raises(ValueError, match=r"sample 1 has complex numbers \(torch.complex64\), and float32 is expected"):
+        adapter.preprocess(images)

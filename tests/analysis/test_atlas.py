@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import timm
@@ -524,6 +525,35 @@ def test_activations_reject_bad_input(tmp_path: Path) -> None:
     assert Activations.load(tmp_path / "b.npz", ids=[4, 5]).ids == (4, 5)
     with pytest.raises(FileNotFoundError, match="no activations at"):
         Activations.load(tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a"])
+def test_what_is_no_file_of_activations_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    Activations({"l": torch.zeros(3, 2)}, range(3)).save(path)
+    (path / "activations.json" if path.is_dir() else path).write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(ValueError, match=rf"{path} cannot be read"):
+        Activations.load(path)
+
+
+def test_activations_that_unpack_to_much_more_than_their_file_are_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", ids=np.arange(2**18), l=np.zeros((2**18, 300), np.float32))
+    with pytest.raises(ValueError, match=r"a\.npz cannot be read: it would unpack to 31\d MB"):
+        Activations.load(tmp_path / "a.npz")
+
+
+def test_images_that_a_folder_names_in_place_of_ids_are_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(*_: Any, **__: Any) -> None:
+        raise AssertionError("an image was fetched")
+
+    monkeypatch.setattr(datasets.Image, "decode_example", fetched)
+    column = [{"bytes": b"", "path": None}]
+    features = datasets.Features({"ids": datasets.Image(), "l": datasets.List(datasets.Value("float32"))})
+    datasets.Dataset.from_dict({"ids": column, "l": [[1.0, 2.0]]}, features).save_to_disk(str(tmp_path))
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read"):
+        Activations.load(tmp_path)
 
 
 def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from hf_stitch.cli import app
 from hf_stitch.cli.new_plugin import ABOUT, Kind, files_of
+
+from killing import survives  # isort: skip
 
 INSTALLED = """
 import sys
@@ -103,6 +106,16 @@ def test_bad_names(tmp_path: Path, arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(app, ["new-plugin", *arguments, "--folder", str(tmp_path / "plugin")])
     assert result.exit_code == 2 and why in " ".join(result.output.replace("│", " ").split())
     assert not (tmp_path / "plugin").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    def attempt() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        result = CliRunner().invoke(app, ["new-plugin", "own", "--kind", "metric", "--folder", str(tmp_path / "new")])
+        assert result.exit_code == 1 and "new could not be written (File too large)" in " ".join(result.output.split())
+
+    assert survives(attempt)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:

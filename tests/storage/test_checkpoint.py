@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from torch import nn
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
+
+from killing import survives  # isort: skip
 
 BATCH, N = 8, 60
 
@@ -195,6 +200,15 @@ def test_the_state_of_another_job_or_process_is_refused(tmp_path: Path) -> None:
     other.begin(JOB, lambda: "route")
     with refused(tmp_path / "one"):
         other.load(CPU, range(11), lambda *_: None)
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    """A file that the job does not write again would keep it for ever."""
+    begun(tmp_path)
+    assert not survives(lambda: write_whole(tmp_path / "job.json", lambda _: os.kill(os.getpid(), signal.SIGKILL)))
+    assert len([*tmp_path.iterdir()]) == 2
+    begun(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
 def test_tensors_that_do_not_fit_are_refused(interrupted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

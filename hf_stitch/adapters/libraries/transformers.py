@@ -34,6 +34,7 @@ from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import commit_of
+from hf_stitch.printing import visible
 from hf_stitch.reference import ModelReference, Settings, libraries_reading
 from hf_stitch.registry import PluginError, registries
 
@@ -152,8 +153,9 @@ class TransformersAdapter(Adapter):
             if (loader := _class(kind)) is None:
                 loader = transformers.AutoModel
                 warnings.warn(
-                    f"transformers has no class {kind}, which the config of {place} names: AutoModel loads the network "
-                    f"without its head. To load it with a head, pass task= ({', '.join(AUTO_CLASSES)})",
+                    f"transformers has no class {visible(str(kind))}, which the config of {place} names: AutoModel "
+                    "loads the network without its head. To load it with a head, pass task= "
+                    f"({', '.join(AUTO_CLASSES)})",
                     stacklevel=4,
                 )
         if options.pop("pretrained", True):

@@ -20,6 +20,7 @@ from hf_stitch.hub import CARD
 from hf_stitch.registry import check_choice
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
+from hf_stitch.storage.files import decoding
 from hf_stitch.storage.folders import replacing
 from hf_stitch_embeddings.vectors import BATCH, UNIT, Metric, are_normalized, check_vectors, normalized, read_vectors
 
@@ -294,7 +295,10 @@ class EmbeddingMap:
         Returns:
             The map.
         """
-        return cls(Stitcher.from_pretrained(id_or_folder, **download))
+        with decoding(id_or_folder):
+            found = cls(Stitcher.from_pretrained(id_or_folder, **download))
+            found.card()  # its parts of the record are those of a map
+            return found
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
         """Upload the map with its card.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hf_stitch.registry import check_choice
+from hf_stitch.storage.files import decoding
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
 from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
@@ -82,11 +83,21 @@ class LazyUpgrade:
                 self._kept.execute(
                     "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
                 )
+            if not self._kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'exact' AND type = 'table'").fetchone():
+                raise sqlite3.DatabaseError("it has something else in the place of the table")
         self._check_file()
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         with _named(self._place):
             return self._kept.execute(query, values).fetchall()
+
+    def _vectors(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
+        """Read ids and their vectors, which are None for documents without a text."""
+        with decoding(self._place):
+            return [
+                (each, None if vector is None else np.frombuffer(vector, np.float32))
+                for each, vector in self._read(query, values)
+            ]
 
     def _write(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Write all rows or none."""
@@ -95,13 +106,13 @@ class LazyUpgrade:
 
     def _check_file(self) -> None:
         """Embed up to three kept documents again: another encoder or another store gives other vectors."""
-        kept = self._read("SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,))
+        kept = self._vectors("SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,))
         texts = list(self.texts([each for each, _ in kept])) if kept else []
         there = [(text, vector) for text, (_, vector) in zip(texts, kept, strict=True) if text is not None]
         if not there:
             return
         found = normalized(encode(self.encoder, [text for text, _ in there]))
-        rows = [np.frombuffer(vector, np.float32) for _, vector in there]
+        rows = [vector for _, vector in there]
         alike = [
             len(a) == len(b) and float(a @ normalized(b[None])[0]) > ALIKE for a, b in zip(found, rows, strict=True)
         ]
@@ -188,12 +199,12 @@ class LazyUpgrade:
         Returns:
             Their number.
         """
-        waiting = self._read(f"SELECT id, vector FROM exact WHERE {WAITING}")
+        waiting = self._vectors(f"SELECT id, vector FROM exact WHERE {WAITING}")
         for start in range(0, len(waiting), self.every):
             some = waiting[start : start + self.every]
             ids = [each for each, _ in some]
-            with written("the store"):
-                self.store.replace(ids, np.stack([np.frombuffer(vector, np.float32) for _, vector in some]))
+            with written(f"the {type(self.store).__name__}"):
+                self.store.replace(ids, np.stack([vector for _, vector in some]))
             self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
         return len(waiting)
 
@@ -203,8 +214,7 @@ class LazyUpgrade:
         for start in range(0, len(ids), 500):
             some = ids[start : start + 500]
             marks = ", ".join("?" * len(some))
-            rows = self._read(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some)
-            found |= {each: None if vector is None else np.frombuffer(vector, np.float32) for each, vector in rows}
+            found |= dict(self._vectors(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some))
         return found
 
     def _exact(self, ids: list[Any]) -> dict[Any, Rows]:

@@ -15,6 +15,7 @@ from hf_stitch.stitches import LinearStitch
 lancedb = pytest.importorskip("lancedb")
 pyarrow = pytest.importorskip("pyarrow")
 from hf_stitch_embeddings.stores.lancedb import LanceStore  # noqa: E402
+from hf_stitch_embeddings.upgrading import fingerprint  # noqa: E402
 
 ROWS, WIDTH = 400, 8
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -66,6 +67,37 @@ def test_a_second_run_maps_nothing_twice(tmp_path: Path) -> None:
     other = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[WIDTH:]))
     with pytest.raises(ValueError, match="is already upgraded"):
         upgrade(LanceStore(str(tmp_path), "docs"), other, progress=False)
+
+
+def test_a_second_run_with_a_map_to_another_width(tmp_path: Path) -> None:
+    table_in(tmp_path)
+    upgrade(LanceStore(str(tmp_path), "docs"), MAP, progress=False)
+    with pytest.raises(ValueError, match="is already upgraded"):  # not that widths differ
+        upgrade(LanceStore(str(tmp_path), "docs"), MAP, progress=False)
+
+
+def test_a_column_of_another_width_in_the_place_of_the_new_vectors(tmp_path: Path) -> None:
+    fresh = f"vector_{fingerprint(MAP)}"
+    table_in(tmp_path).add_columns(pyarrow.schema([pyarrow.field(fresh, pyarrow.list_(pyarrow.float32(), 3))]))
+    with pytest.raises(
+        ValueError, match=rf"{fresh}' of LanceDB table docs must hold vectors of width 16, got .*drop it"
+    ):
+        upgrade(LanceStore(str(tmp_path), "docs"), MAP, progress=False)
+
+
+def test_a_table_that_is_replaced_meanwhile_by_one_of_another_width(tmp_path: Path) -> None:
+    table_in(tmp_path)
+    store = LanceStore(str(tmp_path), "docs")
+    write = store.write
+
+    def replaced(ids: Any, vectors: Any) -> None:
+        other = pyarrow.table({"id": [0], "vector": lists(VECTORS[:1, :3])})
+        lancedb.connect(str(tmp_path)).create_table("docs", other, mode="overwrite")
+        write(ids, vectors)
+
+    store.write = replaced  # type: ignore[method-assign]
+    with pytest.raises(OSError, match=r"LanceDB table docs could not be written .* stop other writers, and run again"):
+        upgrade(store, MAP, progress=False)
 
 
 @pytest.mark.parametrize("kind", ["IvfFlat", "IvfPq", "HnswSq"])

@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_what_was_done(store: ArrayStore, tmp_path: Path) -> 
     assert replaced(tmp_path) == set(range(20))
 
 
-@pytest.mark.parametrize("kind", ["text", "folder", "table"])
+@pytest.mark.parametrize("kind", ["text", "folder", "table", "view"])
 def test_a_file_of_something_else(kind: str, store: ArrayStore, tmp_path: Path) -> None:
     kept = tmp_path / "exact.sqlite"
     if kind == "text":
@@ -138,10 +138,24 @@ def test_a_file_of_something_else(kind: str, store: ArrayStore, tmp_path: Path) 
     elif kind == "folder":
         kept.mkdir()
     else:
+        made = {
+            "table": "CREATE TABLE exact (name TEXT)",
+            "view": "CREATE VIEW exact AS WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i FROM t) SELECT * FROM t",
+        }
         with sqlite3.connect(kept) as other:
-            other.execute("CREATE TABLE exact (name TEXT)")
+            other.execute(made[kind])
     with pytest.raises(OSError, match=r"exact\.sqlite could not be used .* use another file"):
         LazyUpgrade(store, Encoder(), texts_of, kept)
+
+
+@pytest.mark.parametrize("vector", ["text", 5, b"123"])
+def test_a_file_with_something_else_than_vectors(vector: Any, store: ArrayStore, tmp_path: Path) -> None:
+    with LazyUpgrade(store, Encoder(), texts_of, tmp_path / "exact.sqlite") as lazy:
+        lazy.embed([1, 2, 3])
+    with sqlite3.connect(tmp_path / "exact.sqlite") as other:
+        other.execute("UPDATE exact SET vector = ?", (vector,))
+    with pytest.raises(ValueError, match=r"exact\.sqlite cannot be read"):
+        LazyUpgrade(store, Encoder(), texts_of, tmp_path / "exact.sqlite")
 
 
 def test_forgotten_documents_are_embedded_again(store: ArrayStore, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ LONGEST_HEADER = 64
 """Bytes; a longer first line contains a vector."""
 LONGEST_LINE = 2**20
 """Bytes; a longer line is no word and its vector."""
+UNPACKED = 20
+"""Largest ratio of word vectors to the compressed file that contains them."""
 
 
 def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pickle: bool = False) -> WordVectors:
@@ -82,6 +84,12 @@ def _opened(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if is_compressed else open(path, "rb")  # type: ignore[return-value]
 
 
+def _check_size(path: Path, read: int) -> None:
+    """Check that what was read of a file is in proportion to its size."""
+    if read > (most := max(UNPACKED * path.stat().st_size, 2**24)):
+        raise ValueError(f"{path} unpacks to more than {most} bytes, as no word vectors do")
+
+
 def _header(line: bytes) -> tuple[int, int] | None:
     """Return the number of words and the width, if the first line of a file contains them."""
     parts = line.split()
@@ -126,6 +134,8 @@ def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most
             )
         found.setdefault(word, row)
         read += 1
+        if not number % 4096:
+            _check_size(path, file.tell())
     if header is not None and read < min(header[0], most_frequent or header[0]):
         raise ValueError(f"{path} promises {header[0]} words in its first line and has {read}: it is damaged")
     if not found:
@@ -138,9 +148,12 @@ def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None)
 
     words, width = header
     least = 4 * width * min(words, most_frequent or words)
-    with open(path, "rb") as file:
-        is_compressed = file.read(2) == GZIP
-    if not is_compressed and path.stat().st_size < least:
+    size = 0
+    with _opened(path) as file:
+        while size < least and (block := file.read(2**20)):
+            size += len(block)
+            _check_size(path, size)
+    if size < least:
         raise ValueError(
             f"{path} is shorter than {words} vectors of width {width}, which its first line promises: it is damaged, "
             "or not in the binary format of word2vec"

@@ -12,6 +12,7 @@ import torch
 from gensim.models import FastText, KeyedVectors
 from gensim.models.fasttext import save_facebook_model
 from hf_stitch_word_vectors import read_vectors
+from hf_stitch_word_vectors.files import FASTTEXT
 
 import hf_stitch
 
@@ -83,6 +84,9 @@ def test_a_pickle_needs_the_consent_of_the_user(tmp_path: Path) -> None:
         (b"hello\n", "line 1"),
         (b"", "line 1"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "line 1"),
+        (FASTTEXT + b"\x00" * 20, r"file\.txt cannot be read"),
+        (b"a " * 2**20, "line 1"),
+        (gzip.compress(b"the 1 2\n" * 2**22, 1), r"file\.txt unpacks to more than 16777216 bytes"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:

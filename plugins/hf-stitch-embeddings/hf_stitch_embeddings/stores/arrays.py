@@ -56,7 +56,8 @@ class UnfinishedRows:
         if self.target.exists():
             self._sweep()
             raise FileExistsError(f"{self.target} exists; delete it, or upgrade into another file")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with readable_errors(*self._full):
+            self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
         except Timeout:
@@ -110,7 +111,7 @@ class UnfinishedRows:
 
     def rows(self) -> Vectors:
         """Return the vectors, memory-mapped."""
-        found = read_vectors(self.file)
+        found = read_vectors(self.file, str(self.file))
         if (*found.shape, found.dtype) != (self._state["rows"], self._state["width"], np.float32):
             raise ValueError(f"{self.file} is damaged: delete {self.folder} and run again")
         return found

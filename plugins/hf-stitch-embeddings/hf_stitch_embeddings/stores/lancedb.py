@@ -66,6 +66,11 @@ class LanceStore(VectorStore):
         for column in (self.column, self.id_column):
             if column not in schema.names:
                 raise ValueError(f"{self.name} has no column {column!r}, only: {', '.join(schema.names)}")
+        if before := [name for name in schema.names if name.startswith(f"{self.column}_before_")]:
+            raise ValueError(
+                f"{self.name} is already upgraded: {self.column!r} holds new vectors, and {before[0]!r} the old ones. "
+                f"To map those again, restore the table first; to map the new ones once more, drop {before[0]!r} first"
+            )
         kind = schema.field(self.column).type
         width = getattr(kind, "list_size", -1)
         if width < 1:
@@ -89,11 +94,6 @@ class LanceStore(VectorStore):
         import pyarrow
 
         names = self._table.schema.names
-        if before := [name for name in names if name.startswith(f"{self.column}_before_")]:
-            raise ValueError(
-                f"{self.name} is already upgraded: {self.column!r} holds new vectors, and {before[0]!r} the old ones. "
-                f"To map those again, restore the table first; to map the new ones once more, drop {before[0]!r} first"
-            )
         self._check_ids()
         warn_of_unfinished(self.name, f"{self.column}_", key, names)
         if width == self._table.schema.field(self.column).type.list_size:
