@@ -13,8 +13,9 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.comparing import Comparison, labelled
 from hf_stitch.analysis.comparison.weights import read_of, same_layers, sorted_metrics
-from hf_stitch.data import check_same_order
+from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
@@ -80,16 +81,17 @@ class SimilarityCallback(ProbingCallback):
         {'similarity_to_start/linear_cka/0': 1.0}
     """
 
+    @checked
     def __init__(
         self,
         reference: str | nn.Module | Adapter | Activations,
-        probe: object = None,
+        probe: Data | None = None,
         layers: Iterable[str] | None = None,
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
         every: Every = "epoch",
         pooling: Pooling = "mean",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         name: str | None = None,
     ) -> None:
         own = reference if isinstance(reference, str) and reference in OWN else None
@@ -97,8 +99,6 @@ class SimilarityCallback(ProbingCallback):
         activations, self._weight_metrics = sorted_metrics(metrics)
         self._metrics = labelled(activations) if activations or not self._weight_metrics else {}
         self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         if isinstance(reference, Activations):
             if self._weight_metrics:
                 raise TypeError(

@@ -8,30 +8,34 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from hf_stitch.adapters import Adapter, load_on, unwrap
+from hf_stitch.adapters import load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
+from hf_stitch.analysis.comparison.alignment import Align, aligned
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
-from hf_stitch.data import Samples, check_same_order
+from hf_stitch.data import Data, Samples, check_same_order
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Natural, checked
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
-from hf_stitch.registry import check_choice, check_number
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
+from hf_stitch.workflows._networks import Named
 
-Comparable = str | nn.Module | Adapter | Activations
+Comparable = NetworkLike | Activations
 
 
+@checked
 def compare(
-    a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, permutations: int = 0, **options: Unpack[RunOptions],
+    a: Comparable, b: Comparable, data: Data | None = None, *, layers_a: Iterable[str] | None = None,
+    layers_b: Iterable[str] | None = None, metrics: Iterable[Named | Metric] = ("linear_cka",),
+    pooling: Pooling = "mean", align: Align = "tokens", paired_data: Data | None = None, permutations: Natural = 0,
+    **options: Unpack[RunOptions],
 ) -> SimilarityAtlas:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 
@@ -95,11 +99,8 @@ def compare(
         >>> atlas["linear_cka"].shape, atlas.n, dict(atlas.routes)
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
-    check_choice("pooling", pooling, POOLINGS)
-    check_choice("align", align, ALIGN)
     if align == "offsets" and pooling != "none":
         raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
-    check_number(0, permutations=permutations)
     if permutations and pooling == "none":
         raise ValueError(
             "a permutation test of the layers exchanges samples, so that it needs one row per sample: use "

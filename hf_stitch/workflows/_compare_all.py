@@ -15,23 +15,24 @@ from hf_stitch.analysis.comparison.jackknife import Array, Places, differences_f
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.comparison.sides import Network, Networks, Reader, Side
 from hf_stitch.analysis.comparison.weights import compare_all_weights, sorted_metrics
-from hf_stitch.data import Samples, check_same_order
+from hf_stitch.data import Data, Samples, check_same_order
 from hf_stitch.metrics import Metric
-from hf_stitch.registry import check_choice, check_number
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.options import Natural, checked
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.workflows._compare import Comparable, side_of, weight_side
-from hf_stitch.workflows._networks import named_layers, named_networks
+from hf_stitch.workflows._networks import Named, named_layers, named_networks
 
 
+@checked
 def compare_all(
-    networks: Mapping[str, Comparable] | Sequence[Comparable],
-    data: Any = None,
+    networks: Mapping[str, Comparable] | Iterable[Comparable],
+    data: Data | None = None,
     *,
-    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
-    metrics: Iterable[str | Metric] = ("linear_cka",),
+    layers: Mapping[str, Iterable[str]] | Iterable[str] | None = None,
+    metrics: Iterable[Named | Metric] = ("linear_cka",),
     pooling: Pooling = "mean",
-    resamples: int = 0,
+    resamples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> NetworkAtlas:
     """Compare every layer of several networks with every other layer of all of them, in one pass over the data.
@@ -72,11 +73,9 @@ def compare_all(
         >>> found.networks, found.between("0", "2")["linear_cka"].shape
         (('0', '1', '2'), (2, 2))
     """
-    check_choice("pooling", pooling, POOLINGS)
     named = named_networks(networks)
     if len(named) < 2:
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
-    check_number(0, resamples=resamples)
     chosen = named_layers(named, layers)
     with Run.of(compare_all, options) as run:
         processes = run.processes

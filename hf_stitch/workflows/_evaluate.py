@@ -24,28 +24,30 @@ from hf_stitch.analysis.scoring import (
     source_alone,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data import Data, PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.options import Natural, Several, checked
 from hf_stitch.processes import ALONE
-from hf_stitch.registry import check_number
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks.base import Answers, Whole
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
+from hf_stitch.workflows._networks import Runs
 
 
+@checked
 def evaluate(
     stitched: StitchedModel,
-    data: Any,
+    data: Data,
     *,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
-    resamples: int = 1000,
-    examples: int = 0,
+    resamples: Several = 1000,
+    examples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> Evaluation:
     """Score a stitched model on held-out samples, compared with baselines.
@@ -121,10 +123,6 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    if not isinstance(stitched, StitchedModel):
-        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
-    check_number(0, examples=examples)
-    check_number(2, resamples=resamples)
     if examples and stitched.task is None:
         raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
     if source is not None and stitched.task is None:
@@ -167,7 +165,7 @@ def evaluate(
             warnings.warn(
                 f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
                 "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
-                stacklevel=2,
+                stacklevel=3,
             )
         parts = StitchedParts.of(stitched, alone, whole)
         exact = parts.at_one_layer or isinstance(stitched.stitch.body, IdentityStitch)
@@ -177,7 +175,7 @@ def evaluate(
             fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
         if result.no_better:
-            warnings.warn(result.cautions[0], stacklevel=2)
+            warnings.warn(result.cautions[0], stacklevel=3)
         return result
 
 

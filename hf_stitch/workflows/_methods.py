@@ -11,8 +11,6 @@ from hf_stitch.registry import registries
 def labelled(kind: str, entries: Iterable[Any], argument: str | None = None) -> dict[str, Any]:
     """Build matchers or detectors."""
     argument = argument or kind
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise TypeError(f"{argument} must be a list, got {entries!r}; write [{entries!r}]")
     built = [registries[kind].build(entry) for entry in entries]
     found = {entry.label: entry for entry in built}
     if len(found) < len(built):

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Id, Samples
+from hf_stitch.data import Data, Id, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import check_choice, check_name, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -32,7 +33,7 @@ from hf_stitch.tasks.heads import check_head, check_labels, logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
@@ -44,19 +45,20 @@ _Space = tuple[ModelReference, str, Pooling]
 """The latent space that enters a back half: network, layer and pooling."""
 
 
+@checked
 def swap(
-    model: str | nn.Module | Adapter | StitchedModel,
-    encoder: str | nn.Module | Adapter | StitchedModel,
-    anchors: Any = None,
+    model: Runs,
+    encoder: Runs,
+    anchors: Data | AnchorSet | None = None,
     *,
     encoder_layer: str | None = None,
-    paired_anchors: Any = None,
+    paired_anchors: Data | AnchorSet | None = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
-    matcher: str | Matcher = AUTO,
-    baselines: Sequence[str | Matcher] | None = None,
-    data: Any = None,
-    paired_data: Any = None,
+    matcher: Named | Matcher = AUTO,
+    baselines: Iterable[Named | Matcher] | None = None,
+    data: Data | None = None,
+    paired_data: Data | None = None,
     task: str | None = "auto",
     **options: Unpack[RunOptions],
 ) -> StitchedModel:
@@ -132,12 +134,8 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
-    check_choice("pooling", pooling, (None, *POOLINGS))
-    layers = {"encoder_layer": encoder_layer, "target_layer": target_layer}
-    check_name(**{name: layer for name, layer in layers.items() if layer is not None})
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
         processes = run.processes
-        check_runs(model=model, encoder=encoder)
         if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
             if any(
                 each is not None for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
@@ -433,7 +431,7 @@ def _relative(
 
 
 def _fitted(
-    matcher: str | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
+    matcher: Named | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
 ) -> StitchingLayer:
     """Fit a matcher from the new encoder's vectors of the anchors to those that enter the back half."""
     rows = {"body": Features().update(vectors, entering)}

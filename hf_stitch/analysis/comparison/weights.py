@@ -15,18 +15,19 @@ from torch import nn
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.metrics.base import ActivationMetric, Metric, NotComparable, WeightMetric
+from hf_stitch.options import did_you_mean
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
-from hf_stitch.registry import did_you_mean, registries
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
 
 
-def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetric], dict[str, WeightMetric]]:
+def sorted_metrics(
+    metrics: Iterable[str | Mapping[str, Any] | Metric],
+) -> tuple[list[ActivationMetric], dict[str, WeightMetric]]:
     """Build metrics, and sort them into those of activations and those of weights."""
-    if isinstance(metrics, str | Metric):
-        raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
     activations: list[ActivationMetric] = []
     weights: dict[str, WeightMetric] = {}
     for metric in map(registries.metrics.build, metrics):
