@@ -1,7 +1,7 @@
 """Rows of the table of all experiments that no record of their own stands behind."""
 
-COLUMNS = ("paper", "place", "claim", "ours", "verdict", "page")
-LINK = "[{}]({}.md)"
+from study import claim
+
 ROWS = (
     ("1", "figure 2", "Inception V1 on CelebA: task loss and least squares", "no such data, no public weights",
      "out of reach", ""),
@@ -42,13 +42,10 @@ ROWS = (
 
 def other_claims() -> list[dict[str, str]]:
     """Return the rows in the form of those that scripts return."""
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
-    for row in rows:
-        name = row["page"]
-        row |= {
-            "published": "–",
-            "n": "–",
-            "preset": "–",
-            "page": LINK.format(name.replace("_", " "), name) if name else "–",
+    return [
+        {
+            **claim(paper, place, claimed, "–", ours, "–", verdict), "preset": "–",
+            "page": f"[{page.replace('_', ' ')}]({page}.md)" if page else "–",
         }
-    return rows
+        for paper, place, claimed, ours, verdict, page in ROWS
+    ]  # fmt: skip

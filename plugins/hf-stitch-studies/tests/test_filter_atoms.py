@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +11,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from study_scripts import run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "filter_atoms"
-RESULTS = ROOT / "docs" / "results"
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = {
     "correlation": ["correlation"],
     "decorrelation": ["decorrelation"],
@@ -33,20 +29,10 @@ EXPERIMENTS = {
 WITHOUT_DATA = ("toy_regression", "propositions")
 VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 
-Imported = Callable[[str], Any]
 
-
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imported]:
-    """Import a script. Other folders of examples have modules of the same names, which are set aside."""
-    pytest.importorskip("hf_stitch_filter_atoms")
-    names = {path.stem for path in SCRIPTS.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    yield importlib.import_module
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
+def imported(name: str) -> Any:
+    """Import a script."""
+    return importlib.import_module(f"filter_atoms.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +55,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_writes_record_page_and_figures(name: str, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("hf_stitch_filter_atoms")
     options = [] if name in WITHOUT_DATA else ["--data-dir", data, "--networks", data / "networks"]
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{name}.py", "--preset", "test", "--out", tmp_path, *options],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(f"filter_atoms.{name}", "--preset", "test", "--out", tmp_path, *options)
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == EXPERIMENTS[name]
     assert json.loads((tmp_path / f"{name}.json").read_text())["preset"] == "test"
     assert "nan" not in (tmp_path / f"{name}.md").read_text().replace("dominant", "")
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_page_and_claims_come_from_the_record(name: str, imported: Imported) -> None:
-    if not (RESULTS / f"{name}.json").is_file():
-        pytest.skip(f"there is no record of {name}")
-    script, record = imported(name), json.loads((RESULTS / f"{name}.json").read_text())
-    assert script.page(record) == (RESULTS / f"{name}.md").read_text()
-    rows = script.claims(record)
-    assert rows
-    for row in rows:
-        assert row.keys() == {"paper", "place", "claim", "published", "ours", "n", "verdict"}
-        assert row["verdict"].removeprefix("stand-in ") in VERDICTS
 
 
 def symmetric(random: np.random.Generator, k: int) -> np.ndarray:
@@ -102,7 +70,7 @@ def symmetric(random: np.random.Generator, k: int) -> np.ndarray:
     return matrix + matrix.T
 
 
-def test_additive_fit_takes_the_means_of_models_off(imported: Imported) -> None:
+def test_additive_fit_takes_the_means_of_models_off() -> None:
     pairwise = imported("pairwise")
     matrix = symmetric(np.random.default_rng(0), 6)
     residual = matrix - pairwise.additive(matrix)
@@ -112,7 +80,7 @@ def test_additive_fit_takes_the_means_of_models_off(imported: Imported) -> None:
     assert np.allclose(pairwise.upper(pairwise.additive(own)), pairwise.upper(own))
 
 
-def test_intervals_over_models_are_wider_than_over_pairs(imported: Imported) -> None:
+def test_intervals_over_models_are_wider_than_over_pairs() -> None:
     pairwise = imported("pairwise")
     random = np.random.default_rng(0)
     quality = random.standard_normal(10)
@@ -123,7 +91,7 @@ def test_intervals_over_models_are_wider_than_over_pairs(imported: Imported) -> 
     assert found.high - found.low > 2 * 1.96 * pairs.std() / np.sqrt(len(pairs))
 
 
-def test_a_constant_predictor_has_no_correlation(imported: Imported) -> None:
+def test_a_constant_predictor_has_no_correlation() -> None:
     pairwise = imported("pairwise")
     random = np.random.default_rng(0)
     group = {"x": np.full((5, 5), 0.3), "y": symmetric(random, 5)}
@@ -136,7 +104,7 @@ def test_a_constant_predictor_has_no_correlation(imported: Imported) -> None:
     ("low", "atom", "verdict"),
     [(0.85, 0.9, "confirmed"), (0.3, 0.9, "in part"), (-0.1, 0.9, "refuted"), (0.85, 0.97, "undecided")],
 )
-def test_verdict_on_the_correlation(low: float, atom: float, verdict: str, imported: Imported) -> None:
+def test_verdict_on_the_correlation(low: float, atom: float, verdict: str) -> None:
     correlation = imported("correlation")
     interval = {"value": 0.9, "low": low, "high": 1.0}
     arm = {
@@ -153,7 +121,7 @@ def test_verdict_on_the_correlation(low: float, atom: float, verdict: str, impor
     [(0.05, "Yes: patch cosine."), (-0.05, "No."), (1e-8, "No.")],
     ids=["better", "worse", "equal"],
 )
-def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, answer: str, imported: Imported) -> None:
+def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, answer: str) -> None:
     correlation = imported("correlation")
     better = {
         rival: {"pearson": {"low": patches if rival == correlation.PATCHES else -0.1}} for rival in correlation.RIVALS
@@ -166,7 +134,7 @@ def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, ans
     ("values", "verdict"),
     [([0.2, 0.5, 0.9], "confirmed"), ([0.2, 0.6, 0.5], "in part"), ([0.5, 0.6, 0.4], "refuted")],
 )
-def test_verdict_on_decorrelation(values: list[float], verdict: str, imported: Imported) -> None:
+def test_verdict_on_decorrelation(values: list[float], verdict: str) -> None:
     def strength(value: float, accuracy: float) -> dict[str, Any]:
         return {"r": {"cca": {"value": value, "low": value - 0.1, "high": value + 0.1}}, "accuracy": accuracy}
 
@@ -176,7 +144,7 @@ def test_verdict_on_decorrelation(values: list[float], verdict: str, imported: I
 
 
 @pytest.mark.parametrize(("own", "verdict"), [(0.5, "confirmed"), (0.15, "in part")])
-def test_only_own_atoms_show_what_networks_have_learnt(own: float, verdict: str, imported: Imported) -> None:
+def test_only_own_atoms_show_what_networks_have_learnt(own: float, verdict: str) -> None:
     script = imported("across_data_sets_atoms")
     starts = {
         start: {"atom": {kind: [0.1 if "untrained" in kind else trained] for kind in script.KINDS}}
@@ -185,7 +153,7 @@ def test_only_own_atoms_show_what_networks_have_learnt(own: float, verdict: str,
     assert script.decided({"starts": starts}) == verdict
 
 
-def test_classes_of_a_task_are_numbered_in_its_order(imported: Imported) -> None:
+def test_classes_of_a_task_are_numbered_in_its_order() -> None:
     networks = imported("networks")
     images = networks.Images(
         torch.arange(6)[:, None, None, None].expand(6, 3, 32, 32), torch.tensor([5, 7, 5, 9, 7, 1])
@@ -195,7 +163,7 @@ def test_classes_of_a_task_are_numbered_in_its_order(imported: Imported) -> None
     assert found.pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 4]
 
 
-def test_cca_is_that_of_the_package_at_full_rank(imported: Imported) -> None:
+def test_cca_is_that_of_the_package_at_full_rank() -> None:
     from hf_stitch.metrics import cca
 
     tasks = imported("task_networks")
@@ -206,6 +174,6 @@ def test_cca_is_that_of_the_package_at_full_rank(imported: Imported) -> None:
     assert tasks.basis(x[:, [0, 1, 1]]).shape[1] == 2
 
 
-def test_bounds_of_proposition_2_1_hold(imported: Imported) -> None:
+def test_bounds_of_proposition_2_1_hold() -> None:
     features, bounds = imported("propositions").changes(np.random.default_rng(1), 100)
     assert (features <= bounds).all()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,21 +11,15 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from study_scripts import run_script
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "filter_atoms"
-SHARED = ("dynamics_atoms", "experiment", "networks", "pairwise")
-"""Modules whose names other examples have too."""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def script() -> ModuleType:
     pytest.importorskip("hf_stitch_filter_atoms")
-    for name in SHARED:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module("dynamics_atoms")
-    for name in SHARED:
-        sys.modules.pop(name, None)
+    return importlib.import_module("filter_atoms.dynamics_atoms")
 
 
 def test_a_layer_settles_where_it_stays_above_the_threshold(script: ModuleType) -> None:
@@ -95,7 +85,6 @@ def test_the_verdict_on_two_tasks(script: ModuleType, tasks: list[float], contro
     assert script.task_verdict({"architecture": "alexnet", "runs": [{"similarity": similarity}]}) == verdict
 
 
-@pytest.mark.slow
 def test_the_experiment_writes_page_record_and_figures(script: ModuleType, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for name, labels in (("cifar10", {"label": 10}), ("cifar100", {"fine_label": 100})):
@@ -107,12 +96,17 @@ def test_the_experiment_writes_page_record_and_figures(script: ModuleType, tmp_p
             features = datasets.Features({"img": datasets.Image(), **classes})
             data = datasets.Dataset.from_dict({"img": images, **columns}, features)
             data.to_parquet(tmp_path / name / f"{split}.parquet")
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "dynamics_atoms.py", "--preset", "test", "--data-dir", tmp_path, "--networks",
-         tmp_path / "networks", "--out", tmp_path / "out"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(
+        "filter_atoms.dynamics_atoms",
+        "--preset",
+        "test",
+        "--data-dir",
+        tmp_path,
+        "--networks",
+        tmp_path / "networks",
+        "--out",
+        tmp_path / "out",
+    )
     figures = [f"dynamics_atoms_{name}{part}" for name in ("alexnet", "vgg11") for part in ("", "_tasks")]
     assert sorted(path.stem for path in (tmp_path / "out").glob("*.png")) == sorted(figures)
     record = json.loads((tmp_path / "out" / "dynamics_atoms.json").read_text())

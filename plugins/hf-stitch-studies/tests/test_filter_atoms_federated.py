@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +11,21 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from study_scripts import run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "filter_atoms"
-RESULTS = ROOT / "docs" / "results"
+pytestmark = pytest.mark.slow
+
 VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 NAMES = ("federated", "federated_ensembles", "federated_table", "continual")
-Imported = Callable[[str], Any]
+
+
+def imported(name: str) -> Any:
+    """Import a script."""
+    return importlib.import_module(f"filter_atoms.{name}")
 
 
 @pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imported]:
-    """Import a script. Other folders of examples have modules of the same names, which are set aside."""
-    pytest.importorskip("hf_stitch_filter_atoms")
-    names = {path.stem for path in SCRIPTS.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    yield importlib.import_module
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
-
-
-@pytest.fixture
-def clients(imported: Imported) -> list[Any]:
+def clients() -> list[Any]:
     """Random images of three clients, the second with twice as many."""
     random = torch.Generator().manual_seed(0)
     made = []
@@ -49,28 +36,28 @@ def clients(imported: Imported) -> list[Any]:
 
 
 @pytest.fixture
-def network(imported: Imported) -> Any:
+def network() -> Any:
     """A small network with atoms."""
     return imported("federated").atomic(imported("federated").initial(0.0625, 4))
 
 
-def recipe(imported: Imported, epochs: int = 1) -> Any:
+def recipe(epochs: int = 1) -> Any:
     return imported("networks").Recipe(epochs, lr=0.01, batch=4, schedule="constant")
 
 
-def run(imported: Imported, network: Any, clients: list[Any], method: str, rounds: int = 1) -> Any:
+def federated(network: Any, clients: list[Any], method: str, rounds: int = 1) -> Any:
     methods = imported("federated_methods")
-    plan = methods.Plan(rounds, 1.0, recipe(imported))
+    plan = methods.Plan(rounds, 1.0, recipe())
     return methods.federate(network, clients, methods.METHODS[method], plan, seed=0)
 
 
-def test_fedavg_shares_the_mean_weighted_by_images(imported: Imported, network: Any, clients: list[Any]) -> None:
+def test_fedavg_shares_the_mean_weighted_by_images(network: Any, clients: list[Any]) -> None:
     methods = imported("federated_methods")
     start = methods.snapshot(network)
-    shared, own = run(imported, network, clients, "fedavg")
+    shared, own = federated(network, clients, "fedavg")
     network.load_state_dict(start)
     # With nothing shared, clients end where they would before the mean is taken.
-    _, alone = run(imported, network, clients, "local")
+    _, alone = federated(network, clients, "local")
     assert own == [{}, {}, {}]
     for name, value in shared.items():
         expected = sum(w * state[name] for w, state in zip((0.25, 0.5, 0.25), alone, strict=True))
@@ -79,11 +66,9 @@ def test_fedavg_shares_the_mean_weighted_by_images(imported: Imported, network: 
 
 
 @pytest.mark.parametrize(("method", "kept"), [("fedper", "fc."), ("fedrep", "fc."), ("evolving", ("fc.", "atoms"))])
-def test_what_clients_keep(
-    method: str, kept: tuple[str, ...], imported: Imported, network: Any, clients: list[Any]
-) -> None:
+def test_what_clients_keep(method: str, kept: tuple[str, ...], network: Any, clients: list[Any]) -> None:
     start = imported("federated_methods").snapshot(network)
-    shared, own = run(imported, network, clients, method)
+    shared, own = federated(network, clients, method)
     for state in own:
         assert state and all(name.startswith(kept) or name.endswith(kept) for name in state)
         assert all(torch.equal(shared[name], start[name]) for name in state)
@@ -91,20 +76,20 @@ def test_what_clients_keep(
     assert not torch.equal(own[0]["fc.weight"], own[1]["fc.weight"])
 
 
-def test_only_atoms_and_head_move_on_fixed_coefficients(imported: Imported, network: Any, clients: list[Any]) -> None:
+def test_only_atoms_and_head_move_on_fixed_coefficients(network: Any, clients: list[Any]) -> None:
     methods = imported("federated_methods")
     start = methods.snapshot(network)
-    _, own = run(imported, network, clients, "fixed")
+    _, own = federated(network, clients, "fixed")
     moved = {name for name, value in own[0].items() if not torch.equal(value, start[name])}
     assert moved == {name for name in start if methods.personal(name)}
 
 
-def test_a_client_goes_on_from_its_own_parameters(imported: Imported, network: Any, clients: list[Any]) -> None:
-    one, _ = (run(imported, network, clients[:1], "local", rounds)[1][0]["fc.weight"] for rounds in (1, 2))
+def test_a_client_goes_on_from_its_own_parameters(network: Any, clients: list[Any]) -> None:
+    one, _ = (federated(network, clients[:1], "local", rounds)[1][0]["fc.weight"] for rounds in (1, 2))
     methods = imported("federated_methods")
     start = imported("federated").atomic(imported("federated").initial(0.0625, 4))
     seen: list[Any] = []
-    plan = methods.Plan(2, 1.0, recipe(imported))
+    plan = methods.Plan(2, 1.0, recipe())
     methods.federate(
         start, clients[:1], methods.METHODS["local"], plan, 0,
         lambda number, shared, own: seen.append(own[0]["fc.weight"]),
@@ -112,39 +97,39 @@ def test_a_client_goes_on_from_its_own_parameters(imported: Imported, network: A
     assert torch.equal(seen[0], one) and not torch.equal(seen[0], seen[1])
 
 
-def test_the_proximal_term_keeps_networks_close(imported: Imported, network: Any, clients: list[Any]) -> None:
+def test_the_proximal_term_keeps_networks_close(network: Any, clients: list[Any]) -> None:
     methods = imported("federated_methods")
     start = methods.snapshot(network)
 
     def distance(weight: float) -> float:
         trained = methods.train_locally(
-            network, start, clients[1], methods.WHOLE, recipe(imported, 5), seed=0, near=start, weight=weight
+            network, start, clients[1], methods.WHOLE, recipe(5), seed=0, near=start, weight=weight
         )  # fmt: skip
         return sum(float((value - start[name]).square().sum()) for name, value in trained.items())
 
     assert distance(5.0) < 0.5 * distance(0.0)
 
 
-def test_fedrep_trains_the_head_first(imported: Imported, network: Any, clients: list[Any]) -> None:
+def test_fedrep_trains_the_head_first(network: Any, clients: list[Any]) -> None:
     methods = imported("federated_methods")
     start = methods.snapshot(network)
     head = methods.train_locally(
-        network, start, clients[0], methods.HEAD_FIRST[:1], recipe(imported, 3), seed=0, near=start, weight=0.0
+        network, start, clients[0], methods.HEAD_FIRST[:1], recipe(3), seed=0, near=start, weight=0.0
     )  # fmt: skip
     both = methods.train_locally(
-        network, start, clients[0], methods.HEAD_FIRST, recipe(imported, 3), seed=0, near=start, weight=0.0
+        network, start, clients[0], methods.HEAD_FIRST, recipe(3), seed=0, near=start, weight=0.0
     )  # fmt: skip
     assert torch.equal(head["fc.weight"], both["fc.weight"]) and not torch.equal(head["fc.weight"], start["fc.weight"])
     assert torch.equal(head["conv1.atoms"], start["conv1.atoms"])
     assert not torch.equal(both["conv1.atoms"], start["conv1.atoms"])
 
 
-def test_similarities_are_those_of_the_library(imported: Imported, network: Any, clients: list[Any]) -> None:
+def test_similarities_are_those_of_the_library(network: Any, clients: list[Any]) -> None:
     from hf_stitch import registries
     from hf_stitch.metrics import linear_cka
 
     ensembles = imported("ensembles")
-    _, states = run(imported, network, clients, "fixed", rounds=3)
+    _, states = federated(network, clients, "fixed", rounds=3)
     probes = imported("networks").noise(20).inputs()
     found, costs = ensembles.measured(network, states, probes)
     layers = ensembles.activations(network, states, probes)
@@ -163,7 +148,7 @@ def test_similarities_are_those_of_the_library(imported: Imported, network: Any,
     assert costs["atom"].operations == 3 * 3 * 2 * 81 < costs["cka"].operations < costs["cca"].operations
 
 
-def test_cca_is_invariant_to_invertible_maps_and_leaves_out_dead_channels(imported: Imported) -> None:
+def test_cca_is_invariant_to_invertible_maps_and_leaves_out_dead_channels() -> None:
     ensembles = imported("ensembles")
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(50, 4, generator=random)
@@ -174,24 +159,22 @@ def test_cca_is_invariant_to_invertible_maps_and_leaves_out_dead_channels(import
     assert float(found[0, 1]) == pytest.approx(1, abs=1e-4) and float(found[0, 2]) == pytest.approx(1, abs=1e-4)
 
 
-def test_most_and_least_similar(imported: Imported) -> None:
+def test_most_and_least_similar() -> None:
     similarity = torch.tensor([[1.0, 0.2, 0.9, 0.5]])
     most_similar = imported("ensembles").most_similar
     assert most_similar(similarity, 0, 2) == [2, 3] and most_similar(similarity, 0, 2, least=True) == [1, 3]
 
 
-def test_an_ensemble_averages_probabilities_of_tuned_heads(
-    imported: Imported, network: Any, clients: list[Any]
-) -> None:
+def test_an_ensemble_averages_probabilities_of_tuned_heads(network: Any, clients: list[Any]) -> None:
     ensembles = imported("ensembles")
-    _, states = run(imported, network, clients, "fixed")
+    _, states = federated(network, clients, "fixed")
     found = ensembles.ensemble_accuracies(
-        network, states, clients[1], clients[1], {"own": [1], "all": [1, 0, 2]}, recipe(imported, 100), seed=0
+        network, states, clients[1], clients[1], {"own": [1], "all": [1, 0, 2]}, recipe(100), seed=0
     )  # fmt: skip
     assert found == {"own": 1.0, "all": 1.0}
 
 
-def test_auroc_counts_pairs_of_a_cluster(imported: Imported) -> None:
+def test_auroc_counts_pairs_of_a_cluster() -> None:
     federated = imported("federated")
     groups = np.array([0.0, 0, 1, 1, 2, 2])
     same = np.equal.outer(groups, groups).astype(float)
@@ -203,7 +186,7 @@ def test_auroc_counts_pairs_of_a_cluster(imported: Imported) -> None:
     assert counted == {"subtask": 16, "digits": 20}
 
 
-def test_images_are_dealt_without_overlap(imported: Imported) -> None:
+def test_images_are_dealt_without_overlap() -> None:
     federated, networks, table = imported("federated"), imported("networks"), imported("federated_table")
     numbers = torch.arange(200)
     images = networks.Images(numbers.to(torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32), numbers % 10)
@@ -221,7 +204,7 @@ def test_images_are_dealt_without_overlap(imported: Imported) -> None:
     ("own", "random", "expected"),
     [(2.0, 1.0, "confirmed"), (2.0, -1.0, "in part"), (-2.0, 1.0, "refuted"), (0.0, 1.0, "undecided")],
 )
-def test_ensembles_must_gain_over_other_members(own: float, random: float, expected: str, imported: Imported) -> None:
+def test_ensembles_must_gain_over_other_members(own: float, random: float, expected: str) -> None:
     script = imported("federated_ensembles")
     base = np.linspace(0.4, 0.6, 20)
     noise = np.tile([0.005, -0.005], 10)
@@ -237,7 +220,7 @@ def test_ensembles_must_gain_over_other_members(own: float, random: float, expec
     assert imported("continual").verdict(stream) == expected
 
 
-def test_clusters_are_distinct_or_visible(imported: Imported) -> None:
+def test_clusters_are_distinct_or_visible() -> None:
     script = imported("federated")
 
     def found(*lows: float) -> str:
@@ -247,7 +230,7 @@ def test_clusters_are_distinct_or_visible(imported: Imported) -> None:
     assert [found(0.95, 0.92), found(0.4, 0.95), found(0.4, 0.5)] == ["confirmed", "in part", "refuted"]
 
 
-def test_the_paper_s_table_meets_the_rule(imported: Imported) -> None:
+def test_the_paper_s_table_meets_the_rule() -> None:
     script = imported("federated_table")
     accuracies = [
         {name: {"value": value} for name, value in zip(script.ROWS, setting.published, strict=True)}
@@ -258,17 +241,6 @@ def test_the_paper_s_table_meets_the_rule(imported: Imported) -> None:
     assert script.comparable(settings) == script.LEAST and script.verdict({"settings": settings}) == "confirmed"
     alike = [{**one, "ours_minus": {"fedavg": {"low": -0.1, "high": 1.0}}} for one in settings]
     assert script.verdict({"settings": alike}) == "undecided"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_written_from_its_record(name: str, imported: Imported) -> None:
-    if not (RESULTS / f"{name}.json").is_file():
-        pytest.skip(f"{name} has no record")
-    record, script = json.loads((RESULTS / f"{name}.json").read_text()), imported(name)
-    assert script.page(record) == (RESULTS / f"{name}.md").read_text()
-    for row in script.claims(record):
-        assert row["paper"] == "3" and row["verdict"] != "stand-in undecided"
-        assert row["verdict"].removeprefix("stand-in ") in VERDICTS
 
 
 @pytest.fixture(scope="module")
@@ -291,16 +263,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_experiment_writes_record_and_page(name: str, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("hf_stitch_filter_atoms")
-    command = [sys.executable, SCRIPTS / f"{name}.py", "--preset", "test", "--data-dir", data]
-    done = subprocess.run(
-        [*map(str, (*command, "--networks", tmp_path / "networks", "--out", tmp_path / "out"))],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = "--data-dir", data, "--networks", tmp_path / "networks", "--out", tmp_path / "out"
+    run_script(f"filter_atoms.{name}", "--preset", "test", *options)
     record = json.loads((tmp_path / "out" / f"{name}.json").read_text())
     assert record["preset"] == "test"
     assert "demonstration" in (tmp_path / "out" / f"{name}.md").read_text()

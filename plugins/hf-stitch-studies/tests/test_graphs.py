@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from study_scripts import run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "relative_representations"
+pytestmark = pytest.mark.slow
+
 PICTURES = {"performance_proxy": ["performance_proxy"], "graph_stitching": []}
 """Name -> names of the figures."""
 KEYS = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
@@ -45,39 +42,30 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import from the folder of the scripts, and forget them afterwards: other folders have the same names."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "examples")):
-            del sys.modules[name]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
-def test_an_experiment_writes_record_page_and_figures(name: str, data: Path, tmp_path: Path, folder: None) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, SCRIPTS / f"{name}.py", "--preset", "test", "--data-dir", data, "--cache",
-            tmp_path / "cache", "--out", tmp_path,
-        ],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_an_experiment_writes_record_page_and_figures(name: str, data: Path, tmp_path: Path) -> None:
+    run_script(
+        f"relative_representations.{name}",
+        "--preset",
+        "test",
+        "--data-dir",
+        data,
+        "--cache",
+        tmp_path / "cache",
+        "--out",
+        tmp_path,
+    )
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == PICTURES[name]
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert record["preset"] == "test"
-    module = importlib.import_module(name)
+    module = importlib.import_module(f"relative_representations.{name}")
     assert module.page(record) == (tmp_path / f"{name}.md").read_text()
     assert all(set(row) == KEYS and all(row.values()) for row in module.claims(record))
 
 
 def runs(similarity: Any, count: int = 12) -> list[dict[str, Any]]:
     """Runs whose accuracy rises with the epoch, and whose similarity is a function of accuracy and run."""
-    module = importlib.import_module("performance_proxy")
+    module = importlib.import_module("relative_representations.performance_proxy")
     found = []
     for run in range(count):
         rows = []
@@ -96,8 +84,8 @@ def runs(similarity: Any, count: int = 12) -> list[dict[str, Any]]:
     return found
 
 
-def test_correlations_across_networks_and_within_runs_are_told_apart(folder: None) -> None:
-    module = importlib.import_module("performance_proxy")
+def test_correlations_across_networks_and_within_runs_are_told_apart() -> None:
+    module = importlib.import_module("relative_representations.performance_proxy")
     name = module.of(module.SIMILARITY, module.RELU)
     own = runs(lambda accuracy, run: accuracy + 10 * (-1) ** run * run)
     across = module.points_of(own).correlations([name], module.PEARSON)[name]
@@ -117,6 +105,6 @@ def test_correlations_across_networks_and_within_runs_are_told_apart(folder: Non
         ([(0.1, 0.3), (0.5, 0.79)], "refuted"),
     ],
 )
-def test_the_verdict_follows_the_rule(values: list[tuple[float, float]], said: str, folder: None) -> None:
-    module = importlib.import_module("performance_proxy")
+def test_the_verdict_follows_the_rule(values: list[tuple[float, float]], said: str) -> None:
+    module = importlib.import_module("relative_representations.performance_proxy")
     assert module.verdict([{"value": (low + high) / 2, "low": low, "high": high} for low, high in values]) == said

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -13,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from study_scripts import run_script
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +41,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "tatoeba_en_es_fr_ja").mkdir()
     spanish = {"id": list(range(60)), "es": [f"El río número {i}." for i in range(60)]}
     datasets.Dataset.from_dict(spanish).to_parquet(made / "tatoeba_en_es_fr_ja" / "test.parquet")
-    sys.path.insert(0, str(EXAMPLES / "dr_frankenstein"))
-    import networks
+    from dr_frankenstein import networks
 
     for seed in range(3):
         torch.manual_seed(seed)
         save_file(networks.Tiny10().state_dict(), made / "networks" / f"in{seed}-gn{seed}.safetensors")
-    sys.path.pop(0)
     return made
 
 
-def run(script: str, folder: Path, *options: object, networks: bool = True) -> None:
-    command = [sys.executable, EXAMPLES / "how_not_to_stitch" / f"{script}.py", "--data-dir", folder, *options]
-    done = subprocess.run(
-        [*map(str, (*command, *(["--networks", folder / "networks"] if networks else [])))],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def study(script: str, folder: Path, *options: object, networks: bool = True) -> None:
+    found = ["--networks", folder / "networks"] if networks else []
+    run_script(f"how_not_to_stitch.{script}", "--data-dir", folder, *options, *found)
 
 
-@pytest.mark.slow
 def test_layer_identification_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("layer_identification", folder, "--preset", "test", "--out", tmp_path)
+    study("layer_identification", folder, "--preset", "test", "--out", tmp_path)
     (one,) = json.loads((tmp_path / "layer_identification.json").read_text())["families"].values()
     assert one["networks"] == ["in0", "in1", "in2"] and len(one["widths"]) == 8
     identified = one["identified"]
@@ -79,28 +70,25 @@ def test_layer_identification_writes_its_page_and_record(folder: Path, tmp_path:
     assert "3 networks, 3 pairs, 8 layers" in (tmp_path / "layer_identification.md").read_text()
 
 
-@pytest.mark.slow
 def test_grids_of_all_layers_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("layer_grids", folder, "--preset", "test", "--out", tmp_path)
+    study("layer_grids", folder, "--preset", "test", "--out", tmp_path)
     found = json.loads((tmp_path / "layer_grids.json").read_text())["architectures"]["networks"]
     assert found["networks"] == ["in0", "in1", "in2"] and np.shape(found["mean"]["lstsq, structural"]) == (8, 8)
     assert all(len(counts) == 3 for counts in found["distant"].values())
     assert "3 networks, 3 pairs" in (tmp_path / "layer_grids.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_bench_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("bench", folder, "--preset", "test", "--out", tmp_path)
+    study("bench", folder, "--preset", "test", "--out", tmp_path)
     of = json.loads((tmp_path / "bench.json").read_text())["architectures"]["networks"]
     assert of["networks"] == 3 and list(of["accuracies"]) == of["layers"]
     assert {"procrustes", "lstsq, functional", "depth only", "rank only"} <= of["scores"]["specificity"].keys()
     assert "## 3 networks" in (tmp_path / "bench.md").read_text()
 
 
-@pytest.mark.slow
 def test_strange_activations_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
     detectors = "--detectors", "mahalanobis", "energy"  # the classifier takes minutes
-    run("strange_activations", folder, "--preset", "test", *detectors, "--out", tmp_path)
+    study("strange_activations", folder, "--preset", "test", *detectors, "--out", tmp_path)
     found = json.loads((tmp_path / "strange_activations.json").read_text())["networks"]
     assert {"in0 -> in1", "in0 -> in0"} <= found.keys()
     one = found["in0 -> in1"]["matchers"]["task loss, 2 steps"]
@@ -108,17 +96,15 @@ def test_strange_activations_write_their_page_and_record(folder: Path, tmp_path:
     assert "1 pair of networks" in (tmp_path / "strange_activations.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_cause_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("cause", folder, "--preset", "test", "--out", tmp_path)
+    study("cause", folder, "--preset", "test", "--out", tmp_path)
     (one,) = json.loads((tmp_path / "cause.json").read_text())["pairs"].values()
     assert {"lstsq", "task loss", "residual 1", "moments 1"} <= one["matchers"].keys()
     assert "Undecided" in (tmp_path / "cause.md").read_text()  # untrained networks are not accurate
 
 
-@pytest.mark.slow
 def test_the_audit_of_texts_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("text_audit", folder, "--preset", "test", "--out", tmp_path, networks=False)
+    study("text_audit", folder, "--preset", "test", "--out", tmp_path, networks=False)
     found = json.loads((tmp_path / "text_audit.json").read_text())
     assert len(found["audits"]) == 2 * 2 * 2 * 4 + 2  # sources, layers, layers, matchers; and the target into itself
     assert found["accuracy"].keys() == {"source", "target", "untrained twin", "most frequent class", "chance"}
@@ -126,9 +112,8 @@ def test_the_audit_of_texts_writes_its_page_and_record(folder: Path, tmp_path: P
     assert "No verdict" in (tmp_path / "text_audit.md").read_text()  # a class cannot be read off random words
 
 
-@pytest.mark.slow
 def test_low_rank_layers_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
-    run("low_rank_layers", folder, "--preset", "test", "--out", tmp_path)
+    study("low_rank_layers", folder, "--preset", "test", "--out", tmp_path)
     found = json.loads((tmp_path / "low_rank_layers.json").read_text())
     one = found["pairs"]["in0 -> in1"]
     assert list(one["parts"]) == found["layers"] and np.shape(one["itself"]["recoloured"]) == (8, 8)

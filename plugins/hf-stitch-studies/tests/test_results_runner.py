@@ -1,19 +1,21 @@
-"""`examples/results.py` runs every experiment once, whatever ends it in between, and writes pages from records."""
+"""`run.py` runs every study once, whatever ends it in between, and writes pages from records."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from study_scripts import STUDIES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = """
 import argparse, json, pathlib, time
+
+pytestmark = pytest.mark.slow
 def page(record): return f"# {record['name']}: {record['figure']}\\n"
 def claims(record):
     return [{"paper": "1", "place": "1", "claim": "it runs", "published": "–", "ours": str(record["figure"]), "n": "1",
@@ -34,28 +36,27 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Copy the program with three experiments, of which the second waits for a file."""
-    (tmp_path / "examples" / "some").mkdir(parents=True)
-    (tmp_path / "docs" / "results").mkdir(parents=True)
-    experiments = ", ".join(
-        f"Experiment('some', {name!r}, {('--wait', str(tmp_path / 'go')) if name == 'second' else ()!r})"
+    """Copy the program with three studies, of which the second waits for a file."""
+    (tmp_path / "some").mkdir()
+    (tmp_path / "results").mkdir()
+    studies = ", ".join(
+        f"Study('some.{name}', {('--wait', str(tmp_path / 'go')) if name == 'second' else ()!r})"
         for name in ("first", "second", "third")
     )
-    text = (EXAMPLES / "results.py").read_text()
+    text = (STUDIES / "run.py").read_text()
     assert text.count('if __name__ == "__main__":') == 1
-    text = text.replace('if __name__ == "__main__":', f'EXPERIMENTS = ({experiments})\nif __name__ == "__main__":')
-    (tmp_path / "examples" / "results.py").write_text(text)
-    (tmp_path / "examples" / "other_claims.py").write_text("def other_claims():\n    return []\n")
+    text = text.replace('if __name__ == "__main__":', f'STUDIES = ({studies})\nif __name__ == "__main__":')
+    (tmp_path / "run.py").write_text(text)
+    shutil.copy(STUDIES / "study.py", tmp_path)
+    (tmp_path / "other_claims.py").write_text("def other_claims():\n    return []\n")
     for name in ("first", "second", "third"):
-        (tmp_path / "examples" / "some" / f"{name}.py").write_text(SCRIPT)
+        (tmp_path / "some" / f"{name}.py").write_text(SCRIPT)
     return tmp_path
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, folder / "examples" / "results.py", "run", "--publish", "--published", folder, "--out",
-               folder / "out"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, folder / "run.py", "all", "--publish", "--published", folder, "--out", folder / "out"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def wait_for(path: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_killed_run_goes_on_and_runs_nothing_twice(folder: Path) -> None:
     wait_for(folder / "out" / "second" / "done.json")
     last, _ = start(folder).communicate()
     assert last.count("done before") == 3
-    results = folder / "docs" / "results"
+    results = folder / "results"
     for name in ("first", "second", "third"):
         assert (folder / "out" / name / "starts").read_text() == "x"
         assert (results / f"{name}.md").read_text() == f"# {name}: 7\n"
@@ -89,7 +90,7 @@ def test_a_killed_run_goes_on_and_runs_nothing_twice(folder: Path) -> None:
 
 def test_a_failed_experiment_does_not_end_the_others(folder: Path) -> None:
     (folder / "go").touch()
-    (folder / "examples" / "some" / "first.py").write_text("raise ValueError('no data')")
+    (folder / "some" / "first.py").write_text("raise ValueError('no data')")
     running = start(folder)
     shown, _ = running.communicate()
     assert running.returncode == 1

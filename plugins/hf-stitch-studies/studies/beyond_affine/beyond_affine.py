@@ -1,9 +1,9 @@
 """Are stitches that are not affine worth their parameters? Do final features first help training?
 
 Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
-(``examples/dr_frankenstein/base_training.py``) and the decoders of ``examples/two_tokenizers/decoders.py``.
+(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/two_tokenizers/decoders.py``.
 
-    python examples/beyond_affine/beyond_affine.py --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
+    python -m beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
     --decoders DECODERS --texts TEXTS
 
 A pair that is done is not run again.
@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from dr_frankenstein import base_training, images, networks
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from two_tokenizers import decoders
 
 import hf_stitch
 from hf_stitch.adapters import untrained
@@ -38,13 +40,6 @@ from hf_stitch.running import Run
 from hf_stitch.storage.files import write_whole
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
-
-sys.path.append(str(Path(__file__).parents[1] / "dr_frankenstein"))
-sys.path.append(str(Path(__file__).parents[1] / "two_tokenizers"))
-import base_training
-import decoders
-import images
-import networks
 
 NAME = "beyond_affine"
 TITLES = {"resnet20": "ResNet-20", "vit": "Vision transformers", "decoders": "Decoders with different tokenizers"}

@@ -3,17 +3,16 @@
 Tiny-10 networks for CIFAR-10 and Fashion-MNIST. Images and classes are those of the back half. Baselines are a front
 half from another seed on the same data set, and an untrained front half.
 
-    python examples/dr_frankenstein/across_data_sets.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.across_data_sets --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import experiment
-import frankenstein
-import networks
-from base_training import Base, adapted
-from experiment import TASK, TEST, Preset, scored
+import study
+from dr_frankenstein import experiment, frankenstein, networks
+from dr_frankenstein.base_training import Base, adapted
+from dr_frankenstein.experiment import TASK, TEST, Preset, scored
 
 import hf_stitch
 
@@ -31,7 +30,7 @@ LOW = 0.1
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset, layers = PRESETS[arguments.preset], LAYERS[arguments.preset]
     cifar = experiment.loaded("tiny10", arguments, preset)
     count, epochs = preset.base
@@ -74,7 +73,7 @@ def main() -> None:
             {f"front: {front}, {method}": scores[front][method] for front in fronts for method in METHODS}, layers,
             "relative accuracy", f"Backs trained on {NAMES[data]}",
         )  # fmt: skip
-    experiment.leave("across_data_sets", record, page, pictures, arguments.out)
+    study.leave("across_data_sets", record, page, pictures, arguments.out)
 
 
 def named(front: str, some: Sequence[hf_stitch.Adapter]) -> dict[str, hf_stitch.Adapter]:
@@ -124,7 +123,7 @@ def page(record: dict[str, Any]) -> str:
         footer=experiment.footer("across_data_sets"),
         networks=record["networks"], epochs=preset["base"][1], images=preset["base"][0], setting=record["setting"],
         low=LOW, pairs=len(record["accuracy"]["cifar10"]), findings="\n".join(findings),
-        table=experiment.markdown(("back and images", "front", "method", *record["layers"], "mean only"), rows),
+        table=study.markdown(("back and images", "front", "method", *record["layers"], "mean only"), rows),
     )  # fmt: skip
 
 

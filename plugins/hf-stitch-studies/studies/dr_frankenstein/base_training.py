@@ -2,7 +2,7 @@
 
 Networks that the folder already contains are not trained again.
 
-    python examples/dr_frankenstein/base_training.py --data-dir DATA --networks NETWORKS --seeds 0 1
+    python -m dr_frankenstein.base_training --data-dir DATA --networks NETWORKS --seeds 0 1
 """
 
 import argparse
@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import images
-import networks
 import torch
+from dr_frankenstein import images, networks
 from filelock import FileLock
 from rich.console import Console
 from safetensors import safe_open

@@ -4,16 +4,16 @@ Least squares, Procrustes and least squares with the covariance of the target, w
 images without augmentation. Scores are relative accuracies on the test images. For the first pair of Tiny-10, an
 independent computation in float64 stands beside them.
 
-    python examples/dr_frankenstein/direct_matching.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.direct_matching --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-from experiment import CUTS, TITLES, Preset, scored
+import study
+from dr_frankenstein import experiment, frankenstein
+from dr_frankenstein.experiment import CUTS, TITLES, Preset, scored
 
 import hf_stitch
 from hf_stitch.registry import registries
@@ -35,7 +35,7 @@ METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     record: dict[str, Any] = {"preset": preset, "networks": experiment.origin(arguments, preset), "architectures": {}}
@@ -47,7 +47,7 @@ def main() -> None:
             {method: found["relative_accuracy"][method] for method in METHODS}, layers, "relative accuracy",
             f"{TITLES[architecture]}: direct matching, {len(found['pairs'])} pairs",
         )  # fmt: skip
-    experiment.leave("direct_matching", record, page, pictures, arguments.out)
+    study.leave("direct_matching", record, page, pictures, arguments.out)
 
 
 def measured(
@@ -124,7 +124,7 @@ def _section(architecture: str, found: dict[str, Any], record: dict[str, Any]) -
         f"## {TITLES[architecture]}",
         f"{len(found['pairs'])} ordered pairs ({', '.join(found['pairs'])}); accuracy of the targets "
         f"{min(accuracies):.4f} to {max(accuracies):.4f}.",
-        experiment.markdown(header, rows),
+        study.markdown(header, rows),
         "\n".join(f"- {line}" for line in _findings(architecture, found, record)),
     ]
     return "\n\n".join(lines)
@@ -195,7 +195,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         rows.append(experiment.claim(
             "5.1", f"{title}: Procrustes is as good as least squares on the last three layers", "–",
             f"at {', '.join(layer for layer, one in zip(late, good, strict=True) if one) or 'none of them'}", n,
-            experiment.verdict(good),
+            study.decided(good),
         ))  # fmt: skip
         untouched = [scored(each).value for each in found["cross_entropy"]["identity"]]
         rows.append(experiment.claim(

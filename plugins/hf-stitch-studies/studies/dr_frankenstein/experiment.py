@@ -1,23 +1,19 @@
 """Shared parts of the experiments: arguments, presets, networks, pages and claims."""
 
 import argparse
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import frankenstein
-import images
-import networks
-from base_training import Base, adapted
+import study
+from dr_frankenstein import frankenstein, images, networks
+from dr_frankenstein.base_training import Base, adapted
 from matplotlib.figure import Figure
-from rich.console import Console
 
 import hf_stitch
 from hf_stitch.analysis import Score
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
 from hf_stitch.training.schedule import Schedule
@@ -83,28 +79,7 @@ TEST = Preset(150, 60, 1, (150, 1))
 """Preset for a quick test run."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
 PAPER_TITLE = "Similarity and matching of neural network representations (Csiszárik et al., NeurIPS 2021)"
-
-
-def parser(description: str) -> argparse.ArgumentParser:
-    """Create a parser with the arguments shared by all experiments."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument(
-        "--preset",
-        choices=("small", "paper", "test"),
-        default="small",
-        help="small: minutes; paper: days; test: seconds, to check that the script runs",
-    )
-    made.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    made.add_argument(
-        "--published", type=Path,
-        help="folder with the authors' networks in drfrankenstein_tiny10 and drfrankenstein_resnet20 as safetensors; "
-        "default: train networks",
-    )  # fmt: skip
-    made.add_argument(
-        "--networks", type=Path, required=True, help="folder of base networks; missing networks are trained"
-    )
-    made.add_argument("--out", type=Path, help="output folder for the page, its record as JSON and figures as PNG")
-    return made
+claim = partial(study.claim, "1")
 
 
 def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
@@ -140,81 +115,15 @@ def disjoint(names: Iterable[str], count: int) -> list[tuple[str, str]]:
     return list(zip(ordered[::2], ordered[1::2], strict=False))[:count]
 
 
-def leave(
-    name: str, record: Mapping[str, Any], page: Callable[[dict[str, Any]], str], pictures: Mapping[str, Figure],
-    out: Path | None,
-) -> None:  # fmt: skip
-    """Print the page, and write it, its record and the figures if an output folder is given.
-
-    Args:
-        name: Name of the files.
-        record: Everything that the page needs. Numbers are rounded to six digits.
-        page: Function from the record, as it is read from JSON, to the page.
-        pictures: Name -> figure.
-        out: Output folder, or ``None``.
-    """
-    written = json.dumps(_rounded(record), indent=1) + "\n"
-    if out is not None:  # the record first: a mistake in the page must not lose it
-        write_whole(out / f"{name}.json", lambda path: path.write_text(written))
-        for picture, figure in pictures.items():
-            write_whole(out / f"{picture}.png", lambda path, figure=figure: figure.savefig(path, dpi=150, format="png"))
-    text = page(json.loads(written))
-    Console(width=180).print(text, markup=False, highlight=False)
-    if out is not None:
-        write_whole(out / f"{name}.md", lambda path: path.write_text(text))
-
-
-def _rounded(value: Any) -> Any:
-    """Return dataclasses, NumPy numbers and containers as JSON with six significant digits."""
-    if hasattr(value, "__dataclass_fields__"):
-        return _rounded(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _rounded(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def footer(name: str, script: str = "") -> str:
     """Return the end of a page: the record and the command of the script, which has the same name by default."""
     options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
-    return (
-        f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
-        f"python examples/dr_frankenstein/{script or name}.py {options}\n```\n"
-    )
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return study.footer(name, f"dr_frankenstein.{script or name}", options)
 
 
 def scored(record: Mapping[str, float]) -> Score:
     """Read a score from the record."""
     return Score(**record)
-
-
-def claim(place: str, claimed: str, published: str, ours: str, n: str, verdict: str) -> dict[str, str]:
-    """Return a row of the table of all experiments.
-
-    Args:
-        place: Section, figure or table of the paper.
-        claimed: The claim, in one sentence.
-        published: The paper's figure.
-        ours: The figure here.
-        n: What was counted.
-        verdict: One of ``confirmed``, ``in part``, ``refuted``, ``undecided``; ``stand-in`` before it where networks or
-            data differ in kind.
-    """
-    row = {"place": place, "claim": claimed, "published": published, "ours": ours, "n": n, "verdict": verdict}
-    return {"paper": "1", **row}
-
-
-def verdict(shares: Iterable[bool]) -> str:
-    """Return ``confirmed`` if all are true, ``refuted`` if none is, and ``in part`` otherwise."""
-    found = list(shares)
-    return "confirmed" if all(found) else "in part" if any(found) else "refuted"
 
 
 @dataclass(frozen=True)
@@ -263,7 +172,7 @@ def table_of_kinds(found: Mapping[str, Mapping[str, Any]], first: str) -> str:
             cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
             own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
             rows.append((name, own, method.replace("_", " "), *cells))
-    return markdown((first, "accuracy of the networks", "method", *layers), rows)
+    return study.markdown((first, "accuracy of the networks", "method", *layers), rows)
 
 
 def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:

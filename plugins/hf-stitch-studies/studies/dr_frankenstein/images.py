@@ -2,9 +2,9 @@
 
 import sys
 
-import networks
 import numpy as np
 import torch
+from dr_frankenstein import networks
 from torch import Tensor
 from tqdm.auto import tqdm
 

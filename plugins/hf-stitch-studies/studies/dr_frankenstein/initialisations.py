@@ -3,16 +3,16 @@
 Least squares has a unique solution, so that each of its starts is fitted on another random fifth of the training
 images. All stitching layers are trained at once on the same images in the same order. They differ only in their starts.
 
-    python examples/dr_frankenstein/initialisations.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.initialisations --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import experiment
 import numpy as np
-import stitching
-from experiment import PAPER, SHORT, TEST, TITLES, Preset
+import study
+from dr_frankenstein import experiment, stitching
+from dr_frankenstein.experiment import PAPER, SHORT, TEST, TITLES, Preset
 from hf_stitch_studies import score_curves
 from matplotlib.figure import Figure
 
@@ -38,7 +38,7 @@ STUCK = 0.1
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     record: dict[str, Any] = {"architectures": {}, "preset": PRESETS[arguments.preset]}
     pictures = {}
     for architecture, layer in PLACES.items():
@@ -48,7 +48,7 @@ def main() -> None:
         record["networks"] = experiment.origin(arguments, preset)
         record["architectures"][architecture] = {"layer": layer, "setting": str(preset), "relative_accuracy": found}
         pictures[f"initialisations_{architecture}"] = _picture(found, f"{TITLES[architecture]}, {layer}")
-    experiment.leave("initialisations", record, page, pictures, arguments.out)
+    study.leave("initialisations", record, page, pictures, arguments.out)
 
 
 def measured(
@@ -104,7 +104,7 @@ def page(record: dict[str, Any]) -> str:
         good, poor = _decided(scores)
         sections += [
             f"## {TITLES[architecture]}, {found['layer']}\n\n{found['setting']}.",
-            experiment.markdown(
+            study.markdown(
                 ("start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best",
                  "stuck"), rows
             ),

@@ -4,19 +4,18 @@ A network is stitched to itself. Starting from the identity, the map is trained 
 output and the original activations. It is compared with random rotations, which leave CKA at 1 but change the network,
 and with the CKA between a network and another one that is mapped onto it by least squares.
 
-    python examples/dr_frankenstein/low_cka.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.low_cka --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-import stitching
+import study
 import torch
-from experiment import CUTS, SHORT, TEST, TITLES, Preset, scored
+from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein.experiment import CUTS, SHORT, TEST, TITLES, Preset, scored
 from hf_stitch_studies import TrajectoryRecorder, score_curves
 from matplotlib.figure import Figure
 
@@ -48,7 +47,7 @@ PUBLISHED = {"tiny10": (0.883, 0.050), "resnet20": (0.922, 0.098)}
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     probe = test.take(min(PROBE, len(test)))
@@ -71,7 +70,7 @@ def main() -> None:
         }
         record["architectures"][architecture] = found
     record["networks"] = experiment.origin(arguments, preset)
-    experiment.leave("low_cka", record, page, {"low_cka": _picture(record)}, arguments.out)
+    study.leave("low_cka", record, page, {"low_cka": _picture(record)}, arguments.out)
 
 
 def self_stitched(
@@ -148,10 +147,10 @@ def page(record: dict[str, Any]) -> str:
         low, turned = _decided(found)
         sections += [
             f"## {TITLES[architecture]}",
-            experiment.markdown(("network", "layer", "map", "linear CKA", "relative accuracy"), rows),
-            f"- **Low CKA with unchanged accuracy: {experiment.verdict(low.values())}** ({sum(low.values())} of "
+            study.markdown(("network", "layer", "map", "linear CKA", "relative accuracy"), rows),
+            f"- **Low CKA with unchanged accuracy: {study.decided(low.values())}** ({sum(low.values())} of "
             f"{len(low)} networks and layers).\n"
-            f"- **CKA of 1 with accuracy destroyed: {experiment.verdict(turned)}** ({sum(turned)} of {len(turned)} "
+            f"- **CKA of 1 with accuracy destroyed: {study.decided(turned)}** ({sum(turned)} of {len(turned)} "
             "rotations).\n"
             f"- Between networks, {_between(architecture, found)}",
         ]
@@ -193,12 +192,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         rows.append(experiment.claim(
             "6.3, figure 5", f"{title}: CKA below {LOW} with unchanged accuracy", "below .7, accuracy unchanged",
             f"CKA {best['cka']:.3f}, relative accuracy {best['score']['value']:.3f}" if best else "none",
-            f"{len(low)} networks and layers", experiment.verdict(low.values()),
+            f"{len(low)} networks and layers", study.decided(low.values()),
         ))  # fmt: skip
         rows.append(experiment.claim(
             "6.4", f"{title}: a rotation keeps CKA at 1 and destroys accuracy", "–",
             f"at most {max(point['score']['value'] for point in rotated):.3f}",
-            f"{len(turned)} rotations", experiment.verdict(turned),
+            f"{len(turned)} rotations", study.decided(turned),
         ))  # fmt: skip
         values = np.array(list(found["between"].values()))
         published, spread = PUBLISHED[architecture]

@@ -2,16 +2,15 @@
 
 Task-loss matching starts from the reduced-rank regression of the same rank.
 
-    python examples/dr_frankenstein/low_rank.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.low_rank --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-import stitching
-from experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
+import study
+from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
 from hf_stitch_studies import rank_curve
 
 import hf_stitch
@@ -31,7 +30,7 @@ DIRECT = frankenstein.START
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
@@ -55,7 +54,7 @@ def main() -> None:
             },
             axis="rank", label="relative accuracy", title=f"{TITLES[architecture]}: mean, worst and best pair",
         )  # fmt: skip
-    experiment.leave("low_rank", record, page, pictures, arguments.out)
+    study.leave("low_rank", record, page, pictures, arguments.out)
 
 
 def _ends(values: list[float]) -> tuple[float, float, float]:
@@ -105,8 +104,8 @@ def page(record: dict[str, Any]) -> str:
         gains = _gains(layers)
         sections += [
             f"## {TITLES[architecture]}, {len(next(iter(layers.values())))} pairs",
-            experiment.markdown(header, rows),
-            f"- **Task loss is better: {experiment.verdict(better)}**, at {sum(better)} of {len(better)} layers and "
+            study.markdown(header, rows),
+            f"- **Task loss is better: {study.decided(better)}**, at {sum(better)} of {len(better)} layers and "
             f"ranks; the gain is {min(gains):+.3f} to {max(gains):+.3f}.",
         ]
     return PAGE.format(
@@ -146,7 +145,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "7, figure 7", f"{TITLES[architecture]}: at equal rank, task loss is better than reduced-rank regression",
             "plot", f"gain {min(_gains(layers)):+.3f} to {max(_gains(layers)):+.3f}",
             f"{len(next(iter(layers.values())))} pairs, {len(layers)} layers, ranks {', '.join(map(str, RANKS))}",
-            experiment.verdict(_better(layers)),
+            study.decided(_better(layers)),
         )
         for architecture, layers in record["architectures"].items()
     ]  # fmt: skip

@@ -3,17 +3,17 @@
 Task loss starts from least squares, from least squares with the covariance of the target, or uses hard labels instead
 of soft ones.
 
-    python examples/dr_frankenstein/matching.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.matching --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-from experiment import CUTS, PAPER, TASK, TEST, TITLES, Preset, scored
+import study
+from dr_frankenstein import experiment, frankenstein
+from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Preset, scored
 
 import hf_stitch
 
@@ -37,7 +37,7 @@ COLLAPSED = 0.5
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     record: dict[str, Any] = {"preset": PRESETS[arguments.preset], "architectures": {}}
     pictures = {}
     for architecture, layers in CUTS.items():
@@ -50,7 +50,7 @@ def main() -> None:
             found["relative_accuracy"], layers, "relative accuracy",
             f"{TITLES[architecture]}, {len(found['pairs'])} pairs"
         )  # fmt: skip
-    experiment.leave("matching", record, page, pictures, arguments.out)
+    study.leave("matching", record, page, pictures, arguments.out)
 
 
 def measured(
@@ -130,7 +130,7 @@ def _section(architecture: str, found: dict[str, Any]) -> str:
         f"## {TITLES[architecture]}",
         f"{len(found['pairs'])} pairs ({', '.join(found['pairs'])}); {found['setting']}; accuracy of the targets "
         f"{min(found['target_accuracy']):.4f} to {max(found['target_accuracy']):.4f}.",
-        experiment.markdown(header, rows),
+        study.markdown(header, rows),
         "\n".join(f"- {line}" for line in _findings(architecture, found)),
     ])  # fmt: skip
 
@@ -184,12 +184,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         how = "near perfectly" if architecture == "resnet20" else "without collapsing"
         rows.append(experiment.claim(
             "5.1, figure 2", f"{title}: task loss aligns every layer {how}", "near 1 (plot)",
-            f"{min(task):.3f} to {max(task):.3f}", n, experiment.verdict(value >= least for value in task),
+            f"{min(task):.3f} to {max(task):.3f}", n, study.decided(value >= least for value in task),
         ))  # fmt: skip
         rows.append(experiment.claim(
             "5.1, figure 2", f"{title}: least squares is significantly worse than task loss", "plot",
             f"gain {min(g.value for g in gains):.3f} to {max(g.value for g in gains):.3f}", n,
-            experiment.verdict(gain.low > 0 for gain in gains),
+            study.decided(gain.low > 0 for gain in gains),
         ))  # fmt: skip
         if architecture == "resnet20":
             first = int(np.argmin(task)) == 0

@@ -1,16 +1,15 @@
 """Experiment 6: linear paths between stitching layers from random starts (Csiszárik et al. 2021, section 8, A.8).
 
-python examples/dr_frankenstein/mode_connectivity.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+python -m dr_frankenstein.mode_connectivity --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import experiment
-import networks
 import numpy as np
-import stitching
-from experiment import PAPER, SHORT, TEST, Preset, scored
+import study
+from dr_frankenstein import experiment, networks, stitching
+from dr_frankenstein.experiment import PAPER, SHORT, TEST, Preset, scored
 from hf_stitch_studies import mode_connectivity
 from matplotlib.figure import Figure
 
@@ -32,7 +31,7 @@ BARRIER = 0.05
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     loaded = experiment.loaded("tiny10", arguments, preset)
     train, test = preset.samples("cifar10", arguments.data_dir)
@@ -47,7 +46,7 @@ def main() -> None:
         "preset": preset, "setting": str(preset), "networks": experiment.origin(arguments, preset),
         "starts": STARTS[arguments.preset], "threshold": THRESHOLD[arguments.preset], "pairs": pairs,
     }  # fmt: skip
-    experiment.leave("mode_connectivity", record, page, {"mode_connectivity": _picture(pairs)}, arguments.out)
+    study.leave("mode_connectivity", record, page, {"mode_connectivity": _picture(pairs)}, arguments.out)
 
 
 def paths(
@@ -121,7 +120,7 @@ def page(record: dict[str, Any]) -> str:
     return PAGE.format(
         footer=experiment.footer("mode_connectivity"),
         networks=record["networks"], setting=record["setting"], pairs=len(record["pairs"]), starts=record["starts"],
-        threshold=record["threshold"], barrier=BARRIER, table=experiment.markdown(header, rows), findings=findings,
+        threshold=record["threshold"], barrier=BARRIER, table=study.markdown(header, rows), findings=findings,
     )  # fmt: skip
 
 

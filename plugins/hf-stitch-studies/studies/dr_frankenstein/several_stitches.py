@@ -5,7 +5,7 @@ and through the rest of the fourth. Each chain is compared with its last network
 accuracies of its stitches alone, which it would have if their errors were independent. A stitch is fitted to the
 networks on both sides of it alone, or to the activations of the chain before it, whose errors it can then correct.
 
-    python examples/dr_frankenstein/several_stitches.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.several_stitches --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import experiment
-import stitching
+import study
 import torch
-from experiment import Preset
-from frankenstein import Answers
+from dr_frankenstein import experiment, stitching
+from dr_frankenstein.experiment import Preset
+from dr_frankenstein.frankenstein import Answers
 from torch import Tensor
 
 import hf_stitch
@@ -179,7 +179,7 @@ def header() -> list[str]:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     networks = experiment.loaded("tiny10", arguments, preset)
     names, count = list(networks), ORDERS[arguments.preset]
@@ -192,7 +192,7 @@ def main() -> None:
     }
     picture = experiment.lines(series, list(scores), "relative accuracy", "Several stitches in one network")
     record = {"preset": preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    experiment.leave("several_stitches", record, page, {"several_stitches": picture}, arguments.out)
+    study.leave("several_stitches", record, page, {"several_stitches": picture}, arguments.out)
 
 
 PAGE = """# Several stitches in one network

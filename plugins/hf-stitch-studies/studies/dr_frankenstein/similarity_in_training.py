@@ -2,17 +2,16 @@
 
 R² is computed without a refit as 1 - ‖AM - B‖² / ‖B‖². With a refit it would not depend on the map.
 
-    python examples/dr_frankenstein/similarity_in_training.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.similarity_in_training --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-import stitching
-from experiment import TEST, TITLES, Preset
+import study
+from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein.experiment import TEST, TITLES, Preset
 from hf_stitch_studies import TrajectoryRecorder
 from matplotlib.figure import Figure
 
@@ -39,7 +38,7 @@ CONSTANT = 1e-3
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
@@ -62,7 +61,7 @@ def main() -> None:
         record["networks"] = experiment.origin(arguments, preset)
         record["architectures"][architecture] = {"layer": layer, "steps": steps, "runs": runs}
         pictures[f"similarity_in_training_{architecture}"] = _picture(runs, steps)
-    experiment.leave("similarity_in_training", record, page, pictures, arguments.out)
+    study.leave("similarity_in_training", record, page, pictures, arguments.out)
 
 
 PAGE = """# Experiment 3: similarity during task-loss matching (Csiszárik et al., NeurIPS 2021, section 6.2, figure 4)
@@ -95,7 +94,7 @@ def page(record: dict[str, Any]) -> str:
         decided = {name: _falls(runs, name) for name in ("r2", "linear_cka")}
         sections += [
             f"## {TITLES[architecture]}, {found['layer']}, {len(runs)} pairs, {found['steps'][-1]:,} steps",
-            experiment.markdown(("figure", "start", "end", "change", "change of every pair"), rows),
+            study.markdown(("figure", "start", "end", "change", "change of every pair"), rows),
             f"- **R² falls: {decided['r2']}. CKA falls: {decided['linear_cka']}. CCA stays constant: "
             f"{_constant(runs)}.** Cross-entropy improves in "
             f"{sum(run['cross_entropy'][-1] < run['cross_entropy'][0] for run in runs.values())} of {len(runs)} pairs.",

@@ -4,18 +4,17 @@ Entries below 1e-4 are set to zero afterwards. Task loss is penalised by the L1 
 paper, and by a soft threshold after each step, which sets entries exactly to zero. The penalty weights of the lasso
 differ from the paper, because the lasso squares the norm and the paper's equation 3 does not.
 
-    python examples/dr_frankenstein/sparsity.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.sparsity --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import experiment
-import frankenstein
 import numpy as np
-import stitching
-from experiment import PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
+import study
+from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
 from hf_stitch_studies import score_curves, sparsify, zero_share
 
 import hf_stitch
@@ -60,7 +59,7 @@ DRAWN = 4
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
@@ -80,7 +79,7 @@ def main() -> None:
             axis="sparsity", label="relative accuracy", title=f"{TITLES[architecture]}, {layer}: mean, worst and best",
         )  # fmt: skip
         pictures[f"sparsity_{architecture}_matrices"] = matrices(drawn)
-    experiment.leave("sparsity", record, page, pictures, arguments.out)
+    study.leave("sparsity", record, page, pictures, arguments.out)
 
 
 def measured(
@@ -172,7 +171,7 @@ def page(record: dict[str, Any]) -> str:
                 rows.append((method, f"{points[0]['penalty']:g}", _spread(shares), _spread(values)))
         sections += [
             f"## {TITLES[architecture]}, {found['layer']}, {len(found['runs'])} pairs",
-            experiment.markdown(("method", "penalty", "sparsity", "relative accuracy"), rows),
+            study.markdown(("method", "penalty", "sparsity", "relative accuracy"), rows),
             "\n".join(
                 f"- **Direct matching collapses, {method} does not: {_decided(at)}.** At a sparsity of {SPARSE:.0%}: "
                 f"direct {_spread([direct for direct, _ in at])}, task loss {_spread([task for _, task in at])}."
@@ -208,7 +207,7 @@ def _compared(runs: Mapping[str, Any], method: str) -> list[tuple[float, float]]
 def _decided(at: list[tuple[float, float]]) -> str:
     if np.isnan(at).any():
         return "undecided"
-    return experiment.verdict(direct < COLLAPSED and task >= HOLDS for direct, task in at)
+    return study.decided(direct < COLLAPSED and task >= HOLDS for direct, task in at)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

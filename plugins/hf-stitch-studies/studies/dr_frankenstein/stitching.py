@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
-from experiment import Preset
+from dr_frankenstein.experiment import Preset
 
 import hf_stitch
 from hf_stitch.artefacts.joining import join

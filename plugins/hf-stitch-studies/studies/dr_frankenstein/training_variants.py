@@ -2,19 +2,16 @@
 
 The experiment asks whether some networks cannot be matched.
 
-    python examples/dr_frankenstein/training_variants.py --published PUBLISHED --networks NETWORKS --data-dir DATA
+    python -m dr_frankenstein.training_variants --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import base_training
-import experiment
-import frankenstein
-import images
-import networks
-from base_training import Base, adapted, recorded_accuracy
-from experiment import PAPER, TASK, TEST, TITLES, Kind, Preset, scored
+import study
+from dr_frankenstein import base_training, experiment, frankenstein, images, networks
+from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
+from dr_frankenstein.experiment import PAPER, TASK, TEST, TITLES, Kind, Preset, scored
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ MATCHED = 0.8
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset, layers = PRESETS[arguments.preset], LAYERS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     kinds: dict[str, dict[str, Kind]] = {"tiny10": {}, "resnet20": {}}
@@ -79,7 +76,7 @@ def main() -> None:
         for architecture, some in found.items()
     }  # fmt: skip
     record = {"preset": preset, "setting": str(preset), "architectures": found}
-    experiment.leave("training_variants", record, page, pictures, arguments.out)
+    study.leave("training_variants", record, page, pictures, arguments.out)
 
 
 PAGE = """# Other training methods (Csiszárik et al., NeurIPS 2021, section 5.1)
@@ -105,7 +102,7 @@ def page(record: dict[str, Any]) -> str:
     least = _least(record)
     worst = _hardest(record)
     findings = [
-        f"- **All can be matched: {experiment.verdict(value >= MATCHED for value in least.values())}**, "
+        f"- **All can be matched: {study.decided(value >= MATCHED for value in least.values())}**, "
         f"{sum(value >= MATCHED for value in least.values())} of {len(least)} kinds.",
         f"- The hardest for least squares is {worst[0]}: {worst[1]:.3f} at {worst[2]}.",
     ]
@@ -145,7 +142,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [experiment.claim(
         "5.1", "with and without BatchNorm, with SGD and with Adam, networks can be matched", "–",
         f"task loss {min(least.values()):.3f} or more (least: {worst})", f"{len(least)} kinds, 2 networks each",
-        experiment.verdict(value >= MATCHED for value in least.values()),
+        study.decided(value >= MATCHED for value in least.values()),
     )]  # fmt: skip
 
 

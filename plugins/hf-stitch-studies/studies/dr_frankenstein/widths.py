@@ -3,20 +3,17 @@
 Wider networks are also more accurate. Beside the published networks of width 1 stand networks of width 1 of which
 training stopped early, about as accurate as the narrow ones, so that width and accuracy can be told apart.
 
-    python examples/dr_frankenstein/widths.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m dr_frankenstein.widths --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import base_training
-import experiment
-import frankenstein
-import images
-import networks
 import numpy as np
-from base_training import Base, adapted, recorded_accuracy
-from experiment import PAPER, TASK, TEST, Kind, Preset, scored
+import study
+from dr_frankenstein import base_training, experiment, frankenstein, images, networks
+from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
+from dr_frankenstein.experiment import PAPER, TASK, TEST, Kind, Preset, scored
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     sizes = PRESETS[arguments.preset]
     preset = sizes.preset
     train, test = preset.samples("cifar10", arguments.data_dir)
@@ -84,7 +81,7 @@ def main() -> None:
         )
         for method in (TASK, frankenstein.START)
     }  # fmt: skip
-    experiment.leave("widths", record, page, pictures, arguments.out)
+    study.leave("widths", record, page, pictures, arguments.out)
 
 
 PAGE = """# Experiment 2: widths (Csiszárik et al., NeurIPS 2021, section 5.2, figure 3)

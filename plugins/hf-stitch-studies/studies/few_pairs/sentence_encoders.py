@@ -1,9 +1,9 @@
 """Train two small sentence encoders apart: other texts, other tokenizers, other sizes, other seeds.
 
 Each learns to find the second half of a passage among those of a batch, given the first. Texts come from
-``examples/relative_representations/debian_texts.py``:
+``studies/relative_representations/debian_texts.py``:
 
-    python examples/few_pairs/sentence_encoders.py --texts TEXTS --networks NETWORKS
+    python -m few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Networks share their coefficients. Atoms are trained on CIFAR-10 or CIFAR-100 from the same atoms, as in the paper, or
 each network from its own random atoms: only this control separates what networks have learnt from where they began.
 
-    python examples/filter_atoms/across_data_sets_atoms.py --networks NETWORKS --data-dir DATA --out OUT
+    python -m filter_atoms.across_data_sets_atoms --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import argparse
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import networks
 import numpy as np
-import task_networks
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.networks import Images, Recipe
 from hf_stitch_filter_atoms import FilterAtoms, train_atoms_only
-from networks import Images, Recipe
+from study import leave, markdown, parser
 from torch import nn
 
 NAME = "across_data_sets_atoms"
@@ -55,7 +55,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset, sizes = PRESETS[arguments.preset], task_networks.PRESETS[arguments.preset]
     common, _ = task_networks.atomic(task_networks.start(arguments, sizes, 0))
     train = {name: networks.read(name, "train", arguments.data_dir, preset.images) for name in SETS}

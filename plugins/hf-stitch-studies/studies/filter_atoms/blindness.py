@@ -1,20 +1,20 @@
 """Pairs of networks with S_Atom = 1 that compute different functions, and one function with many values of S_Atom.
 
-python examples/filter_atoms/blindness.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+python -m filter_atoms.blindness --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import networks
 import numpy as np
-import task_networks
 import torch
-from experiment import PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.networks import Images
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
-from networks import Images
-from task_networks import PRESETS, Cifar100, Sizes
+from study import leave, markdown, parser
 from torch import nn
 
 from hf_stitch.metrics import linear_cka
@@ -30,7 +30,7 @@ SEEDS = 3
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     test = networks.read("cifar10", "test", arguments.data_dir, 2 * sizes.probe)
     pairs: dict[str, list[dict[str, float]]] = {about: [] for about in CHANGES}

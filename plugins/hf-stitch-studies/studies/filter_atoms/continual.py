@@ -1,6 +1,6 @@
 """Continual learning with filter atoms, and ensembles of the most similar members: table 2 of Chen, Miao & Qiu (2023).
 
-python examples/filter_atoms/continual.py --data-dir DATA --networks NETWORKS --out OUT
+python -m filter_atoms.continual --data-dir DATA --networks NETWORKS --out OUT
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ensembles
-import networks
 import numpy as np
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from federated import atomic, stand_in
-from federated_ensembles import MEMBERS, Gain, gain
-from federated_methods import State, personal, snapshot
+from filter_atoms import ensembles, networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.federated import atomic, stand_in
+from filter_atoms.federated_ensembles import MEMBERS, Gain, gain
+from filter_atoms.federated_methods import State, personal, snapshot
+from filter_atoms.networks import AlexNet, Images, Recipe
 from hf_stitch_filter_atoms import train_atoms_only
-from networks import AlexNet, Images, Recipe
+from study import leave, markdown, parser
 
 NAME = "continual"
 CLASSES = 10
@@ -85,7 +85,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (networks.read("cifar100", split, arguments.data_dir) for split in ("train", "test"))
     streams = [measured(stream, preset, train, test) for stream in range(preset.streams)]

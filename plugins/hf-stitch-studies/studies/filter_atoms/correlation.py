@@ -3,7 +3,7 @@
 Networks share a start and its coefficients; their atoms are trained on ten tasks of CIFAR-100. Of the 45 pairs,
 similarities of weights are correlated with those of activations, with a bootstrap over networks.
 
-    python examples/filter_atoms/correlation.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+    python -m filter_atoms.correlation --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from __future__ import annotations
@@ -13,14 +13,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import networks
 import numpy as np
-import task_networks
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.pairwise import (
+    Array,
+    additive,
+    bootstrap,
+    correlations,
+    difference,
+    pearson,
+    shown,
+    spearman,
+    symmetric,
+    upper,
+)
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
 from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, WeightCosine
 from matplotlib.figure import Figure
-from pairwise import Array, additive, bootstrap, correlations, difference, pearson, shown, spearman, symmetric, upper
-from task_networks import PRESETS, Cifar100, Sizes, Task
+from study import leave, markdown, parser
 from torch import nn
 
 NAME = "correlation"
@@ -83,7 +94,7 @@ ARMS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     data = Cifar100.read(arguments.data_dir)
     resamples = 50 if arguments.preset == "test" else 1000

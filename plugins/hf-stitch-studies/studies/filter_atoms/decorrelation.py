@@ -1,6 +1,6 @@
 """Does a penalty on correlated channels bring CCA and S_Atom closer (Chen, Miao & Qiu 2023, appendix A.3, figure 8b)?
 
-python examples/filter_atoms/decorrelation.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+python -m filter_atoms.decorrelation --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import argparse
@@ -10,15 +10,15 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import networks
 import numpy as np
-import task_networks
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.pairwise import Array, additive, bootstrap, correlations, shown, upper
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, channel_decorrelation
 from matplotlib.figure import Figure
-from pairwise import Array, additive, bootstrap, correlations, shown, upper
-from task_networks import PRESETS, Cifar100, Sizes
+from study import leave, markdown, parser
 from torch import Tensor, nn
 
 NAME = "decorrelation"
@@ -35,7 +35,7 @@ ROWS = 256
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     chosen = PRESETS[arguments.preset]
     sizes = replace(chosen, recipe=replace(chosen.recipe, epochs=EPOCHS[arguments.preset]))
     data = Cifar100.read(arguments.data_dir)

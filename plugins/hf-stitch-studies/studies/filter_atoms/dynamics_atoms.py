@@ -4,7 +4,7 @@ AlexNet and VGG11 are trained with their coefficients fixed at the start, and th
 Each epoch is compared with each other, layer by layer: do lower layers settle first? Then one network is trained from
 one start on two tasks: in which layers do they differ?
 
-    python examples/filter_atoms/dynamics_atoms.py --networks NETWORKS --data-dir DATA --out OUT
+    python -m filter_atoms.dynamics_atoms --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import shutil
@@ -14,15 +14,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import networks
 import numpy as np
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.networks import VGG11, AlexNet, Images, Recipe, Schedule
+from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
 from matplotlib.figure import Figure
-from networks import VGG11, AlexNet, Images, Recipe, Schedule
 from numpy.typing import NDArray
-from pairwise import spearman
+from study import leave, markdown, parser
 from torch import nn
 
 import hf_stitch
@@ -120,7 +121,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     folder = arguments.networks / NAME / arguments.preset
     record: dict[str, Any] = {"preset": arguments.preset, "sizes": preset, "arms": [], "tasks": []}

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from federated_methods import State
-from networks import Images, Recipe
+from filter_atoms.federated_methods import State
+from filter_atoms.networks import Images, Recipe
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -1,6 +1,6 @@
 """Do similar filter atoms tell which clients have similar data? Chen, Miao & Qiu (2023), figures 5 and 7.
 
-python examples/filter_atoms/federated.py --data-dir DATA --networks NETWORKS --out OUT
+python -m filter_atoms.federated --data-dir DATA --networks NETWORKS --out OUT
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ensembles
-import networks
 import numpy as np
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from federated_methods import METHODS, Plan, State, federate, snapshot
+from filter_atoms import ensembles, networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.federated_methods import METHODS, Plan, State, federate, snapshot
+from filter_atoms.networks import TITLES, AlexNet, Images, Recipe
+from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
 from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
-from networks import TITLES, AlexNet, Images, Recipe
 from numpy.typing import NDArray
-from pairwise import Pairs, bootstrap, shown, upper
 from scipy.stats import rankdata
+from study import leave, markdown, parser
 from torch import Tensor, nn
 
 NAME = "federated"
@@ -263,7 +263,7 @@ def shuffled(matrix: Array, groups: Array, digits: int, draws: int) -> dict[str,
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     clients = clients_of(preset, arguments.data_dir)
     public = networks.read("cifar100", "train", arguments.data_dir)

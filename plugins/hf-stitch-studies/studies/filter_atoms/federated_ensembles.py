@@ -1,6 +1,6 @@
 """Do ensembles of the clients with the most similar filter atoms gain? Chen, Miao & Qiu (2023), table 1.
 
-python examples/filter_atoms/federated_ensembles.py --data-dir DATA --networks NETWORKS --out OUT
+python -m filter_atoms.federated_ensembles --data-dir DATA --networks NETWORKS --out OUT
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ensembles
-import federated
-import networks
 import numpy as np
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from federated import CLASSES, Array, Client, local, stand_in
-from federated_methods import METHODS, Plan, State, federate, personal, personalised, snapshot
-from networks import Images, Recipe
+from filter_atoms import ensembles, federated, networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.federated import CLASSES, Array, Client, local, stand_in
+from filter_atoms.federated_methods import METHODS, Plan, State, federate, personal, personalised, snapshot
+from filter_atoms.networks import Images, Recipe
+from study import leave, markdown, parser
 from torch import Tensor, nn
 
 NAME = "federated_ensembles"
@@ -83,7 +82,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     clients = federated.subtask_clients(preset.clients, arguments.data_dir, torch.Generator().manual_seed(0))
     public = networks.read("cifar100", "train", arguments.data_dir)

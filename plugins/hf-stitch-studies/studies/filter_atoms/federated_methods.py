@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import networks
 import torch
-from networks import Images, Recipe
+from filter_atoms import networks
+from filter_atoms.networks import Images, Recipe
 from torch import Tensor, nn
 
 State = Mapping[str, Tensor]

@@ -1,6 +1,6 @@
 """Federated methods compared, with evolving coefficients among them: table 3 of Chen, Miao & Qiu (2023).
 
-python examples/filter_atoms/federated_table.py --data-dir DATA --networks NETWORKS --out OUT
+python -m filter_atoms.federated_table --data-dir DATA --networks NETWORKS --out OUT
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import federated
-import networks
 import numpy as np
 import torch
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
-from federated import Array, atomic, local, stand_in
-from federated_methods import METHODS, Plan, federate, personalised
-from networks import TITLES, AlexNet, Images, Recipe, joined
+from filter_atoms import federated, networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.federated import Array, atomic, local, stand_in
+from filter_atoms.federated_methods import METHODS, Plan, federate, personalised
+from filter_atoms.networks import TITLES, AlexNet, Images, Recipe, joined
+from study import leave, markdown, parser
 
 NAME = "federated_table"
 OURS = "evolving"
@@ -91,7 +91,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     sets: dict[str, tuple[Images, Images]] = {}
     settings = []

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import timm
 import torch
+from dr_frankenstein.networks import Tiny10, normalised
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,9 +19,6 @@ from tqdm.auto import tqdm
 import hf_stitch
 from hf_stitch.data import read_data
 from hf_stitch.storage.files import write_whole
-
-sys.path.append(str(Path(__file__).parents[1]))
-from dr_frankenstein.networks import Tiny10, normalised
 
 # -- networks ----------------------------------------------------------------------------------------------------------
 

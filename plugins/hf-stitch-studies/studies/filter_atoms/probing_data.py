@@ -1,22 +1,21 @@
 """What other probing data do to similarities of the same networks (Chen, Miao & Qiu 2023, section 3.1, figure 3b).
 
-python examples/filter_atoms/probing_data.py --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+python -m filter_atoms.probing_data --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 
-import correlation
-import networks
 import numpy as np
-import task_networks
-from correlation import ARMS, MAIN, TARGETS
-from experiment import DEMONSTRATION, PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import correlation, networks, task_networks
+from filter_atoms.correlation import ARMS, MAIN, TARGETS
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.networks import TITLES, Images
+from filter_atoms.pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms
-from networks import TITLES, Images
-from pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
-from task_networks import PRESETS, Cifar100, Sizes
+from study import leave, markdown, parser
 
 NAME = "probing_data"
 OWN = "cifar100"
@@ -28,7 +27,7 @@ FALL = 0.1
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     data = Cifar100.read(arguments.data_dir)
     tasks = task_networks.disjoint_tasks(sizes.tasks, 0)

@@ -1,6 +1,6 @@
 """Propositions 2.1 and 2.4 and theorems 2.5 and 2.7 of Chen, Miao & Qiu 2023, measured on random atoms (figure 8a).
 
-python examples/filter_atoms/propositions.py --out OUT
+python -m filter_atoms.propositions --out OUT
 """
 
 import argparse
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment import PAPER_TITLE, claim, footer, leave, markdown
+from filter_atoms.experiment import PAPER_TITLE, claim, footer
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from study import leave, markdown
 
 NAME = "propositions"
 Array = NDArray[np.float64]

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import networks
 import numpy as np
 import torch
+from filter_atoms import networks
+from filter_atoms.networks import Images, Recipe
+from filter_atoms.pairwise import symmetric
 from hf_stitch_filter_atoms import PatchCovariance, atomize, set_gauge, train_atoms_only
-from networks import Images, Recipe
 from numpy.typing import NDArray
-from pairwise import symmetric
 from torch import Tensor, nn
 
 from hf_stitch.metrics import WeightMetric, linear_cka

@@ -1,6 +1,6 @@
 """Is S_Atom 1, and do similarities of activations fall to 0, for the toy regression of Chen, Miao & Qiu (figure 10b)?
 
-python examples/filter_atoms/toy_regression.py --out OUT
+python -m filter_atoms.toy_regression --out OUT
 """
 
 import argparse
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiment import PAPER_TITLE, claim, footer, leave, markdown
+from filter_atoms.experiment import PAPER_TITLE, claim, footer
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
+from study import leave, markdown
 from torch import Tensor, nn
 
 from hf_stitch.metrics import linear_cka

@@ -4,7 +4,7 @@ An open question of Chen, Miao & Qiu 2023. Coefficients of networks of unequal w
 undefined. The metric ``filter_gram`` takes the Gram matrix of the spatial filters of a layer, which is k² × k² whatever
 the width is.
 
-    python examples/filter_atoms/unequal_widths.py --networks NETWORKS --data-dir DATA --out OUT
+    python -m filter_atoms.unequal_widths --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import argparse
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import networks
 import numpy as np
-import task_networks
-from experiment import PAPER_TITLE, claim, footer, leave, markdown, parser
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.networks import Images, Recipe
+from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterGram
-from networks import Images, Recipe
 from numpy.typing import NDArray
-from pairwise import spearman
+from study import leave, markdown, parser
 from torch import nn
 
 from hf_stitch.metrics import linear_cka
@@ -72,7 +72,7 @@ class Compared:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = parser(__doc__).parse_args()
+    arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     probe = networks.read("cifar10", "test", arguments.data_dir, preset.probe)
     found, accuracies = [], {}

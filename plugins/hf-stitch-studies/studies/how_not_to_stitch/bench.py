@@ -5,28 +5,24 @@ approximations of the last layers of all networks. Specificity: all layers of al
 distances that ignore the activations, in depth and in rank. Each folder has at least three networks of one
 architecture: Tiny-10, ResNet-20 or the small ViT.
 
-    python examples/how_not_to_stitch/bench.py --data-dir DATA --networks TINY10 VITS --out OUT
+    python -m how_not_to_stitch.bench --data-dir DATA --networks TINY10 VITS --out OUT
 """
 
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dr_frankenstein import images, networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
 from rich.console import Console
 
 import hf_stitch
 from hf_stitch.analysis import Score
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
 
 METRICS = (
     "linear_cka:debiased=True", "pwcca:directions=all", "procrustes", "svcca", "cca:ridge=0.01", "rsa", "mutual_knn",
@@ -171,7 +167,7 @@ layer were not stitched, so there is no functional row for sensitivity.
 This page and [its figures as JSON](bench.json) are written by the command (preset {name}, CPU time: {seconds}):
 
 ```
-python examples/how_not_to_stitch/bench.py --data-dir DATA --networks {folders} --out OUT
+python -m how_not_to_stitch.bench --data-dir DATA --networks {folders} --out OUT
 ```
 """
 

@@ -5,12 +5,11 @@ their structural residual, or on the distance of their mean and covariance from 
 strength. If stitches between distant layers stay accurate while they are no stranger than direct matches, strangeness
 is not why task loss succeeds.
 
-    python examples/how_not_to_stitch/cause.py --data-dir DATA --networks NETWORKS --out OUT
+    python -m how_not_to_stitch.cause --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dr_frankenstein import images, networks
+from how_not_to_stitch.strange_activations import ACCURATE, DIRECT, read_array, rounded, rows
 from numpy.typing import NDArray
 from rich.console import Console
 
 import hf_stitch
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
-from strange_activations import ACCURATE, DIRECT, read_array, rounded, rows
 
 Array = NDArray[np.float64]
 PENALTIES = {"direct_matching": "residual", "frechet": "moments"}
@@ -167,7 +163,7 @@ detector):
 This page and [its figures as JSON](cause.json) are written by the command (2 CPU cores):
 
 ```
-python examples/how_not_to_stitch/cause.py --data-dir DATA --networks NETWORKS --out OUT
+python -m how_not_to_stitch.cause --data-dir DATA --networks NETWORKS --out OUT
 ```
 """  # noqa: E501
 

@@ -5,27 +5,23 @@ accuracy. Structural: relative squared error of the activations. Beside them sta
 distance of layers in depth, which ignores the activations. Each folder has networks of one architecture: Tiny-10,
 ResNet-20 or the small ViT.
 
-    python examples/how_not_to_stitch/layer_grids.py --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
+    python -m how_not_to_stitch.layer_grids --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
 """
 
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dr_frankenstein import images, networks
 from rich.console import Console
 from tqdm.auto import tqdm
 
 import hf_stitch
 from hf_stitch.analysis import Score, identify_layers
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
 
 MATCHERS = ("lstsq", "recoloured", "procrustes")
 METRICS = ("linear_cka:debiased=True", "procrustes")
@@ -143,7 +139,7 @@ than depth. `recoloured` is least squares whose outputs keep the covariance of t
 This page and [its figures as JSON](layer_grids.json) are written by the command (preset {preset}, 2 CPU cores):
 
 ```
-python examples/how_not_to_stitch/layer_grids.py --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
+python -m how_not_to_stitch.layer_grids --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
 ```
 """
 

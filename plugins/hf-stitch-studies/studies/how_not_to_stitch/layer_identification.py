@@ -5,27 +5,23 @@ architecture are compared at once, with one row per image (the mean over positio
 untrained ones, independent noise and depth alone, and the rows of the paper's code: positions if two layers have equal
 grids, means otherwise.
 
-    python examples/how_not_to_stitch/layer_identification.py --data-dir DATA --networks TINY10 RESNET20 --out OUT
+    python -m how_not_to_stitch.layer_identification --data-dir DATA --networks TINY10 RESNET20 --out OUT
 """
 
 import argparse
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from dr_frankenstein import images, networks
 from rich.console import Console
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
 from hf_stitch.analysis import Activations, Identification, NetworkAtlas, Score, identify_layers
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
 
 METRICS = {
     "linear CKA": "linear_cka",
@@ -195,7 +191,7 @@ images, 5%, Holm over the candidates); else a *miss*. Only hits count as accurat
 This page and [its figures as JSON](layer_identification.json) are written by the command (preset {preset}):
 
 ```
-python examples/how_not_to_stitch/layer_identification.py --data-dir DATA --networks {folders} --out OUT
+python -m how_not_to_stitch.layer_identification --data-dir DATA --networks {folders} --out OUT
 ```
 """
 FAMILY = """## {name}

@@ -22,13 +22,12 @@ longest training, and the last training added less than .02 over the one before;
 counts only if all corresponding layers of the trained networks reach .8. (After a first run with 1,500 images, in which
 corresponding layers lost up to .04 of their accuracy in training, this part takes 5,000; the rule stayed.)
 
-    python examples/how_not_to_stitch/low_rank_layers.py --data-dir DATA --networks NETWORKS --out OUT
+    python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import argparse
 import copy
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,6 +36,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from dr_frankenstein import images, networks
+from how_not_to_stitch.strange_activations import ACCURATE, as_json, rows
 from numpy.typing import NDArray
 from rich.console import Console
 from scipy.stats import kendalltau
@@ -50,11 +51,6 @@ from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
-from strange_activations import ACCURATE, as_json, rows
 
 Array = NDArray[np.float64]
 ORDERED, LEADING, NEAR, LIMITED = 0.8, 0.95, 0.1, 0.8
@@ -367,7 +363,7 @@ This page and [its figures as JSON](low_rank_layers.json) are written by the com
 the first run; the last section was measured again, apart from the others):
 
 ```
-python examples/how_not_to_stitch/low_rank_layers.py --data-dir DATA --networks NETWORKS --out OUT
+python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
 ```
 """  # noqa: E501
 

@@ -6,14 +6,13 @@ target's own activations, controlled (two halves of the test images, training im
 with noise of known size. The paper's claim is tested for each detector: chosen on half of the pairs of networks,
 reported on the other half. Histograms of the scores at one layer (figure 1c) are counted, and drawn as PNG.
 
-    python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
+    python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import argparse
 import dataclasses
 import json
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -30,10 +30,6 @@ import hf_stitch
 from hf_stitch.analysis import Score, StitchGrid, identify_layers
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-import images
-import networks
 
 Array = NDArray[np.float64]
 ACCURATE, INACCURATE = 0.8, 0.5
@@ -251,7 +247,7 @@ This page and [its figures as JSON](strange_activations.json) are written by the
 detectors and steps of each section (`--detectors`, `--steps`):
 
 ```
-python examples/how_not_to_stitch/strange_activations.py --data-dir DATA --networks NETWORKS --out OUT
+python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
 ```
 """
 

@@ -17,7 +17,7 @@ frequent class, and the target stitched into itself at the same layer must be ac
 
 After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
 
-    python examples/how_not_to_stitch/text_audit.py --data-dir DATA --out OUT
+    python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 """
 
 import argparse
@@ -25,7 +25,6 @@ import collections
 import copy
 import itertools
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +33,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from how_not_to_stitch.strange_activations import rows
+from relative_representations import text_encoders, texts
+from relative_representations.training import train
 from rich.console import Console
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
@@ -42,14 +44,6 @@ import hf_stitch
 from hf_stitch.analysis import Audit
 from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "relative_representations"))
-import text_encoders
-import texts
-from training import train
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dr_frankenstein"))
-from strange_activations import rows
 
 DIRECT = ("lstsq", "recoloured")
 TASK, GENTLE = "task loss", "gentle task loss"
@@ -281,7 +275,7 @@ Rows: layer of the source; columns: layer of the target.
 This page and [its figures as JSON](text_audit.json) are written by the command (one CPU core, {seconds} s):
 
 ```
-python examples/how_not_to_stitch/text_audit.py --data-dir DATA --out OUT
+python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 ```
 """  # noqa: E501
 

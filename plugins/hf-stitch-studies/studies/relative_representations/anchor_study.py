@@ -4,7 +4,7 @@ Number, selection and similarity are studied with heads for the 20 coarse classe
 networks, which replace each other, as in cross_seed.py. Every similarity of the registry is used as the projection. The
 frequency is studied in end-to-end training on Fashion-MNIST, as in end_to_end.py. Cost is measured in processor time.
 
-    python examples/relative_representations/anchor_study.py --published PUBLISHED --data-dir DATA --cache CACHE \
+    python -m relative_representations.anchor_study --published PUBLISHED --data-dir DATA --cache CACHE \
         --out OUT
 
 Without PUBLISHED, three small ResNets are trained, and cut at their last features only.
@@ -17,23 +17,26 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
-import cross_architecture_images
-import cross_seed
-import end_to_end
-import experiment
-import heads
-import image_encoders
-import images
-import kept
 import numpy as np
-import swapping
+import study
 import torch
-from encoders import Encoder
-from experiment import spread
-from image_encoders import FINAL
-from kept import Array, Pairs
 from matplotlib.figure import Figure
-from swapping import Encoded
+from relative_representations import (
+    cross_architecture_images,
+    cross_seed,
+    end_to_end,
+    experiment,
+    heads,
+    image_encoders,
+    images,
+    kept,
+    swapping,
+)
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import spread
+from relative_representations.image_encoders import FINAL
+from relative_representations.kept import Array, Pairs
+from relative_representations.swapping import Encoded
 from torch import Tensor
 
 import hf_stitch
@@ -94,7 +97,7 @@ ABSOLUTE, AT_START = "absolute", "before training and after"
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.with_published(experiment.parser(__doc__)).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     names, scores, chance = on_frozen(arguments, preset)
     record = {
@@ -103,7 +106,7 @@ def main() -> None:
         "cuts": list(dict.fromkeys(row["cut"] for row in scores)), "chance": chance, "scores": scores,
         "frequency": in_training(arguments, preset),
     }  # fmt: skip
-    experiment.written("anchor_study", record, page, {"anchors_number": _curve(record)}, arguments.out)
+    study.leave("anchor_study", record, page, {"anchors_number": _curve(record)}, arguments.out)
 
 
 def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str], list[dict[str, Any]], float]:
@@ -375,7 +378,7 @@ seconds per network):
 This page and [its figures as JSON](anchor_study.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/anchor_study.py --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.anchor_study --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
 ```
 """  # noqa: E501
 

@@ -3,7 +3,7 @@
 For pairs of published networks, the script compares the angles between pairs of test images under both, measured at the
 origin and at the mean, at three cuts. Untrained networks and randomly paired angles serve as baselines.
 
-    python examples/relative_representations/angles.py --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.angles --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
 
 Without PUBLISHED, small ResNets of three seeds and one network of each of three architectures are trained, and cut at
 their last features only.
@@ -14,17 +14,14 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-import cross_architecture_images
-import cross_seed
-import experiment
-import image_encoders
-import images
 import numpy as np
+import study
 import torch
-from cross_seed import TASKS
-from encoders import Encoder
-from kept import Array, Estimate, Pairs
 from matplotlib.figure import Figure
+from relative_representations import cross_architecture_images, cross_seed, image_encoders, images
+from relative_representations.cross_seed import TASKS
+from relative_representations.encoders import Encoder
+from relative_representations.kept import Array, Estimate, Pairs
 from torch import Tensor
 
 from hf_stitch.metrics import relative_cosine
@@ -62,7 +59,7 @@ def encoders_of(arguments: argparse.Namespace) -> tuple[dict[str, list[Encoder]]
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.with_published(experiment.parser(__doc__)).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
     trained, untrained = encoders_of(arguments)
     encoders = [each for group in trained.values() for each in group]
     groups = [name for name, group in trained.items() for _ in group]
@@ -87,7 +84,7 @@ def main() -> None:
         "networks": [each.name for each in encoders], "groups": groups,
         "untrained": [each.name for each in untrained], "cuts": list(cuts), "scores": scores,
     }  # fmt: skip
-    experiment.written("angles", record, page, {"angles": _scattered(drawn)}, arguments.out)
+    study.leave("angles", record, page, {"angles": _scattered(drawn)}, arguments.out)
 
 
 def likenesses(vectors: Sequence[Tensor], centred: bool) -> dict[str, list[list[float]]]:
@@ -199,7 +196,7 @@ This page and [its figures as JSON](angles.json) are written by the command (pre
 `angles.png`:
 
 ```
-python examples/relative_representations/angles.py --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.angles --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
 ```
 """  # noqa: E501
 

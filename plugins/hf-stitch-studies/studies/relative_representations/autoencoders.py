@@ -5,11 +5,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from encoders import digest
+from relative_representations.encoders import digest
+from relative_representations.training import train
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.training import AnchorRefresh

@@ -4,7 +4,7 @@ The encoders are published Tiny-10 and ResNet-20 networks, up to one of three cu
 features, so that absolute stitching is defined. Heads are trained on the vectors of each network, on CIFAR-10 and on
 two tasks that the networks were not trained on. Then every network of the other architecture replaces it.
 
-    python examples/relative_representations/cross_architecture_images.py --published PUBLISHED --data-dir DATA \
+    python -m relative_representations.cross_architecture_images --published PUBLISHED --data-dir DATA \
         --cache CACHE --out OUT
 
 Without PUBLISHED, one small ResNet, RexNet and ViT each are trained, and cut at their last features only. With
@@ -14,18 +14,14 @@ Without PUBLISHED, one small ResNet, RexNet and ViT each are trained, and cut at
 import argparse
 from typing import Any
 
-import cross_seed
-import experiment
-import image_encoders
-import images
-import kept
 import numpy as np
-import swapping
-from cross_seed import METHODS, TASKS
-from encoders import Encoder
-from experiment import Preset
-from kept import Estimate, Pairs
-from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
+import study
+from relative_representations import cross_seed, image_encoders, images, kept, swapping
+from relative_representations.cross_seed import METHODS, TASKS
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import Preset
+from relative_representations.kept import Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 
 PRESETS = {
     **cross_seed.PRESETS,
@@ -55,7 +51,7 @@ def encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = experiment.with_published(experiment.parser(__doc__))
+    parser = study.parser(__doc__, "data-dir", "published", "cache")
     parser.add_argument(
         "--encoders", choices=("hub", "local"), default="local",
         help="without published networks: pretrained encoders from the Hub, or small ones trained here",
@@ -83,7 +79,7 @@ def main() -> None:
         "networks": [each.name for each in encoders],
         "groups": [name for name, group in by_group.items() for _ in group], "cuts": list(cuts), "scores": scores,
     }  # fmt: skip
-    experiment.written("cross_architecture_images", record, page, pictures, arguments.out)
+    study.leave("cross_architecture_images", record, page, pictures, arguments.out)
 
 
 class Cell:
@@ -195,7 +191,7 @@ This page and [its figures as JSON](cross_architecture_images.json) are written 
 core):
 
 ```
-python examples/relative_representations/cross_architecture_images.py --published PUBLISHED --data-dir DATA \\
+python -m relative_representations.cross_architecture_images --published PUBLISHED --data-dir DATA \\
     --cache CACHE --out OUT
 ```
 """  # noqa: E501

@@ -1,23 +1,19 @@
 """Swap in text encoders of other architectures (Moschella et al. 2023, section 5.2), on TREC.
 
-python examples/relative_representations/cross_architecture_text.py --encoders local --data-dir DATA --cache CACHE
+python -m relative_representations.cross_architecture_text --encoders local --data-dir DATA --cache CACHE
 """
 
 import argparse
 from dataclasses import replace
 from typing import Any
 
-import diagnosis
-import experiment
-import kept
 import numpy as np
-import swapping
-import text_encoders
-import texts
-from encoders import Encoder
-from experiment import CHECK, Preset
-from kept import Array, Estimate, Pairs
-from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
+import study
+from relative_representations import diagnosis, kept, swapping, text_encoders, texts
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import CHECK, Preset
+from relative_representations.kept import Array, Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
 
 PRESETS = {
     "small": Preset(6_000, 500, 500, 6, 128, 1e-3, 3, corpus=3_000, pretraining=2),
@@ -34,7 +30,7 @@ MUCH, LITTLE = 0.6, 0.2
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.with_encoders(experiment.parser(__doc__)).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "encoders", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (
         texts.trec(split, n, arguments.data_dir) for split, n in (("train", preset.train), ("test", preset.test))
@@ -54,7 +50,7 @@ def main() -> None:
         "preset": arguments.preset, "sizes": preset, "encoders": arguments.encoders, "train": len(train),
         "test": len(test), "groups": groups, "scores": scores,
     }  # fmt: skip
-    experiment.written("cross_architecture_text", record, page, pictures, arguments.out)
+    study.leave("cross_architecture_text", record, page, pictures, arguments.out)
 
 
 def encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list[Encoder]]:
@@ -147,7 +143,7 @@ This page and [its figures as JSON](cross_architecture_text.json) are written by
 core):
 
 ```
-python examples/relative_representations/cross_architecture_text.py --encoders {encoders} --data-dir DATA \\
+python -m relative_representations.cross_architecture_text --encoders {encoders} --data-dir DATA \\
     --cache CACHE --out OUT
 ```
 """
@@ -200,11 +196,11 @@ def _section(group: Group, entry: dict[str, Any]) -> str:
 
 The claim {"holds" if group.holds else "does not hold"} here.
 
-{experiment.markdown(rows, header)}
+{study.markdown(header, rows)}
 {cases}
 By pair of head (the encoder that it was trained on) and encoder:
 
-{experiment.markdown(pairs, ("head of", "encoder", *METHODS))}
+{study.markdown(("head of", "encoder", *METHODS), pairs)}
 
 The vectors of training questions, and how alike the encoders arrange them:
 

@@ -3,24 +3,20 @@
 The task is the sentiment of tweets in six languages, with one encoder per language. Anchors are news sentences and
 their translations (NTREX-128). Like the Wikipedia anchors of the paper, they are out of domain and need no labels.
 
-    python examples/relative_representations/cross_language.py --encoders local --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.cross_language --encoders local --data-dir DATA --cache CACHE --out OUT
 """
 
 import argparse
 from typing import Any
 
-import diagnosis
-import experiment
-import kept
 import numpy as np
-import swapping
-import text_encoders
-import texts
-from encoders import Encoder
-from experiment import CHECK, Preset
-from kept import Estimate
+import study
+from relative_representations import diagnosis, kept, swapping, text_encoders, texts
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import CHECK, Preset
+from relative_representations.kept import Estimate
+from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
 from scipy.stats import t
-from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
 
 from hf_stitch.data import check_same_order
 
@@ -49,7 +45,7 @@ MUCH = 0.6
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = experiment.with_encoders(experiment.parser(__doc__))
+    parser = study.parser(__doc__, "data-dir", "encoders", "cache")
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error("the parallel sentences are not on the Hub: pass --data-dir, a folder with ntrex128/")
@@ -77,7 +73,7 @@ def main() -> None:
     record = {
         "preset": arguments.preset, "sizes": preset, "encoders": arguments.encoders, "groups": groups, "scores": scores
     }  # fmt: skip
-    experiment.written("cross_language", record, page, pictures, arguments.out)
+    study.leave("cross_language", record, page, pictures, arguments.out)
 
 
 def encoder_of(language: str, tuning: int, arguments: argparse.Namespace, preset: Preset) -> Encoder:
@@ -170,7 +166,7 @@ part: otherwise. The verdict is that of the first group.
 This page and [its figures as JSON](cross_language.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/cross_language.py --encoders {encoders} --data-dir DATA --cache CACHE \\
+python -m relative_representations.cross_language --encoders {encoders} --data-dir DATA --cache CACHE \\
     --out OUT
 ```
 """
@@ -215,7 +211,7 @@ def _section(group: Group, entry: dict[str, Any]) -> str:
     return f"""
 ## Encoders {group.name}
 
-{experiment.markdown(rows, header)}
+{study.markdown(header, rows)}
 
 Relative heads keep {group.shares.min():.2f} to {group.shares.max():.2f} of the score above chance. English and other
 encoders arrange the parallel sentences with a centred relative cosine of {min(similar):.2f} to {max(similar):.2f}

@@ -4,7 +4,7 @@ The encoders are published Tiny-10 networks, which differ in their initialisatio
 of three cuts. Heads are trained on the vectors of one network, on CIFAR-10 and on two tasks that the networks were not
 trained on. Then every other network replaces it. Untrained twins show what architecture and images alone achieve.
 
-    python examples/relative_representations/cross_seed.py --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.cross_seed --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
 
 Without PUBLISHED, three small ResNets are trained, and cut at their last features only.
 """
@@ -13,18 +13,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import experiment
-import image_encoders
-import images
-import kept
 import numpy as np
 import pandas as pd
-import swapping
-from encoders import Encoder
-from experiment import Preset
-from image_encoders import FINAL
-from kept import Estimate, Pairs
-from swapping import ABSOLUTE, CENTRED, CHANCE, INVERSE, RELATIVE, TRUNCATED
+import study
+from relative_representations import image_encoders, images, kept, swapping
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import Preset
+from relative_representations.image_encoders import FINAL
+from relative_representations.kept import Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, INVERSE, RELATIVE, TRUNCATED
 
 import hf_stitch
 
@@ -98,7 +95,7 @@ def vary(preset: Preset, networks: int) -> Preset:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.with_published(experiment.parser(__doc__)).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     trained, untrained = encoders_of(arguments, preset)
     scores, pictures = [], {}
@@ -119,7 +116,7 @@ def main() -> None:
         "networks": [each.name for each in trained], "untrained": [each.name for each in untrained],
         "cuts": list(cuts_of(trained)), "scores": scores,
     }  # fmt: skip
-    experiment.written("cross_seed", record, page, pictures, arguments.out)
+    study.leave("cross_seed", record, page, pictures, arguments.out)
 
 
 class Cell:
@@ -220,7 +217,7 @@ errors (`rcond=1e-7`), *truncated* directions below a tenth of the largest (`rco
 This page and [its figures as JSON](cross_seed.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/cross_seed.py --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.cross_seed --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
 ```
 """  # noqa: E501
 

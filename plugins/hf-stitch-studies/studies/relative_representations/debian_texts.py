@@ -2,7 +2,7 @@
 
 Download packages (``apt-get download``) and unpack each into a folder of its name (``dpkg-deb -x``), then:
 
-    python examples/relative_representations/debian_texts.py --unpacked UNPACKED --texts TEXTS
+    python -m relative_representations.debian_texts --unpacked UNPACKED --texts TEXTS
 """
 
 import argparse

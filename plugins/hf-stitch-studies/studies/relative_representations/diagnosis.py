@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import experiment
+import study
 import torch
-from swapping import Encoded
+from relative_representations.swapping import Encoded
 
 from hf_stitch.metrics import relative_cosine
 
@@ -67,7 +67,7 @@ def tables(shapes: Sequence[Mapping[str, Any]], likeness: Sequence[Mapping[str, 
     pairs = [(*row["encoders"], f"{row['similarity']:.3f}", f"{row['shuffled']:.3f}") for row in likeness]
     return "\n\n".join(
         [
-            experiment.markdown(formed, header),
-            experiment.markdown(pairs, ("encoder", "encoder", "centred relative cosine", "shuffled (chance)")),
+            study.markdown(header, formed),
+            study.markdown(("encoder", "encoder", "centred relative cosine", "shuffled (chance)"), pairs),
         ]
     )

@@ -4,7 +4,7 @@ A convolutional network classifies images (MNIST, Fashion-MNIST, CIFAR-10 and -1
 classifies nodes of citation graphs (Cora, CiteSeer). Anchors are embedded again at every step, without gradients. After
 training, encoders and heads of different seeds are combined.
 
-    python examples/relative_representations/end_to_end.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.end_to_end --data-dir DATA --cache CACHE --out OUT
 """
 
 import json
@@ -14,22 +14,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import experiment
-import heads
-import image_sets
-import images
-import kept
 import numpy as np
-import swapping
+import study
 import torch
-from autoencoders import CHANNELS
-from encoders import digest
-from kept import Estimate, Pairs
+from relative_representations import experiment, heads, image_sets, images, kept, swapping
+from relative_representations.autoencoders import CHANNELS
+from relative_representations.encoders import digest
+from relative_representations.kept import Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, RELATIVE
+from relative_representations.training import train
 from scipy.stats import t
-from swapping import ABSOLUTE, RELATIVE
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 
 from hf_stitch.artefacts import Head
 from hf_stitch.relative import RelativeProjection
@@ -290,14 +286,14 @@ def _f1(truth: Tensor, predictions: Tensor) -> float:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     scores = []
     for name in (*GRAPHS, *image_sets.SETS):
         scores += scores_of(name, preset, arguments)
         print(f"{name}: done", flush=True)
     record = {"preset": arguments.preset, "sizes": preset, "data": [*image_sets.SETS, *GRAPHS], "scores": scores}
-    experiment.written("end_to_end", record, page, {}, arguments.out)
+    study.leave("end_to_end", record, page, {}, arguments.out)
 
 
 class Compared:
@@ -393,7 +389,7 @@ Exchange: holds on a data set if relative networks keep at least {much:.0%} (low
 This page and [its figures as JSON](end_to_end.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/end_to_end.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.end_to_end --data-dir DATA --cache CACHE --out OUT
 ```
 """  # noqa: E501
 

@@ -4,7 +4,7 @@ GCN, GAT, GraphSAGE and GCN2 classify the nodes of Cora and CiteSeer. After trai
 seeds and architectures are combined: on relative representations, on absolute ones, and with closed-form maps of
 absolute ones. Networks are also cut between their convolutions and stitched there.
 
-    python examples/relative_representations/graph_stitching.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.graph_stitching --data-dir DATA --cache CACHE --out OUT
 """
 
 import json
@@ -14,20 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import experiment
 import numpy as np
-import swapping
+import study
 import torch
-from encoders import digest
 from hf_stitch_graphs import Graph, NodeNetwork, create, read_planetoid
-from kept import Array, Estimate, Pairs
+from relative_representations import experiment, swapping
+from relative_representations.encoders import digest
+from relative_representations.kept import Array, Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, CHANCE, RELATIVE, TRANSLATIONS
+from relative_representations.training import train
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
-from swapping import ABSOLUTE, CHANCE, RELATIVE, TRANSLATIONS
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
-from training import train
 
 import hf_stitch
 from hf_stitch.statistics import Moments
@@ -299,11 +299,11 @@ def results_of(name: str, preset: Preset, arguments: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     found = [results_of(name, preset, arguments) for name in DATA]
     record = {"preset": arguments.preset, "sizes": asdict(preset), "results": found}
-    experiment.written("graph_stitching", record, page, {}, arguments.out)
+    study.leave("graph_stitching", record, page, {}, arguments.out)
 
 
 class Compared:
@@ -413,7 +413,7 @@ of the graph, without labels; F1 on held-out nodes, means over the {pairs} pairs
 This page and [its figures as JSON](graph_stitching.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/graph_stitching.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.graph_stitching --data-dir DATA --cache CACHE --out OUT
 ```
 """
 
@@ -473,12 +473,12 @@ def _exchanged(found: Sequence[Compared]) -> str:
                     )
                 )  # fmt: skip
             rows.append(("", "", "", CHANCE, "–", f"{each.chance:.1f}", "0"))
-    return experiment.markdown(rows, ("data", "encoder of", "pairs", "method", "own", "stitched", "kept"))
+    return study.markdown(("data", "encoder of", "pairs", "method", "own", "stitched", "kept"), rows)
 
 
 def _cuts(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [(name, ", ".join(found["cuts"]), found["refused"]) for name, found in results[0]["cuts"].items()]
-    return experiment.markdown(rows, ("network", "cuts", "layers refused"))
+    return study.markdown(("network", "cuts", "layers refused"), rows)
 
 
 def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
@@ -492,7 +492,7 @@ def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
             ]
             target = float(np.mean([row["alone"][1] for row in own]))
             rows.append((DATA[found["data"]], title, len(own), f"{target:.1f}", *cells))
-    return experiment.markdown(rows, ("data", "cut", "stitched networks", "target alone", *MATCHERS))
+    return study.markdown(("data", "cut", "stitched networks", "target alone", *MATCHERS), rows)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

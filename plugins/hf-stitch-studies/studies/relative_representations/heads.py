@@ -1,8 +1,8 @@
 """Heads on precomputed vectors of encoders."""
 
 import torch
+from relative_representations.training import train
 from torch import Tensor
-from training import train
 
 from hf_stitch.artefacts import Head, HeadConfig
 

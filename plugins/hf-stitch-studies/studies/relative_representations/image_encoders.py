@@ -1,27 +1,24 @@
 """Image encoders: published networks, from the Hub through timm, or trained here."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
-import images
 import numpy as np
 import timm
 import torch
-from encoders import Encoder, digest
+from dr_frankenstein import networks
 from PIL import Image
+from relative_representations import images
+from relative_representations.encoders import Encoder, digest
+from relative_representations.training import train
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 
 import hf_stitch
-
-sys.path.append(str(Path(__file__).parents[1] / "dr_frankenstein"))
-import networks
 
 HUB = ("rexnet_100", "vit_base_patch16_224", "vit_base_resnet50_384", "vit_small_patch16_224")
 """Encoders of Moschella et al. 2023, section 5.2."""

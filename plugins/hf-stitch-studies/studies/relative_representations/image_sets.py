@@ -1,7 +1,7 @@
 """Images to train and test small networks on, with MNIST split in two."""
 
-import images
-from images import read
+from relative_representations import images
+from relative_representations.images import read
 
 import hf_stitch
 from hf_stitch.data import read_data

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from relative_representations.training import train
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
@@ -20,7 +21,6 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.random_projection import SparseRandomProjection
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 
 Vectors = dict[str, Tensor]
 """Name of a set of sentences -> one vector for each ``(n, width)``."""

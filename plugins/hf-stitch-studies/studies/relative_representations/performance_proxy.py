@@ -5,7 +5,7 @@ the cosine between relative representations of held-out nodes. Does this similar
 Baselines are agreement of predictions with the reference, the reference before training, and how far the embeddings are
 apart. Other metrics of hf-stitch are chosen on some networks and confirmed on others.
 
-    python examples/relative_representations/performance_proxy.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.performance_proxy --data-dir DATA --cache CACHE --out OUT
 """
 
 import random
@@ -15,14 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import experiment
 import numpy as np
+import study
 import torch
-from encoders import digest
 from hf_stitch_graphs import DeepGNN, Graph, read_planetoid
-from kept import Estimate
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from relative_representations.encoders import digest
+from relative_representations.kept import Estimate
 from safetensors.torch import load_file, save_file
 from scipy.stats import rankdata
 from torch import Tensor
@@ -539,7 +539,7 @@ def sign(found: Mapping[str, float] | None) -> str:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     task = task_of(preset, arguments.data_dir)
     references = {name: reference_of(name, preset, task, arguments.cache) for name in REFERENCES}
@@ -566,7 +566,7 @@ def main() -> None:
         "fresh": [_kept(run) for run in fresh],
         "analysis": analysed(first, fresh, preset),
     }
-    experiment.written("performance_proxy", record, page, {"performance_proxy": picture(record)}, arguments.out)
+    study.leave("performance_proxy", record, page, {"performance_proxy": picture(record)}, arguments.out)
 
 
 def _kept(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -689,7 +689,7 @@ reference: chosen on all first runs, scored on the further ones.
 This page and [its figures as JSON](performance_proxy.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/performance_proxy.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.performance_proxy --data-dir DATA --cache CACHE --out OUT
 ```
 """
 
@@ -779,7 +779,7 @@ def _paths(part: Mapping[str, Any], reference: str) -> str:
         (_short(name), part["runs"], *(_shown(part[f"{name}: {kind}"]) for kind in (PEARSON, SPEARMAN)))
         for name in (of(SIMILARITY, reference), SPREAD)
     ]
-    return experiment.markdown(rows, ("within runs", "runs", PEARSON, SPEARMAN))
+    return study.markdown(("within runs", "runs", PEARSON, SPEARMAN), rows)
 
 
 def _table(found: Mapping[str, Any]) -> str:
@@ -789,7 +789,7 @@ def _table(found: Mapping[str, Any]) -> str:
         for place, name in enumerate(each[PEARSON]):
             sizes = ("", "", "", "") if place else (title, each["n"], each["runs"], f"{each['accuracy']:.3f}")
             rows.append((*sizes, _short(name), _shown(each[PEARSON][name]), _shown(each[SPEARMAN][name])))
-    return experiment.markdown(rows, ("configurations", "n", "runs", "accuracy", "predictor", PEARSON, SPEARMAN))
+    return study.markdown(("configurations", "n", "runs", "accuracy", "predictor", PEARSON, SPEARMAN), rows)
 
 
 def _why(record: Mapping[str, Any]) -> str:
@@ -810,7 +810,7 @@ def _why(record: Mapping[str, Any]) -> str:
         "to ReLU",
         "to tanh",
     )
-    return experiment.markdown(lines, ("networks", *header))
+    return study.markdown(("networks", *header), lines)
 
 
 def _choices(found: Mapping[str, Any]) -> str:
@@ -830,7 +830,7 @@ def _choices(found: Mapping[str, Any]) -> str:
         for each in REFERENCES
         for part, n in zip(("chosen on", "scored on"), found[each]["n"], strict=True)
     ]
-    return experiment.markdown(rows, ("metric", *header))
+    return study.markdown(("metric", *header), rows)
 
 
 def _chosen(found: Mapping[str, Any], reference: str) -> str:

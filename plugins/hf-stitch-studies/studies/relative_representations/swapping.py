@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import experiment
-import heads
 import numpy as np
 import pandas as pd
+import study
 import torch
-from encoders import Encoder
-from experiment import Preset
 from matplotlib.figure import Figure
+from relative_representations import experiment, heads
+from relative_representations.encoders import Encoder
+from relative_representations.experiment import Preset
 from torch import Tensor
 
 import hf_stitch
@@ -248,7 +248,7 @@ def table(found: pd.DataFrame, paper: Mapping[str, tuple[str, str]] | None = Non
         spans = f"{pairs[method].min():.1f} to {pairs[method].max():.1f}" if method in pairs.index else "–"
         rows.append((method, own, stitched, spans, *((paper or {}).get(method, ("", "")) if paper else ())))
     header = ("method", OWN, OTHER, "pairs, minimum to maximum")
-    return experiment.markdown(rows, (*header, f"paper, {OWN}", f"paper, {OTHER}") if paper else header)
+    return study.markdown((*header, f"paper, {OWN}", f"paper, {OTHER}") if paper else header, rows)
 
 
 def by_pair(found: pd.DataFrame, methods: Sequence[str]) -> str:
@@ -257,7 +257,7 @@ def by_pair(found: pd.DataFrame, methods: Sequence[str]) -> str:
     for (decoder, encoder), part in found.groupby(["decoder", "encoder"], sort=False):
         cells = [part[part.method == method].f1.tolist() for method in methods]
         rows.append((decoder, encoder, *(experiment.spread(cell) if cell else "–" for cell in cells)))
-    return experiment.markdown(rows, ("decoder", "encoder", *methods))
+    return study.markdown(("decoder", "encoder", *methods), rows)
 
 
 def by_method(found: pd.DataFrame, methods: Sequence[str], title: str) -> Figure:

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from encoders import Encoder, digest
+from relative_representations.encoders import Encoder, digest
+from relative_representations.training import train
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from torch.nn import functional
-from training import train
 from transformers import (
     AutoConfig,
     AutoModel,

@@ -5,7 +5,7 @@ sentence is negated, past, or about the first person. Each language has an encod
 of which is a translation of a sentence of another encoder. Heads are trained on English and receive the vectors of the
 other languages by 500 parallel anchors. A ladder of encoders shows how alike encoders must be.
 
-    python examples/relative_representations/translated_labels.py --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.translated_labels --data-dir DATA --cache CACHE --out OUT
 """
 
 import json
@@ -17,19 +17,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import experiment
-import ngram_encoders
 import numpy as np
-import text_encoders
-import texts
+import study
 import torch
 from matplotlib.figure import Figure
-from ngram_encoders import Vectors, plain
 from numpy.typing import NDArray
+from relative_representations import ngram_encoders, text_encoders, texts
+from relative_representations.ngram_encoders import Vectors, plain
+from relative_representations.swapping import ABSOLUTE, CENTRED, RELATIVE, TRUNCATED, relative
 from scipy.stats import rankdata, spearmanr
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
-from swapping import ABSOLUTE, CENTRED, RELATIVE, TRUNCATED, relative
 from torch import Tensor
 from torch.nn import functional
 
@@ -747,7 +745,7 @@ it against the likeness for all encoders, languages and both English encoders.
 This page and [its figures as JSON]({name}.json) are written by the command (preset {preset}):
 
 ```
-python examples/relative_representations/{name}.py --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.{name} --data-dir DATA --cache CACHE --out OUT
 ```
 """
 
@@ -799,7 +797,7 @@ def _evidence_table(record: Mapping[str, Any]) -> str:
         least = [_f1(min(each["over"][control] for each in evidence.values())) for control in CONTROLS]
         rows.append((task, encoder, method, *fractions, *least, found[task, encoder, method]))
     over = [f"least difference to {control}" for control in CONTROLS]
-    return experiment.markdown(rows, ("task", "encoder", "method", *OTHERS, *over, "verdict"))
+    return study.markdown(("task", "encoder", "method", *OTHERS, *over, "verdict"), rows)
 
 
 def _mean_fraction(record: Mapping[str, Any], encoder: str, anchors: str, method: str) -> float:
@@ -813,7 +811,7 @@ def _summary_table(record: Mapping[str, Any]) -> str:
     bridges += [(NEWS, method) for method in METHODS[1:]]
     rows = [(encoder, *(f"{_mean_fraction(record, encoder, *each):.2f}" for each in bridges)) for encoder in LADDER]
     header = [method if kind == PARALLEL else f"{kind}, {method}" for kind, method in bridges]
-    return experiment.markdown(rows, ("encoder", *header))
+    return study.markdown(("encoder", *header), rows)
 
 
 def _cautions(record: Mapping[str, Any]) -> str:
@@ -847,7 +845,7 @@ def _methods_table(record: Mapping[str, Any], task: str) -> str:
         rows.append((encoder, *(" / ".join(f"{value:.1f}" for value in column) for column in (own, *columns))))
     header = ("encoder", "en on en", "ceiling", *METHODS, *(f"shuffled, {method}" for method in CLAIMED))
     title = f"**{task.capitalize()}** (chance {_f1(record['chance'][task])})"
-    return f"{title}\n\n{experiment.markdown(rows, header)}"
+    return f"{title}\n\n{study.markdown(header, rows)}"
 
 
 def _minilm_table(record: Mapping[str, Any]) -> str:
@@ -860,7 +858,7 @@ def _minilm_table(record: Mapping[str, Any]) -> str:
             for kind, method in bridges
         ]
         rows.append((task, encoder, *cells))
-    return experiment.markdown(rows, ("task", "encoder", *METHODS, f"shuffled, {CENTRED}"))
+    return study.markdown(("task", "encoder", *METHODS, f"shuffled, {CENTRED}"), rows)
 
 
 def _news_table(record: Mapping[str, Any]) -> str:
@@ -875,7 +873,7 @@ def _news_table(record: Mapping[str, Any]) -> str:
         ]
         rows.append((task, encoder, *(f"{mean:.2f}" for mean in means)))
     columns = [f"{method}{end}" for method in methods for end in ("", ", news")]
-    return experiment.markdown(rows, ("task", "encoder", *columns))
+    return study.markdown(("task", "encoder", *columns), rows)
 
 
 def _alike_table(record: Mapping[str, Any]) -> str:
@@ -895,7 +893,7 @@ def _alike_table(record: Mapping[str, Any]) -> str:
         rows.append((encoder, decoder, *likeness, *retrieval))
     ends = [f"retrieval, {method}{', shuffled' if kind == SHUFFLED else ''}" for kind, method in methods]
     header = ("encoder", "English encoder", *(f"likeness, {language}" for language in OTHERS), *ends)
-    return experiment.markdown(rows, header) + "\n\nRetrieval: " + " / ".join(OTHERS) + ", percent."
+    return study.markdown(header, rows) + "\n\nRetrieval: " + " / ".join(OTHERS) + ", percent."
 
 
 @dataclass(frozen=True)
@@ -994,7 +992,7 @@ def picture(record: Mapping[str, Any]) -> Figure:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = experiment.parser(__doc__)
+    parser = study.parser(__doc__, "data-dir", "cache")
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from encoders import digest
 from gensim.models import FastText, Word2Vec  # type: ignore[import-untyped]
 from hf_stitch_word_vectors import WordVectors, read_vectors
+from relative_representations.encoders import digest
 
 from hf_stitch.storage.files import write_whole
 

@@ -3,7 +3,7 @@
 Skip-grams of word2vec and of fastText are trained on English texts. Every word is searched in the space of the other
 algorithm: by its vector as it is, by its similarities to anchors, and by maps that are fitted on the same anchors.
 
-    python examples/relative_representations/word_vectors.py --texts TEXTS --data-dir DATA --cache CACHE --out OUT
+    python -m relative_representations.word_vectors --texts TEXTS --data-dir DATA --cache CACHE --out OUT
 """
 
 import math
@@ -14,17 +14,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import experiment
 import numpy as np
 import pandas as pd
-import texts
+import study
 import torch
 from hf_stitch_word_vectors import WordVectors, align, retrieval_scores, shared_vocabulary, word_samples
 from matplotlib.figure import Figure
+from relative_representations import texts
+from relative_representations.word_training import WORDS, parts_of, trained, written
 from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
-from word_training import WORDS, parts_of, trained, written
 
 from hf_stitch import metrics, registries
 from hf_stitch.relative import RelativeProjection, select_anchors
@@ -424,8 +424,8 @@ sentences are short and regular.
 Download the packages (`apt-get download`) and unpack each into a folder of its name in UNPACKED (`dpkg-deb -x`), then:
 
 ```
-python examples/relative_representations/debian_texts.py --unpacked UNPACKED --texts TEXTS
-python examples/relative_representations/word_vectors.py --texts TEXTS --data-dir DATA --cache CACHE --out OUT
+python -m relative_representations.debian_texts --unpacked UNPACKED --texts TEXTS
+python -m relative_representations.word_vectors --texts TEXTS --data-dir DATA --cache CACHE --out OUT
 ```
 
 [The record as JSON]({name}.json) has all figures by draw."""
@@ -463,7 +463,7 @@ def _table(record: Mapping[str, Any]) -> str:
         for r in record["rows"]
         if r["pair"] == MAIN
     ]
-    return experiment.markdown(sorted(rows, key=lambda r: (r[0], r[1])), ("source", "target", "method", *HEADER))
+    return study.markdown(("source", "target", "method", *HEADER), sorted(rows, key=lambda r: (r[0], r[1])))
 
 
 def _absent(record: Mapping[str, Any]) -> str:
@@ -532,9 +532,7 @@ def _others(record: Mapping[str, Any]) -> str:
         for method in methods
         if not math.isnan(_mean(record, method, "mrr 10"))
     ]
-    return experiment.markdown(
-        rows, ("method", *(f"{pair}: {score}" for pair in PAIRS for score in ("MRR", "Jaccard")))
-    )
+    return study.markdown(("method", *(f"{pair}: {score}" for pair in PAIRS for score in ("MRR", "Jaccard"))), rows)
 
 
 def _within(record: Mapping[str, Any]) -> str:
@@ -543,7 +541,7 @@ def _within(record: Mapping[str, Any]) -> str:
         (pair, f"{record['shared'][pair]:,}", *(f"{record['within'][pair][name]:.3f}" for name in names))
         for pair in PAIRS
     ]
-    return experiment.markdown(rows, ("pair", "words", *names))
+    return study.markdown(("pair", "words", *names), rows)
 
 
 def _bands(record: Mapping[str, Any]) -> str:
@@ -554,7 +552,7 @@ def _bands(record: Mapping[str, Any]) -> str:
         for pair in PAIRS
         for method in (RELATIVE, CENTRED, "procrustes")
     ]
-    return experiment.markdown(rows, ("pair", "method", *header))
+    return study.markdown(("pair", "method", *header), rows)
 
 
 def _reading(record: Mapping[str, Any]) -> str:
@@ -581,7 +579,7 @@ def _languages(record: Mapping[str, Any]) -> str:
         **{key: found[key] for key in ("sentences", "fitted", "held_out")},
         vocabularies=" and ".join(f"{size:,}" for size in found["vocabularies"]),
         examples=", ".join(f"{a} – {b}" for a, b in found["examples"]) or "none",
-        table=experiment.markdown(rows, ("map", "ranked by", "precision at 1", "precision at 5")),
+        table=study.markdown(("map", "ranked by", "precision at 1", "precision at 5"), rows),
     )
 
 
@@ -665,7 +663,7 @@ def measured(preset: Preset, folder: Path, data_dir: str, cache: Path) -> dict[s
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = experiment.parser(__doc__)
+    parser = study.parser(__doc__, "data-dir", "cache")
     parser.add_argument("--texts", type=Path, required=True, help="folder of English texts, .txt or .txt.gz")
     arguments = parser.parse_args()
     if arguments.data_dir is None:
@@ -673,7 +671,7 @@ def main() -> None:
     preset = PRESETS[arguments.preset]
     found = measured(preset, arguments.texts, arguments.data_dir, arguments.cache)
     record = {"preset": arguments.preset, "sizes": asdict(preset), **found}
-    experiment.written(NAME, record, page, {NAME: picture(record)}, arguments.out)
+    study.leave(NAME, record, page, {NAME: picture(record)}, arguments.out)
 
 
 if __name__ == "__main__":

