@@ -1,6 +1,7 @@
 """Sphinx configuration: `make docs` builds the site, and a broken link or reference fails."""
 
 import pkgutil
+import re
 from typing import Any
 
 from docutils.nodes import Element
@@ -54,6 +55,12 @@ def _same(name: str, found: Any) -> bool:
         return False
 
 
+def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
+    """Offer pages of plugins, which are no part of the site, as files: a link to them works in the repository only."""
+    source[0] = re.sub(r"\[([^\]]+)\]\((\.\./plugins/[^)]+\.md)\)", r"{download}`\1 <\2>`", source[0])
+
+
 def setup(app: Sphinx) -> None:
-    """Register the resolver."""
+    """Register the resolver and the offer."""
+    app.connect("source-read", offer_outside)
     app.connect("missing-reference", resolve)
