@@ -399,8 +399,7 @@ class TaskLoss(TrainedMatcher):
                         checkpoint=state, save_every=save_every, callback=callback, progress=progress,
                         validation=None if validation is None else validation.only(names),
                     )  # fmt: skip
-                    with processes.exchange():
-                        accelerator.wait_for_everyone()
+                    accelerator.wait_for_everyone()
                     diverged |= failed
                     of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
                     for name, layer, count, loss in of_each:
