@@ -36,7 +36,6 @@ from hf_stitch.reference import shareable
 from hf_stitch.representation import Pooling
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import Run
-from hf_stitch.statistics import LayerRows
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]
@@ -95,7 +94,7 @@ class Comparison:
             for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
         )
         if (permutations or resampled) and not disk:  # or else a route has collected the rows
-            disk["rows of the test"] = sum(int(LayerRows.cost(workload(each, reader)).disk) for each in reader.groups)
+            disk["rows of the test"] = sum(workload(each, reader).bytes for each in reader.groups)
         networks = [network for side in self._sides for network in networks_of(side)]
         job = f"compare, {len(reader.layers_a)} × {len(reader.layers_b)} layers, {reader.n} samples"
         return ComparisonPlan(
