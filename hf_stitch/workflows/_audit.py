@@ -29,7 +29,7 @@ from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
 from hf_stitch.detectors import Detector
 from hf_stitch.processes import ALONE
-from hf_stitch.registry import check_number
+from hf_stitch.registry import check_number, registries
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.tasks.heads import check_head
@@ -37,7 +37,6 @@ from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
 from hf_stitch.workflows._evaluate import fitted_share
 from hf_stitch.workflows._held_out import MOST_SHARED, check_far
-from hf_stitch.workflows._methods import labelled
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -152,11 +151,9 @@ def audit(
         shares = [_check_samples(model, samples) for model in models]
         known, scored = _known(others, train_data, whole, run.seed)
         outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-        watching = labelled("detectors", detectors)
+        watching = registries.detectors.build_all(detectors, needed=True)
         check_needs(watching, known, outliers, far)
         check_far(far, (known, others), detectors=watching)
-        if not watching:
-            raise ValueError("detectors must contain at least one detector, got none")
         alone = [
             (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
             else source_alone(model, source, whole)
