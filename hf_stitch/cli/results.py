@@ -16,8 +16,8 @@ from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.analysis.evaluation import Evaluation
-    from hf_stitch.analysis.scoring import Score
     from hf_stitch.artefacts import StitchedModel
+    from hf_stitch.scoring.measured import Score
 
 BASELINES = ("mean_only", "chance")
 """Baselines in the table. The baseline ``identity`` is one of the matchers."""

@@ -20,8 +20,8 @@ from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
 from hf_stitch.representation import Pooling
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import check_runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
