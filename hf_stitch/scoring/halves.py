@@ -1,55 +1,113 @@
-"""Per-sample measures of several stitching layers at the same cuts, computed in one pass over the samples."""
+"""Halves of two networks between which stitching layers are scored, and the whole networks beside them."""
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
+from torch import nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples
-from hf_stitch.pairs.pair import check_finite
-from hf_stitch.processes import joined
-from hf_stitch.reference import ModelReference
-from hf_stitch.running import Run
+from hf_stitch.data import Batch
+from hf_stitch.pairs import Pair
+from hf_stitch.pairs.pair import Ran, check_finite, run_to
+from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.base import HIGHER, Answers, Array, Whole
+from hf_stitch.tasks.base import Whole
 from hf_stitch.tasks.heads import check_head, logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.tasks.tokens import NextToken
 
-NULLS = ("identity", "mean_only", "chance")
-"""Baselines that carry nothing over from the source."""
+SOURCE = "source"
+"""Stands for the layer of the source of a stitched model, which has one."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """A figure with its 95% confidence interval (percentile bootstrap over samples).
+class Predictor(NamedTuple):
+    """A stitching layer that is scored."""
 
-    Attributes:
-        value: The figure on all samples.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+    name: str
+    layer_a: str
+    layer_b: str
+    stitch: StitchingLayer
+    front: str = ""  # name of the halves between which it runs; names of predictors differ within these
+    constant: bool = False  # whether it ignores the source: its logits are computed once, where no mask differs
 
-    Example:
-        >>> print(Score(0.913, 0.902, 0.923))
-        0.913 [0.902, 0.923]
-    """
 
-    value: float
-    low: float
-    high: float
+class Halves(Protocol):
+    """Halves of two networks."""
 
-    def __str__(self) -> str:
-        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
-        return "–" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+    alone: Adapter | None  # the whole source, if it is scored and :meth:`encode` does not return its output
+    reads_other_tokens: bool  # whether the whole source reads other tokens than the target
+
+    @property
+    def front(self) -> Hashable:
+        """What :meth:`encode` computes: halves with the same front share it."""
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """What runs in eval mode meanwhile."""
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the source up to its layers."""
+
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the target from a layer on; ``like`` are its own activations there, if they are known."""
+
+
+class HalvesOfPair:
+    """Halves of the networks of a pair, which runs the source once, to its end if it is scored."""
+
+    alone, reads_other_tokens, modules, front = None, False, (), "pair"
+
+    def __init__(self, pair: Pair, *, with_source: bool) -> None:
+        self.pair, self._with_source = pair, with_source
+        self.finish = pair.finish
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the source."""
+        pair = self.pair
+        return run_to(pair.source, pair.layers_a, batch, "source", complete=self._with_source)
+
+
+class HalvesOfModel:
+    """The halves of a stitched model itself, also if its parents are not in memory."""
+
+    def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
+        self.model, self.alone, self.modules = model, alone, (model,)
+        self.reads_other_tokens = isinstance(model.source, PrefixFront)
+
+    @cached_property
+    def front(self) -> Hashable:
+        """What decides the outputs of the front half: its weights now, its cut, its network, its inputs."""
+        record: Any = self.model.config.source
+        of = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
+        key = [of, weights_hash(self.model.source), repr(self.model.interface)]
+        return json.dumps(key, sort_keys=True, default=repr)
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the front half."""
+        inputs = self.model.preprocess(batch.samples)
+        found = self.model.source(**self.model.source_inputs(inputs))
+        check_finite(found, f"layer {self.model.source.cut.layer!r} of the source", batch)
+        return Ran(inputs, {SOURCE: found}, None)
+
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the back half."""
+        return self.model.head(mapped)
+
+    def predictors(self, stitches: Mapping[str, StitchingLayer], front: str = "") -> Iterator[Predictor]:
+        """Yield the predictors of stitching layers at the cuts of the model, by name."""
+        for name, stitch in stitches.items():
+            constant = name == "mean_only" and self.model.task is not None
+            yield Predictor(name, SOURCE, self.model.target.cut.layer, stitch, front, constant)
 
 
 @dataclass(frozen=True)
@@ -64,45 +122,6 @@ class _Unswapped:
     def forward(self, inputs: Any) -> Any:
         with evaluating(self.model):
             return self.model(**inputs)
-
-
-@torch.no_grad()
-def answers(
-    stitched: StitchedModel,
-    layers: Mapping[str, StitchingLayer],
-    samples: PairedSamples,
-    whole: Whole,
-    run: Run,
-    *,
-    alone: Whole | None = None,
-) -> dict[str, Answers]:
-    """Compute per-sample measures of several stitching layers and of the target.
-
-    The source and the whole target run once per batch. The outputs of the stitching layers pass through the rest of the
-    target one after the other: concatenated into one batch they would take longer on a CPU, and the last bits of the
-    logits would change.
-    """
-    task = task_named(stitched.task)
-    for layer in layers.values() if task.causal else ():
-        layer.check_causal()
-    parts: dict[str, list[Answers]] = {}
-    for _, batch, twin in samples.batches(run, "scoring"):
-        inputs = stitched.preprocess(batch.samples)
-        own, sizes = task.inputs(whole, twin.samples)
-        with evaluating(stitched):
-            representation = stitched.source(**stitched.source_inputs(inputs))
-            check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)
-            outputs = {name: stitched.head(layer(representation)) for name, layer in layers.items()}
-        others = isinstance(stitched.source, PrefixFront)  # the source alone reads other tokens than the target
-        if alone is not None and not others:
-            outputs["source"] = alone.forward(alone.preprocess(batch.samples))
-        outputs["target"] = whole.forward(own)
-        measured = task.measure(outputs, (batch, inputs), (twin, own))
-        for name, found in measured.items():
-            parts.setdefault(name, []).append({**found, **sizes})
-        if isinstance(task, NextToken) and isinstance(alone, Adapter) and others:
-            parts.setdefault("source", []).append(task.measure_alone(alone, batch))
-    return task.joined(joined(run.processes.gather(parts)), samples.a)
 
 
 def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:
@@ -147,6 +166,12 @@ def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
     known = tuple(str(names.get(i, "")) for i in range(count))
     generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
     return count, () if generic else known
+
+
+def check_model(stitched: Any) -> None:
+    """Check that a stitched model is one."""
+    if not isinstance(stitched, StitchedModel):
+        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
@@ -195,25 +220,3 @@ def reference(stitched: StitchedModel, target: Any = None) -> Whole:
     for each in (stitched, target):
         check_head(each)
     return _Unswapped(target)
-
-
-def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
-    """Return the baselines that a stitched model does not beat, by the first figure that is defined.
-
-    A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
-    """
-    own = drawn["stitched"]
-    figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
-    if figure is None:
-        return ()
-    sign = 1 if figure in HIGHER else -1
-    apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
-    return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
-
-
-def as_score(drawn: Array) -> Score:
-    """Return the figure on all samples with the percentiles of the resamples."""
-    low, high = np.nan, np.nan
-    if not np.isnan(drawn[0]):
-        low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # NaN where the target has no correct sample
-    return Score(float(drawn[0]), float(low), float(high))

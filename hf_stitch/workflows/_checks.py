@@ -1,9 +1,11 @@
-"""Checks of samples against the anchors of a model, before the model is scored on them."""
+"""Samples on which models are scored, and checks that they are other ones than those to which something was fitted."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +13,11 @@ from torch import Tensor
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.overlap import FITTED, ContentSketch
+from hf_stitch.data.overlap import FITTED, MOST_SHARED, ContentSketch
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches.layer import source_positions
+from hf_stitch.tasks.kinds import task_named
 
 PROBE = 64
 """Number of samples, evenly spaced, whose activations are compared with those of the anchors."""
@@ -25,7 +28,35 @@ four networks of another kind, other images of the same data were below .2; imag
 and images of another data set, were above .5."""
 
 
-def without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSamples:
+def samples_to_score(models: Sequence[StitchedModel], data: Any, paired_data: Any) -> PairedSamples:
+    """Read samples for models of one task, number their labels, leave out anchors, and warn of what does not fit."""
+    samples, config, task = PairedSamples.of(data, paired_data), models[0].config, task_named(models[0].task)
+    samples = samples.with_first(task.numbered(samples.a, config))
+    task.warn_of_labels(samples.a, config)
+    for model in models:
+        samples = _without_anchors(model, samples)
+    for model in models:
+        _warn_of_other_activations(model, samples.a)
+    return samples
+
+
+def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
+    """Return the share of samples to which the stitching layer of a model was fitted."""
+    recorded = (stitched.config.recipe or {}).get(FITTED)
+    return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
+
+
+def check_held_out(train: Samples, test: Samples) -> None:
+    """Check that test samples are not training samples. Samples are recognised by their content."""
+    share = ContentSketch.of(train).share(test) or 0
+    if share > MOST_SHARED:
+        raise ValueError(
+            f"{share:.1%} of test_data are also in data, to which stitches and probes are fitted, so that scores are "
+            "too good: pass other samples, or leave test_data out for a split"
+        )
+
+
+def _without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSamples:
     """Leave out samples that are anchors of the model, on which it would score too well, with a warning."""
     if stitched.anchors is None:
         return samples
@@ -48,7 +79,7 @@ def without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSa
     return samples.select(place for place in range(len(samples)) if place not in places)
 
 
-def warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:
+def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:
     """Warn if the encoder's activations on the samples are unlike the stored ones on the anchors.
 
     An encoder is recognised by its weights, config and processor. This does not tell how tensors were preprocessed
