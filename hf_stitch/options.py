@@ -359,7 +359,8 @@ def _problem(kind: Any, name: str, value: Any) -> str | None:
     elif origin in CONTAINERS:
         indexed = origin is Sequence and hasattr(value, "__len__") and hasattr(value, "__getitem__")
         listed = origin is tuple and isinstance(value, list)  # as JSON has no tuples
-        if isinstance(value, str | bytes) or not (indexed or listed or isinstance(value, origin)):
+        alone = isinstance(value, str | bytes) or (isinstance(value, Mapping) and CONTAINERS[origin] != "a dictionary")
+        if alone or not (indexed or listed or isinstance(value, origin)):
             return ""
         return "; ".join(islice(filter(None, _inside(origin, parts, name, value)), 5)) or None
     elif isinstance(kind := origin or kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
-from hf_stitch.options import check_names, did_you_mean, options_in
+from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
     FilePlugin,
     PluginEntry,
@@ -274,6 +274,37 @@ class Registry(Generic[T]):
         self.check_kind(spec, factory)
         self._check_options(spec, factory, options)
         return factory(**options)
+
+    def build_all(
+        self, specs: Iterable[str | Mapping[str, Any] | T], argument: str | None = None, *, needed: bool = False
+    ) -> dict[str, T]:
+        """Build several instances.
+
+        Args:
+            specs: What :meth:`build` takes, each.
+            argument: Name of the argument in errors. Default: :attr:`kind`.
+            needed: Whether an empty list is refused.
+
+        Returns:
+            Label -> instance, in the given order.
+
+        Raises:
+            TypeError: If ``specs`` is no list, or for the reasons of :meth:`build`.
+            ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
+
+        Example:
+            >>> registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"])
+            {'lstsq': Lstsq(), 'ridge(ridge=0.5)': Ridge(ridge=0.5)}
+        """
+        argument = argument or self.kind
+        check(Iterable[str | Mapping[str, Any] | self.base], **{argument: specs})  # type: ignore[name-defined]
+        built: list[Any] = [self.build(spec) for spec in specs]
+        if needed and not built:
+            raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
+        found = {entry.label: entry for entry in built}
+        if len(found) < len(built):
+            raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
+        return found
 
     def check_kind(self, name: str, found: Any) -> None:
         """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.

@@ -18,10 +18,10 @@ from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, Natural, Several, checked
 from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._held_out import check_held_out
-from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import Named, Runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
 from hf_stitch_studies.benching.distances import (
@@ -144,7 +144,7 @@ def bench(
     named = named_networks(networks)
     given = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
-    stitched = list(labelled("matchers", functional, "functional").values())
+    stitched = list(registries.matchers.build_all(functional, "functional").values())
     adapters = {name: load(each) for name, each in named.items()}
     chosen = _layers(adapters, given, cut=bool(stitched))
     layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
