@@ -190,7 +190,7 @@ class Loadable(Constraint):
     def __str__(self) -> str:
         """All kinds of networks."""
         names = ", ".join(kind.library for kind in registries.adapters.usable())
-        return f"a name, an nn.Module, or a network of a library that has an adapter ({names})"
+        return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
 
     def hint(self, value: Any) -> str:
         """Say what to do about a class or a state dict."""

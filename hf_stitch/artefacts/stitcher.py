@@ -37,7 +37,7 @@ from hf_stitch.storage.folders import load_whole
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
 
-Given = NetworkLike | tuple[Any, Any] | None
+Given = NetworkLike | tuple[Any, ...] | None
 """A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
-from hf_stitch.data.tables import CHUNK, Id, Readable, Source, as_ids, as_label, as_table, values_of
-from hf_stitch.options import Count, Natural, checked
+from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
+from hf_stitch.options import Constraint, Count, Natural, check, checked
 
 
 class RawSamples(list[Any]):
@@ -141,6 +141,7 @@ class Samples:
             TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
                 nor a text.
         """
+        check(Data, data=data)
         if isinstance(data, Samples):
             if any(value is not None for value in (image, text, text_pair, label, id)):
                 raise ValueError("data is already a Samples object, so its columns cannot be chosen again")
@@ -453,5 +454,33 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
         )
 
 
-Data = Samples | Annotated[Any, Readable()]
+class Readable(Constraint):
+    """What :meth:`Samples.of` reads."""
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is data, by its type."""
+        import datasets
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
+        kinds = (Samples, *streams, list, tuple, np.ndarray, torch.Tensor)
+        return isinstance(value, kinds) and not self.hint(value)
+
+    def __str__(self) -> str:
+        """All kinds of data."""
+        return (
+            "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
+            "or pairs of a sample and a label, an array or a tensor"
+        )
+
+    def hint(self, value: Any) -> str:
+        """Name the splits of a data set that is given with all of them."""
+        import datasets
+
+        several = isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict)
+        return f"pass one of its splits, {', '.join(value)}" if several else ""
+
+
+Data = Annotated[Any, Readable()]
 """Raw samples in any form that :meth:`Samples.of` accepts."""

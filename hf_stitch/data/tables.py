@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from hf_stitch.data.columns import Modality, common_kind, feature_kind, kind_of
 from hf_stitch.data.contents import content
 from hf_stitch.data.torch_datasets import LABEL, SAMPLE, Mapped, as_row, columns_of, dataset_of
-from hf_stitch.options import Constraint, check
 
 if TYPE_CHECKING:
     import datasets
@@ -147,39 +146,11 @@ class Source:
         return zip(*(self.table.contents(name, positions) for name in self.columns), strict=True)
 
 
-class Readable(Constraint):
-    """What :func:`as_table` reads."""
-
-    def __contains__(self, value: Any) -> bool:
-        """Whether it is data, by its type."""
-        import datasets
-        import torch
-        from torch.utils.data import DataLoader, Dataset
-
-        streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
-        return isinstance(value, (*streams, list, tuple, np.ndarray, torch.Tensor)) and not self.hint(value)
-
-    def __str__(self) -> str:
-        """All kinds of data."""
-        return (
-            "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
-            "or pairs of a sample and a label, an array or a tensor"
-        )
-
-    def hint(self, value: Any) -> str:
-        """Name the splits of a data set that is given with all of them."""
-        import datasets
-
-        several = isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict)
-        return f"pass one of its splits, {', '.join(value)}" if several else ""
-
-
 def as_table(data: Any) -> Table:
     """Convert data of any supported type to a table."""
     import datasets
     import torch
 
-    check(Annotated[Any, Readable()], data=data)
     if isinstance(data, datasets.IterableDataset):
         data = download(data)
     if isinstance(data, datasets.Dataset):
