@@ -94,7 +94,7 @@ class Sides:
                 raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
             if isinstance(network, nn.Module):
                 module: nn.Module = unwrap(network)
-                described = {"class": type(module).__name__, "weights": weights_hash(module)}
+                described: dict[str, Any] = {"class": type(module).__name__, "weights": weights_hash(module)}
             else:
                 adapter = self._load(network)
                 module = adapter.model

@@ -116,7 +116,8 @@ def same_layers(
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
     found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
-    values, undefined = ({pair[0]: each for pair, each in of.items()} for of in (found, reasons))
+    values = {layer: value for (layer, _), value in found.items()}
+    undefined = {layer: why for (layer, _), why in reasons.items()}
     values[WHOLE], why = _whole(metric, a, b, values)
     if why is not None:
         undefined[WHOLE] = why
