@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,129 +92,92 @@ class Encoder:
         return self.network.encode(self.network.preprocess(batch.samples), self.layer)[self.layer].rows(self.pooling)
 
 
-class Headed(ABC):
-    """A trained head with what enters it.
+@dataclass(frozen=True)
+class Headed:
+    """A trained head with what enters it."""
 
-    Attributes:
-        whole: The network with its current encoder.
-        spec: Spec of what the head receives.
-        space: The latent space of what it receives; ``None`` for similarities to anchors.
-        anchors: The anchors.
-        samples: Samples of the anchors, if they are given.
-    """
-
-    whole: Any
-    spec: RepresentationSpec
-    space: Space | None
+    whole: Any  # the network with its current encoder
+    spec: RepresentationSpec  # of what the head receives
+    space: Space | None  # of what it receives; None for similarities to anchors
     anchors: AnchorSet
-    samples: Samples | None
+    samples: Samples | None  # of the anchors, if they are given
+    encode: Callable[[], AnchorSet]  # returns the anchors with the vectors that enter the head
+    read: Callable[[Batch], Tensor] | None  # encodes a batch, if the current encoder has to encode anchors
+    join: Callable[[Encoder, StitchingLayer], StitchedModel]  # puts a new encoder before the head
 
-    @abstractmethod
-    def encoded(self) -> AnchorSet:
-        """Return the anchors with the vectors that enter the head."""
+    @classmethod
+    def of(
+        cls, model: Any, layer: str | None, task: str | None, given: Anchors | None, new: Encoder, *, maps: bool,
+        scored: bool,
+    ) -> Headed:  # fmt: skip
+        """Return the head of a stitched model or of a network; ``maps``: whether a map is asked for."""
+        if isinstance(model, StitchedModel):
+            if layer is not None or task != "auto":
+                raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
+            if maps and is_relative(model):
+                raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
+            return _of_model(model, given, new.run)
+        if layer is None or given is None:
+            raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
+        return _of_network(load_on(model, new.run.processes.device), layer, task, given, new, scored)
 
     def entering(self) -> tuple[AnchorSet, Tensor | None]:
         """Return the anchors, and the vectors that enter the head, if these are no similarities."""
-        own = self.encoded()
+        own = self.encode()
         return own, None if self.space is None else own.values(*self.space)
 
-    def read(self, batch: Batch) -> Tensor | None:
-        """Return the vectors of a batch that enter the head, if the current encoder has to encode anchors."""
-        return None
 
-    @abstractmethod
-    def join(self, new: Encoder, layer: StitchingLayer) -> StitchedModel:
-        """Put a new encoder before the head."""
+def _of_model(model: StitchedModel, given: Anchors | None, run: Run) -> Headed:
+    """Return the head of a stitched model, whose anchors are encoded anew if its own encoder has been trained since."""
+    anchors, samples = _own(model.anchors, given), None if given is None else given.samples
+    space = None if is_relative(model) else _recorded_space(model)
+    trained = space is not None and _has_moved(model, space)
+    if trained:
+        source: Any = model.config.source
+        now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
+        space = now, source["cut"]["layer"], model.stitch.pooling
 
+    def read(batch: Batch) -> Tensor:
+        inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
+        layer = model.stitch
+        with evaluating(model):
+            return source_positions(model.source(**inputs), layer.source, layer.target, layer.pooling)
 
-class HeadOfModel(Headed):
-    """The head of a stitched model, whose anchors are encoded anew if its own encoder has been trained since."""
-
-    def __init__(self, model: StitchedModel, given: Anchors | None, run: Run) -> None:
-        self.whole, self.spec, self._run = model, model.stitch.target, run
-        self.samples = None if given is None else given.samples
-        self.anchors = _own(model.anchors, given)
-        self.space = None if is_relative(model) else _recorded_space(model)
-        self._trained = self.space is not None and _has_moved(model, self.space)
-        if self._trained:
-            source: Any = model.config.source
-            now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
-            self.space = now, source["cut"]["layer"], model.stitch.pooling
-
-    def encoded(self) -> AnchorSet:
-        """Return the anchors with the vectors that enter the head."""
-        if self.space is None or not self._trained or self.anchors.has(*self.space):
-            return self.anchors
-        if self.samples is None:
+    def encode() -> AnchorSet:
+        if space is None or not trained or anchors.has(*space):
+            return anchors
+        if samples is None:
             raise ValueError(
                 "the encoder of this absolute model has changed since its anchors were encoded, so the stored vectors "
                 "no longer fit its head: pass the anchors as samples, anchors=…"
             )
-        with evaluating(self.whole):
-            found = record(
-                self.samples, self._run, "encoding anchors", lambda batch: {"": self._read(batch)},
-                "the vectors of the anchors", "use fewer anchors",
-            )  # fmt: skip
-        return self.anchors.add(found[""], *self.space)
+        found = record(
+            samples, run, "encoding anchors", lambda batch: {"": read(batch)}, "the vectors of the anchors",
+            "use fewer anchors",
+        )  # fmt: skip
+        return anchors.add(found[""], *space)
 
-    def read(self, batch: Batch) -> Tensor | None:
-        """Return the vectors of a batch, if the trained encoder has to encode anchors."""
-        return self._read(batch) if self._trained else None
-
-    def _read(self, batch: Batch) -> Tensor:
-        model: Any = self.whole
-        inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
-        layer = model.stitch
-        return source_positions(model.source(**inputs), layer.source, layer.target, layer.pooling)
-
-    def join(self, new: Encoder, layer: StitchingLayer) -> StitchedModel:
-        """Put a new encoder before the head."""
-        return with_encoder(self.whole, new.network, new.layer, layer)
+    return Headed(
+        model, model.stitch.target, space, anchors, samples, encode, read if trained else None,
+        lambda new, layer: with_encoder(model, new.network, new.layer, layer),
+    )  # fmt: skip
 
 
-class HeadOfNetwork(Headed):
-    """The head of a whole network from a cut on."""
-
-    def __init__(self, model: Any, layer: str, task: str | None, given: Anchors, new: Encoder, *, scored: bool) -> None:
-        network = load_on(model, new.run.processes.device)
-        check_meet(new.network, network, new.pooling)
-        self._task = network.task if task == "auto" and not scored else task_of(network, task)
-        if task_named(self._task).causal:
-            raise ValueError(
-                f"task={self._task!r} is not supported: an anchor is a single vector, but a language model predicts a "
-                "token at each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
-            )
-        self.whole, self.spec = network, network.spec(layer)
-        self.anchors, self.samples = given.set, given.samples
-        self._own = Encoder(network, layer, _target_rows(self.spec, new.pooling), new.run)
-        self.space = network.pinned, layer, self._own.pooling
-
-    def encoded(self) -> AnchorSet:
-        """Return the anchors with the vectors that enter the head."""
-        return self._own.add(self.anchors, self.samples)
-
-    def read(self, batch: Batch) -> Tensor | None:
-        """Return the vectors of a batch."""
-        return self._own.read(batch)
-
-    def join(self, new: Encoder, layer: StitchingLayer) -> StitchedModel:
-        """Put a new encoder before the head."""
-        return join(new.network, new.layer, layer, self._own.network, self._own.layer, task=self._task)
-
-
-def headed(
-    model: Any, layer: str | None, task: str | None, given: Anchors | None, new: Encoder, *, maps: bool, scored: bool
-) -> Headed:
-    """Return the head of a stitched model or of a network; ``maps``: whether a map is asked for."""
-    if isinstance(model, StitchedModel):
-        if layer is not None or task != "auto":
-            raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
-        if maps and is_relative(model):
-            raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
-        return HeadOfModel(model, given, new.run)
-    if layer is None or given is None:
-        raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
-    return HeadOfNetwork(model, layer, task, given, new, scored=scored)
+def _of_network(network: Adapter, layer: str, task: str | None, given: Anchors, new: Encoder, scored: bool) -> Headed:
+    """Return the head of a whole network from a cut on."""
+    check_meet(new.network, network, new.pooling)
+    task = network.task if task == "auto" and not scored else task_of(network, task)
+    if task_named(task).causal:
+        raise ValueError(
+            f"task={task!r} is not supported: an anchor is a single vector, but a language model predicts a token at "
+            "each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
+        )
+    own = Encoder(network, layer, _target_rows(network.spec(layer), new.pooling), new.run)
+    return Headed(
+        network, own.spec, (network.pinned, layer, own.pooling), given.set, given.samples,
+        lambda: own.add(given.set, given.samples), own.read,
+        lambda new, stitch: join(new.network, new.layer, stitch, network, layer, task=task),
+    )  # fmt: skip
 
 
 def is_relative(model: Any) -> bool:
@@ -284,11 +246,11 @@ def _has_moved(model: StitchedModel, space: Space) -> bool:
 
 def _own(kept: AnchorSet | None, given: Anchors | None) -> AnchorSet:
     """Return the model's anchor set, after a check that the given anchors are the same."""
-    if given is None and kept is None:
+    if given is not None:
+        return given.set if kept is None else kept.merge(given.set)
+    if kept is None:
         raise ValueError("this model has no anchors: pass those with which it was made, anchors=…")
-    if given is None or kept is None:
-        return kept if given is None else given.set
-    return kept.merge(given.set)
+    return kept
 
 
 def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:

@@ -41,7 +41,6 @@ from hf_stitch.workflows._headed import (
     Headed,
     as_space,
     between,
-    headed,
     is_relative,
     pooling_of,
     projected,
@@ -162,7 +161,7 @@ def swap(
         known, paired = (None if each is None else Anchors.of(each) for each in (anchors, paired_anchors))
         new = Encoder.of(encoder, encoder_layer, pooling or pooling_of(model), run)
         maps = matcher != AUTO or baselines is not None
-        head = headed(model, target_layer, task, known, new, maps=maps, scored=data is not None)
+        head = Headed.of(model, target_layer, task, known, new, maps=maps, scored=data is not None)
         if run.planning:
             return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
         own, entering = head.entering()
