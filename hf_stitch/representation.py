@@ -150,6 +150,18 @@ class Representation:
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
+    def to(self, device: torch.device | str) -> Representation:
+        """Return the representation with its values and mask on a device; the context stays where it is.
+
+        Args:
+            device: The device.
+
+        Example:
+            >>> Representation(torch.zeros(2, 3), "bd").to("meta").values.device
+            device(type='meta')
+        """
+        return self.replace(values=self.values.to(device), mask=None if self.mask is None else self.mask.to(device))
+
     @checked
     def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """Convert to an n x d matrix with a pooling.

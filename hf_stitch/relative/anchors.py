@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.data import Batch, Id, PairedSamples, Samples, check_same_order
+from hf_stitch.adapters.recording import record
+from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.options import checked
 from hf_stitch.processes import Processes
@@ -160,10 +161,11 @@ class AnchorSet:
         processes = Processes.of(None)
         run = Run(batch_size, progress=progress, processes=processes)
         with processes.together("encode"):
-            batches = PairedSamples(samples, samples).batches(run, "encoding anchors")
-            own = torch.cat([_vectors(adapter, layer, pooling, batch) for _, batch, _ in batches])
-            vectors = torch.cat([part.to(own) for part in processes.gather(own if processes.count == 1 else own.cpu())])
-        return self.add(vectors, reference, layer, pooling)
+            encoded = record(
+                samples, run, "encoding anchors", lambda batch: {"": _vectors(adapter, layer, pooling, batch)},
+                f"the representations of {len(samples):,} anchors", "use fewer anchors, or another pooling",
+            )  # fmt: skip
+        return self.add(encoded[""], reference, layer, pooling)
 
     @checked
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:

@@ -140,12 +140,9 @@ def _gathered(batches: Sequence[Representation], processes: Processes) -> Sequen
     if processes.count == 1:
         return batches
     device = batches[0].values.device
-    return [batch for part in processes.gather([_on(b, "cpu") for b in batches]) for batch in _OnDevice(part, device)]
-
-
-def _on(batch: Representation, device: torch.device | str) -> Representation:
-    mask = None if batch.mask is None else batch.mask.to(device)
-    return batch.replace(values=batch.values.to(device), mask=mask)
+    return [
+        batch for part in processes.gather([batch.to("cpu") for batch in batches]) for batch in _OnDevice(part, device)
+    ]
 
 
 class _OnDevice(Sequence[Representation]):
@@ -166,7 +163,7 @@ class _OnDevice(Sequence[Representation]):
     def __getitem__(self, place: int | slice) -> Representation | Sequence[Representation]:
         if isinstance(place, slice):
             return _OnDevice(self._batches[place], self._device)
-        return _on(self._batches[place], self._device)
+        return self._batches[place].to(self._device)
 
 
 class _Flat:
