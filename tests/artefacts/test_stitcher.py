@@ -19,7 +19,7 @@ from hf_stitch.registry import registries
 from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, adapted, build, network  # isort: skip
 
-BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {
     "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
