@@ -173,7 +173,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "newer format": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=4)),
         ValueError,
-        "has format 4, and this version reads 1 to 3",
+        "has format 4, and this version reads 2 to 3",
     ),
     "unknown stitch": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c["stitch"]["body"].update(name="liner")),
