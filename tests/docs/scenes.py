@@ -447,6 +447,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/plugins/contracts.md": nothing,
     "docs/plugins/data.md": nothing,
     "docs/plugins/index.md": nothing,
+    "docs/start.md": readme,
     "plugins/hf-stitch-diagonal/README.md": nothing,
     "plugins/hf-stitch-embeddings/README.md": embeddings,
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
