@@ -419,6 +419,38 @@ class Registry(Generic[T]):
         self._check_options(spec, factory, options)
         return factory(**options)
 
+    def build_all(
+        self, specs: Iterable[str | Mapping[str, Any] | T], argument: str | None = None, *, needed: bool = False
+    ) -> dict[str, T]:
+        """Build several instances.
+
+        Args:
+            specs: What :meth:`build` takes, each.
+            argument: Name of the argument in errors. Default: :attr:`kind`.
+            needed: Whether an empty list is refused.
+
+        Returns:
+            Label -> instance, in the given order.
+
+        Raises:
+            TypeError: If ``specs`` is no list, or for the reasons of :meth:`build`.
+            ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
+
+        Example:
+            >>> registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"])
+            {'lstsq': Lstsq(), 'ridge(ridge=0.5)': Ridge(ridge=0.5)}
+        """
+        argument = argument or self.kind
+        if isinstance(specs, str | Mapping) or not isinstance(specs, Iterable):
+            raise TypeError(f"{argument} must be a list, got {specs!r}; write [{specs!r}]")
+        built: list[Any] = [self.build(spec) for spec in specs]
+        if needed and not built:
+            raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
+        found = {entry.label: entry for entry in built}
+        if len(found) < len(built):
+            raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
+        return found
+
     def check_kind(self, name: str, found: Any) -> None:
         """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.
 

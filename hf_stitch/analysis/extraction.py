@@ -92,7 +92,7 @@ def extract_activations(
         if cache is not False:
             found = processes.agree({} if kept is None else kept.read(names))
         if missing := [name for name in names if name not in found]:
-            batches = processes.watched(share.batches(batch_size, run.shown("recording")))
+            batches = share.batches(batch_size, run.shown("recording"))
             recorded = _record(adapter, batches, missing, pooling, processes, len(samples))
             if kept is not None:
                 kept.write(recorded)

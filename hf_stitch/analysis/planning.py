@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from hf_stitch.resources import sized
+from hf_stitch.data import PairedSamples
+from hf_stitch.resources import free_disk, free_memory, sized
 from hf_stitch.results import Result
+from hf_stitch.running import Run
+from hf_stitch.scoring.passing import Scoring
 
 if TYPE_CHECKING:
     import pandas
@@ -111,19 +116,19 @@ def bytes_of_weights(*networks: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes, the second time."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    work()
-    wait()
-    start = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - start
+def planned_scoring(
+    job: str, scoring: Scoring, samples: PairedSamples, run: Run, *, stages: Mapping[str, float] | None = None,
+    left_out: str,
+) -> Any:  # fmt: skip
+    """Return the plan of a job that scores samples, after other stages; ``Any``, as a job is typed by its result."""
+    seconds, measured = scoring.cost(samples, run)
+    memory = {NETWORKS: bytes_of_weights(*scoring.networks)}
+    vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
+    if size := sum(vectors):
+        memory["vectors"] = len(samples) * size // min(run.batch_size, len(samples))
+    free = free_memory(scoring.device), free_disk(Path(tempfile.gettempdir()))
+    stages = {**(stages or {}), "scoring": seconds}
+    return Plan(job, stages, memory, {}, *free, run.processes.count, left_out)
 
 
 def speed() -> float:

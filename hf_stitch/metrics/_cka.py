@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
-from hf_stitch.metrics._routes import Route, from_hsic
+from hf_stitch.metrics._routes import Route, from_hsic, of_grams
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric, Operand
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics import Cost, Grams, MinibatchGrams
+from hf_stitch.statistics import MinibatchGrams
 from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
 
 _LEAST_UNBIASED = 4
@@ -97,8 +97,8 @@ class LinearCKA(MomentsMetric):
         """HSIC of all pairs at once, from co-moments (d × d) or from Gram matrices (n × n)."""
         debiased = self.options["debiased"]
         return (
-            from_hsic("moments", "moments", lambda moments: moments.hsic(debiased), lambda work: Cost()),
-            from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), Grams.cost),
+            from_hsic("moments", "moments", lambda moments: moments.hsic(debiased)),
+            from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), after=of_grams),
         )
 
     def min_rows(self, side: Operand, width: int) -> int:
@@ -195,7 +195,7 @@ class MinibatchCKA(ActivationMetric):
     def routes(self) -> tuple[Route, ...]:
         """HSIC of all pairs at once, from the Gram matrices of minibatches."""
         size = {"size": self.options["batch_size"]}
-        return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
+        return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), options=size),)
 
     def min_rows(self, side: Operand, width: int) -> int:
         """The fewest rows for which unbiased HSIC is defined."""

@@ -8,14 +8,13 @@ from hf_stitch.statistics.hsic import HSIC
 from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.layer_rows import LayerRows
-from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
+from hf_stitch.statistics.layers import LayerStatistic
 from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.statistics.moments import Moments
 from hf_stitch.statistics.weights import Weights, load_weights, save_weights
 
 __all__ = [
     "HSIC",
-    "Cost",
     "DebiasedMoments",
     "Features",
     "Gram",
@@ -28,7 +27,6 @@ __all__ = [
     "Moments",
     "Statistic",
     "Weights",
-    "Workload",
     "load_weights",
     "save_weights",
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from hf_stitch.processes import Processes
 from hf_stitch.statistics.grams import Grams
-from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
+from hf_stitch.statistics.layers import LayerStatistic
 from hf_stitch.storage.rows import RowStore
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ class LayerRows(LayerStatistic):
         self._folder, self._layers_x, self._same = folder, len(x), y is None
         self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
         self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
-
-    @classmethod
-    def cost(cls, work: Workload, **options: Any) -> Cost:
-        """Estimate the cost, as in ``LayerStatistic``."""
-        return Cost(disk=work.n * sum(work.distinct) * work.itemsize)
 
     def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
         """Open the files and truncate them to some rows."""
@@ -122,7 +117,6 @@ class LayerRows(LayerStatistic):
                         if processes.rank == rank
                         else like.new_empty(size, like.shape[1])
                     )
-                    with processes.exchange():
-                        store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
+                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
         self._held = stores
         return self

@@ -1,72 +1,15 @@
-"""Base class for statistics of all layers of two sides at once, and their costs."""
+"""Base class for statistics of all layers of two sides at once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is compared, as far as costs depend on it.
-
-    Attributes:
-        n: Number of rows.
-        x: Width of each layer of the first side.
-        y: Width of each layer of the second side; the same as ``x`` if both sides are the same layers.
-        same: Whether both sides are the same layers.
-        distinct: Width of each distinct layer of both sides.
-        itemsize: Bytes of a number in a row.
-
-    Example:
-        >>> Workload(n=1000, x=(64, 128), y=(32,), same=False, distinct=(64, 128, 32), itemsize=4).n
-        1000
-    """
-
-    n: int
-    x: tuple[int, ...]
-    y: tuple[int, ...]
-    same: bool
-    distinct: tuple[int, ...]
-    itemsize: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a computation in operations, memory and disk.
-
-    Attributes:
-        flops: Floating-point operations, most of them in float64.
-        kept: Bytes of memory that stay allocated.
-        transient: Bytes of memory that are additionally needed for a short time.
-        disk: Bytes of rows in files.
-
-    Example:
-        >>> (Cost(kept=100, transient=50) + Cost(kept=10, transient=80)).memory
-        190
-    """
-
-    flops: float = 0.0
-    kept: float = 0.0
-    transient: float = 0.0
-    disk: float = 0.0
-
-    @property
-    def memory(self) -> int:
-        """Peak bytes of memory."""
-        return int(self.kept + self.transient)
-
-    def __add__(self, other: Cost) -> Cost:
-        """The cost of both computations, one after the other."""
-        transient = max(self.transient, other.transient)
-        return Cost(self.flops + other.flops, self.kept + other.kept, transient, self.disk + other.disk)
 
 
 class LayerStatistic(ABC):
@@ -79,19 +22,6 @@ class LayerStatistic(ABC):
         >>> isinstance(statistic, LayerStatistic)
         True
     """
-
-    @classmethod
-    @abstractmethod
-    def cost(cls, work: Workload, **options: Any) -> Cost:
-        """Estimate the cost of collecting this statistic.
-
-        Args:
-            work: What is compared.
-            **options: Options of the statistic.
-
-        Returns:
-            The cost.
-        """
 
     def keep(self, rows: Tensor) -> Any:
         """Copy what is needed of the rows of one layer until the batch of all other layers is available.

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_of, speed
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, speed
 from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import Cell, Pair, Split
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
-from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.resources import free_disk, free_memory, seconds_of
 from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths

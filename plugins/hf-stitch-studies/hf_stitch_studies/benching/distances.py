@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.comparison.comparing import labelled
+from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric, direct_matching
 from hf_stitch.registry import registries
@@ -180,7 +180,12 @@ def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
         ValueError: If one is unknown, requested twice, or compares outputs.
     """
     listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
-    return {label: MetricDistance(metric) for label, metric in labelled(listed).items()} if listed else {}
+    if not listed:
+        return {}
+    asked = Asked.of(listed)
+    if asked.weights:
+        raise ValueError(f"{', '.join(asked.weights)} compares weights, but bench compares activations; leave it out")
+    return {label: MetricDistance(metric) for label, metric in asked.activations.items()}
 
 
 def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distance]:

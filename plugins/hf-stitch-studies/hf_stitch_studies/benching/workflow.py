@@ -18,11 +18,11 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
 from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._held_out import check_held_out
-from hf_stitch.workflows._methods import labelled
 from hf_stitch.workflows._networks import check_runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
 from hf_stitch_studies.benching.distances import (
@@ -146,7 +146,7 @@ def bench(
     check_runs(**named)
     given = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
-    stitched = list(labelled("matchers", functional, "functional").values())
+    stitched = list(registries.matchers.build_all(functional, "functional").values())
     adapters = {name: load(each) for name, each in named.items()}
     chosen = _layers(adapters, given, cut=bool(stitched))
     layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
