@@ -354,6 +354,13 @@ def embeddings() -> Namespace:
     }
 
 
+def embedding_pairs() -> Namespace:
+    """Vectors of the same texts by two encoders."""
+    random = np.random.default_rng(0)
+    hidden = random.normal(size=(600, 8))
+    return {name: np.tanh(hidden @ random.normal(size=(8, width)) / 3) for name, width in (("old", 24), ("new", 32))}
+
+
 def word_vectors() -> Namespace:
     """Two files of vectors with the same words, and two small vocabularies with their translations."""
     random = np.random.default_rng(0)
@@ -442,7 +449,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/transfer.md": transfer,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
-    "docs/how-to/upgrade-embeddings.md": nothing,
+    "docs/how-to/upgrade-embeddings.md": embedding_pairs,
     "docs/plugins/adapter.md": nothing,
     "docs/plugins/contracts.md": nothing,
     "docs/plugins/data.md": nothing,
