@@ -226,7 +226,7 @@ class Scoring:
         for (name, who), of in rows.items():
             batches = zip(*of.values(), strict=True)
             answers.setdefault(name, {})[who] = [dict(zip(of, values, strict=True)) for values in batches]
-        return Measured({name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
+        return Measured(self.task, {name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
 
 
 class _Once(dict[Hashable, Any]):

@@ -455,24 +455,24 @@ def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tm
 def test_an_interrupted_grid_resumes_to_the_same_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_stitch.analysis.grid.measuring import Measures
+    from hf_stitch.scoring.passing import Scoring
     from hf_stitch.storage.checkpoint import Checkpoint
 
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
     whole = job(tmp_path / "whole", images)
-    original, left = Measures._measure, [1]
+    original, left = Scoring._measure, [1]
 
-    def interrupted(self: Measures, batch: Any) -> Any:
+    def interrupted(self: Scoring, batch: Any, twin: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return original(self, batch)
+        return original(self, batch, twin)
 
     # 64 samples are fitted to and 16 scored: one batch.
-    monkeypatch.setattr(Measures, "_measure", interrupted)
+    monkeypatch.setattr(Scoring, "_measure", interrupted)
     left[0] = 0
     with pytest.raises(KeyboardInterrupt):
         job(tmp_path / "stopped", images)
-    monkeypatch.setattr(Measures, "_measure", original)
+    monkeypatch.setattr(Scoring, "_measure", original)
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()  # finished: nothing is left to do
