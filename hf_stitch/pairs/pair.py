@@ -167,10 +167,9 @@ class Pair:
         other = run_to(self.target, self.layers_b, twin or batch, "target", complete=complete)
         return Outputs(other.inputs, own.found, other.found, own.output, other.output)
 
-    def finish(self, mapped: Representation, layer: str, like: Representation | None = None) -> Any:
-        """Run the target from a layer on mapped activations, in the dtype of its own ones if these are given."""
-        dtype = mapped.values.dtype if like is None else like.values.dtype
-        return self.target.decode(mapped.replace(values=mapped.values.to(dtype)), layer)
+    def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
+        """Run the target from a layer on mapped activations, in the dtype of its own ones."""
+        return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype)), layer)
 
     @torch.no_grad()
     def rehearse(self, train: PairedSamples, test: Samples) -> None:

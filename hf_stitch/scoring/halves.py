@@ -47,6 +47,7 @@ class Halves(Protocol):
 
     alone: Adapter | None  # the whole source, if it is scored and :meth:`encode` does not return its output
     reads_other_tokens: bool  # whether the whole source reads other tokens than the target
+    needs_own: bool  # whether :meth:`finish` needs the target's own activations
 
     @property
     def front(self) -> Hashable:
@@ -60,29 +61,35 @@ class Halves(Protocol):
         """Run the source up to its layers."""
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
-        """Run the target from a layer on; ``like`` are its own activations there, if they are known."""
+        """Run the target from a layer on; ``like`` are its own activations there, if they are needed or watched."""
 
 
 class HalvesOfPair:
     """Halves of the networks of a pair, which runs the source once, to its end if it is scored."""
 
     alone: Adapter | None = None
-    reads_other_tokens = False
+    reads_other_tokens, needs_own = False, True
     modules: Sequence[nn.Module] = ()
     front: Hashable = "pair"
 
     def __init__(self, pair: Pair, *, with_source: bool) -> None:
         self.pair, self._with_source = pair, with_source
-        self.finish = pair.finish
 
     def encode(self, batch: Batch) -> Ran:
         """Run the source."""
         pair = self.pair
         return run_to(pair.source, pair.layers_a, batch, "source", complete=self._with_source)
 
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the target from a layer on."""
+        assert like is not None
+        return self.pair.finish(mapped, layer, like)
+
 
 class HalvesOfModel:
     """The halves of a stitched model itself, also if its parents are not in memory."""
+
+    needs_own = False
 
     def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
         self.model, self.alone, self.modules = model, alone, [model]

@@ -74,7 +74,6 @@ class Scoring:
     ) -> None:  # fmt: skip
         self.target, self.halves, self.predictors, self.task, self.watch = target, halves, predictors, task, watch
         self._kept, self._sizes = kept, sizes  # measures of predictors, by default all; whether texts are measured
-        self._layers = list(dict.fromkeys(predictor.layer_b for predictor in predictors))
         self._constants: dict[Key, Tensor] = {}
 
     @property
@@ -149,9 +148,11 @@ class Scoring:
             inputs, sizes = self.task.inputs(self.target, twin.samples)
         else:
             inputs, sizes = self.target.preprocess(twin.samples), {}
-        if self.watch is None or not isinstance(self.target, Adapter):
+        reads = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
+        if not reads or not isinstance(self.target, Adapter):
             return Ran(inputs, {}, self.target.forward(inputs)), sizes
-        return run_to(self.target, self._layers, twin, "target", complete=True, inputs=inputs), sizes
+        layers = dict.fromkeys(predictor.layer_b for predictor in self.predictors)
+        return run_to(self.target, layers, twin, "target", complete=True, inputs=inputs), sizes
 
     @staticmethod
     def _source(halves: Halves, own: Ran, batch: Batch, once: _Once) -> Any:

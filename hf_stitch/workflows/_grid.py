@@ -18,13 +18,13 @@ from hf_stitch.analysis.grid.figures import grid_of, mean_name
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.analysis.resampling import check_count
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
+from hf_stitch.registry import check_number
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
@@ -120,7 +120,7 @@ def stitch_grid(
     with Run.of(stitch_grid, options) as run:
         check_runs(a=a, b=b)
         chosen, watching = labelled("matchers", matchers, least=1), labelled("detectors", detectors)
-        check_count("resamples", resamples)
+        check_number(2, resamples=resamples)
         pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
         pair = pair.over(layers_a, layers_b)
         samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)

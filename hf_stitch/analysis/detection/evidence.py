@@ -13,15 +13,16 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.discrimination import (
+    BINS,
     FIGURES,
     auroc,
+    binned,
     check_scores,
     discrimination,
     equivalent_dose,
     sided,
 )
 from hf_stitch.analysis.detection.drawing import halves
-from hf_stitch.analysis.detection.histograms import BINS, binned
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.recording import View, handed_over, received
 from hf_stitch.analysis.detection.result import Detection

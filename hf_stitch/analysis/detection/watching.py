@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -137,7 +137,7 @@ def _seen(
 def _seen_in(
     detectors: Mapping[str, Detector],
     scorers: Mapping[str, Scorer],
-    batches: Sequence[Representation],
+    batches: Iterable[Representation],
     ids: Sequence[Id],
     seed: int,
 ) -> dict[str, NDArray[np.floating]]:
