@@ -168,10 +168,10 @@ class Scoring:
         place = predictor.front, predictor.name
         if (known := self._constants.get(place)) is not None:
             return None, known.expand(count, -1)
-        x, grid = own.found[predictor.layer_a], predictor.stitch.target.grid
-        if predictor.stitch.pooling == "none" and x.grid and grid and grid[0] * grid[1] < x.grid[0] * x.grid[1]:
-            x = once((halves.front, predictor.layer_a, grid), x.resize, grid)  # shrunk once for all stitches to it
-        mapped = predictor.stitch(x)
+        x, stitch = own.found[predictor.layer_a], predictor.stitch
+        if stitch.shrinks(x):  # once for all stitches to the same grid
+            x = once((halves.front, predictor.layer_a, stitch.target.grid), x.resize, stitch.target.grid)
+        mapped = stitch(x)
         output = halves.finish(mapped, predictor.layer_b, like)
         if not predictor.constant:
             return mapped, output
