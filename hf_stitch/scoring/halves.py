@@ -200,19 +200,9 @@ def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
     return count, () if generic else known
 
 
-def check_model(stitched: Any, what: str = "a stitched model") -> None:
-    """Check that a stitched model is one."""
-    if not isinstance(stitched, StitchedModel):
-        raise TypeError(f"stitched must be {what}, got {type(stitched).__name__}")
-
-
 def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
     """Return one or several stitched models as a list, and whether several were given."""
-    several = isinstance(stitched, Iterable) and not isinstance(stitched, StitchedModel)
-    models: list[Any] = list(stitched) if isinstance(stitched, Iterable) and several else [stitched]
-    for model in models:
-        check_model(model, "a stitched model or a list of some")
-    return models, several
+    return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Id, PairedSamples, Samples
+from hf_stitch.data import Data, Id, PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
 from hf_stitch.data.overlap import MOST_SHARED
 from hf_stitch.detectors import Detector
-from hf_stitch.registry import check_number
+from hf_stitch.options import NonNegative, Several, Within, checked
+from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
@@ -32,27 +33,28 @@ from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._networks import Named, Runs
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
 LEFT_OUT = {"identity": "audits leave it out, see hf_stitch.evaluate"}
 
 
+@checked
 def audit(
-    stitched: StitchedModel | Sequence[StitchedModel],
-    data: Any,
+    stitched: StitchedModel | Iterable[StitchedModel],
+    data: Data,
     *,
-    detectors: Iterable[str | Detector] = DETECTORS,
-    max_dose: float = MAX_DOSE,
-    train_data: Any = None,
-    far_data: Any = None,
-    auxiliary_data: Any = None,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
-    min_relative_accuracy: float = 0.8,
-    resamples: int = 1000,
+    detectors: Iterable[Named | Detector] = DETECTORS,
+    max_dose: NonNegative = MAX_DOSE,
+    train_data: Data | None = None,
+    far_data: Data | None = None,
+    auxiliary_data: Data | None = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
+    min_relative_accuracy: Annotated[float, Within(0, 1, above=True)] = 0.8,
+    resamples: Several = 1000,
     **options: Unpack[RunOptions],
 ) -> Audit | list[Audit]:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
@@ -126,14 +128,13 @@ def audit(
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate, and no detector finds it out of distribution'
     """
-    _check_limits(min_relative_accuracy, max_dose, resamples)
     with Run.of(audit, options, WITHOUT_STATE) as run:
         models, several = models_of(stitched)
         whole = _check(models, target)
         samples = samples_to_score(models, data, paired_data)
         shares = [_check_unfitted(model, samples.a) for model in models]
         known, scored = _known(samples.b, train_data, whole, run.seed)
-        named = labelled("detectors", detectors, least=1)
+        named = registries.detectors.build_all(detectors, needed=True)
         watchers = Watchers.of(named, known, samples.b, auxiliary_data, far_data)
         halves = {str(number): HalvesOfModel.of(model, source, whole) for number, model in enumerate(models)}
         scoring = _scoring(whole, halves)
@@ -159,14 +160,6 @@ def audit(
             own.model.keep_scores(audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed})
             audits.append(audited)
         return audits if several else audits[0]
-
-
-def _check_limits(min_relative_accuracy: float, max_dose: float, resamples: int) -> None:
-    check_number(2, resamples=resamples)
-    if not 0 < min_relative_accuracy <= 1:
-        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
-    if not 0 <= max_dose < float("inf"):
-        raise ValueError(f"max_dose must be at least 0 and finite, got {max_dose}")
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:

@@ -10,21 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from torch import nn
-
-from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.evidence import Cell, Watchers
 from hf_stitch.analysis.grid.figures import grid_of, mean_name
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import Several, checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_number
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
@@ -33,26 +32,26 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import check_held_out
-from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Named, Runs
 
 
+@checked
 def stitch_grid(
-    a: str | nn.Module | Adapter,
-    b: str | nn.Module | Adapter,
-    data: Any,
+    a: Runs,
+    b: Runs,
+    data: Data,
     *,
-    test_data: Any = None,
+    test_data: Data | None = None,
     layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None,
-    matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (),
-    auxiliary_data: Any = None,
-    far_data: Any = None,
+    matchers: Iterable[Named | Matcher] = ("lstsq",),
+    detectors: Iterable[Named | Detector] = (),
+    auxiliary_data: Data | None = None,
+    far_data: Data | None = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
     task: str = "auto",
-    resamples: int = 1000,
+    resamples: Several = 1000,
     align: Align = "tokens",
     own: bool = False,
     **options: Unpack[RunOptions],
@@ -118,9 +117,8 @@ def stitch_grid(
         ((2, 2), 40)
     """
     with Run.of(stitch_grid, options) as run:
-        check_runs(a=a, b=b)
-        chosen, watching = labelled("matchers", matchers, least=1), labelled("detectors", detectors)
-        check_number(2, resamples=resamples)
+        chosen = registries.matchers.build_all(matchers, needed=True)
+        watching = registries.detectors.build_all(detectors)
         pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
         pair = pair.over(layers_a, layers_b)
         samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)

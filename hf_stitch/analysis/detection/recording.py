@@ -140,12 +140,9 @@ def _gathered(batches: Iterable[Representation], processes: Processes) -> Iterab
     if processes.count == 1:
         return batches
     device = next(iter(batches)).values.device
-    return [batch for part in processes.gather([_on(b, "cpu") for b in batches]) for batch in _OnDevice(part, device)]
-
-
-def _on(batch: Representation, device: torch.device | str) -> Representation:
-    mask = None if batch.mask is None else batch.mask.to(device)
-    return batch.replace(values=batch.values.to(device), mask=mask)
+    return [
+        batch for part in processes.gather([batch.to("cpu") for batch in batches]) for batch in _OnDevice(part, device)
+    ]
 
 
 class _OnDevice(Iterable[Representation]):
@@ -155,7 +152,7 @@ class _OnDevice(Iterable[Representation]):
         self._batches, self._device = batches, device
 
     def __iter__(self) -> Iterator[Representation]:
-        return (_on(batch, self._device) for batch in self._batches)
+        return (batch.to(self._device) for batch in self._batches)
 
 
 class _Flat:
