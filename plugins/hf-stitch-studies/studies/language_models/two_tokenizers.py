@@ -2,7 +2,7 @@
 
 ``decoders.py`` trains the decoders. Then:
 
-    python -m two_tokenizers.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
+    python -m language_models.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
 """
 
 import argparse
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from language_models.decoders import KINDS, passages
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from two_tokenizers.decoders import KINDS, passages
 
 import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
@@ -50,7 +50,7 @@ blocks of the target (`hf_stitch.stitch(…, align="prefix", own=True)`). Figure
 English passages. Less is better; intervals of 95% are from a bootstrap over passages.
 
 Decoders: {about}. Each was trained once on half of some 20 MB of texts of Debian packages
-(`studies/two_tokenizers/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
+(`studies/language_models/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
 scored on {test:,} held-out ones of the same texts. A model of the last {last} characters (Witten-Bell, fitted to 8,000
 passages) needs {ngram:.2f} bits per character. Hardware: {machine}; {minutes:.0f} minutes.
 
