@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,9 @@ def load(
         TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
             any option is given with an adapter. If the processor cannot be called.
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
-            cached and the Hub may not be contacted.
+            cached and the Hub cannot be reached, or may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
-        ConnectionError: If the Hub is not available, or the connection broke. Where it cannot be reached at all, a
-            model is taken from the cache, or this is raised at once.
+        ConnectionError: If the Hub is not available, or the connection broke.
 
     Example:
         >>> import hf_stitch
@@ -97,17 +96,14 @@ def load(
         _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
         kind = registries.adapters.get(reference.library)
-        untrained = reference.library == "timm" and options.get("pretrained") is False
-        here = reference.is_local or untrained or options.get("local_files_only")
-        with nullcontext() if here else hub.without_waiting(f"{reference} could not be loaded"):
-            files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
-            try:
-                with reading(files):
-                    loaded: Adapter = kind.load(reference, **given, **options)
-            except Exception as error:
-                if (found := _explained(reference, options, error)) is None:
-                    raise
-                raise found from error
+        files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
+        try:
+            with reading(files):
+                loaded: Adapter = kind.load(reference, **given, **options)
+        except Exception as error:
+            if (found := _explained(reference, options, error)) is None:
+                raise
+            raise found from error
         return loaded
     if options:
         raise TypeError(

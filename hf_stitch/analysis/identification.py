@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import nn
 
-from hf_stitch.data import Batch, Samples
-from hf_stitch.resources import free_disk, free_memory, sized
+from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.resources import free_disk, free_memory, seconds_of, sized
 from hf_stitch.results import Result
 from hf_stitch.running import Run
+from hf_stitch.scoring.passing import Scoring
 
 if TYPE_CHECKING:
     import pandas
@@ -139,19 +140,17 @@ def bytes_of_weights(*networks: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes, the second time."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    work()
-    wait()
-    start = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - start
+def planned_scoring(
+    job: str, scoring: Scoring, samples: PairedSamples, run: Run, *, stages: Mapping[str, float] | None = None,
+    left_out: str,
+) -> Any:  # fmt: skip
+    """Return the plan of a job that scores samples, after other stages; ``Any``, as a job is typed by its result."""
+    seconds, measured = scoring.cost(samples, run)
+    memory = {NETWORKS: bytes_of_weights(*scoring.networks)}
+    vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
+    if size := sum(vectors):
+        memory["vectors"] = len(samples) * size // min(run.batch_size, len(samples))
+    return Plan.of(job, {**(stages or {}), "scoring": seconds}, memory, {}, scoring.device, run, left_out)
 
 
 @torch.no_grad()

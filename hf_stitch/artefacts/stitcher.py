@@ -22,6 +22,7 @@ from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_i
 from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
 from hf_stitch.hub import DownloadOptions
+from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.registry import PluginError
@@ -107,7 +108,7 @@ class Stitcher(Artefact):
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
-        return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
+        return visible(f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})")
 
     def describe(self) -> Description:
         """Return both networks, the stitching layer, its recipe and its scores as plain values."""

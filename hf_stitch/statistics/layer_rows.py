@@ -114,7 +114,6 @@ class LayerRows:
                         if processes.rank == rank
                         else like.new_empty(size, like.shape[1])
                     )
-                    with processes.exchange():
-                        store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
+                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
         self._held = stores
         return self

@@ -175,6 +175,11 @@ class StitchingLayer(nn.Module):
         """Whether the source and the target have the same widths, so that :meth:`identity` changes no vector."""
         return all(a == b for a, b in (self.widths, self.prefix_widths or (0, 0)))
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether positions are not mapped."""
+        return isinstance(self.body, IdentityStitch)
+
     def identity(self) -> StitchingLayer:
         """Return the identity baseline: for unequal widths, features are cut or padded with zeros."""
         return self.with_maps(

@@ -191,7 +191,7 @@ class Prepared:
         alone = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for _, batch, other in processes.watched(own.batches(alone, progress or "preparing")):
+        for _, batch, other in own.batches(alone, progress or "preparing"):
             part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
             tensors = _tensors(part, self.networks.is_language_model)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())

@@ -125,9 +125,8 @@ def _buffers_of_first(model: nn.Module, processes: Processes) -> Iterator[None]:
 
     own = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     try:
-        with processes.exchange():
-            for module, name, buffer in own:
-                module._buffers[name] = broadcast(buffer.clone())
+        for module, name, buffer in own:
+            module._buffers[name] = broadcast(buffer.clone())
         yield
     finally:
         for module, name, buffer in own:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
 import torch
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.scoring import target_changes
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
@@ -27,6 +26,7 @@ from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
 from hf_stitch.registry import check_choice, registries
+from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.heads import check_head, check_labels
@@ -399,8 +399,7 @@ class TaskLoss(TrainedMatcher):
                         checkpoint=state, save_every=save_every, callback=callback, progress=progress,
                         validation=None if validation is None else validation.only(names),
                     )  # fmt: skip
-                    with processes.exchange():
-                        accelerator.wait_for_everyone()
+                    accelerator.wait_for_everyone()
                     diverged |= failed
                     of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
                     for name, layer, count, loss in of_each:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -22,21 +19,22 @@ from hf_stitch.analysis.detection.recording import View
 from hf_stitch.analysis.detection.result import Detection, Evidence, detect
 from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
-from hf_stitch.analysis.scoring import answers, as_score, scored_target, source_alone
+from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
+from hf_stitch.data.overlap import MOST_SHARED
 from hf_stitch.detectors import Detector
-from hf_stitch.processes import ALONE
 from hf_stitch.registry import check_number, registries
-from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch.scoring.halves import HalvesOfModel, scored_target, source_alone
+from hf_stitch.scoring.measured import as_score
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
-from hf_stitch.workflows._evaluate import fitted_share
-from hf_stitch.workflows._held_out import MOST_SHARED, check_far
+from hf_stitch.workflows._checks import fitted_share, samples_to_score
+from hf_stitch.workflows._held_out import check_far
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -141,12 +139,7 @@ def audit(
         elif not models:
             raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
         whole = _check(models, target)
-        both = PairedSamples.of(data, paired_data)
-        task = task_named(models[0].task)
-        both = both.with_first(task.numbered(both.a, models[0].config))
-        task.warn_of_labels(both.a, models[0].config)
-        for model in models:
-            both = without_anchors(model, both)
+        both = samples_to_score(models, data, paired_data)
         samples, others = both.a, both.b
         shares = [_check_samples(model, samples) for model in models]
         known, scored = _known(others, train_data, whole, run.seed)
@@ -201,7 +194,6 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
 
 def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
-    warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:
         raise ValueError(
@@ -249,27 +241,22 @@ def _planned(
     known: Samples, run: Run,
 ) -> Any:  # fmt: skip
     """Score one batch with each model, run the target on one, and extrapolate."""
-    count, device = min(run.batch_size, len(samples)), models[0].device
-    few = samples.take(count)
     batch = next(known.batches(min(run.batch_size, len(known))))
     with torch.no_grad():
-        forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), device)
-    quiet = replace(run, progress=False, processes=ALONE)
-
-    def score() -> None:
-        for model, own in zip(models, alone, strict=True):
-            layers = {"stitched": model.stitch, "mean_only": model.stitch.mean_only()}
-            answers(model, layers, few, whole, quiet, alone=own)
-
-    share = 1 / run.processes.count
-    stages = {
-        "running the target on the samples of the detectors": forward * len(known) / len(batch.samples) * share,
-        "scoring": seconds_of(score, device) * len(samples) / count * share,
-    }
-    memory = {NETWORKS: bytes_of_weights(whole.model, *models)}
-    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
+        forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), models[0].device)
+    halves = {str(number): HalvesOfModel(*each) for number, each in enumerate(zip(models, alone, strict=True))}
+    predictors = [
+        predictor
+        for name, own in halves.items()
+        for predictor in own.predictors({"stitched": own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
+    ]
+    scoring = Scoring(whole, halves, predictors, task_named(models[0].task))
+    detecting = forward * len(known) / len(batch.samples) / run.processes.count
     job = f"audit of {len(models)} model{'s'[: len(models) > 1]}, {len(samples)} samples"
-    return Plan(job, stages, memory, {}, *free, run.processes.count, "detectors and bootstrap are not included")
+    return planned_scoring(
+        job, scoring, samples, run, stages={"running the target on the samples of the detectors": detecting},
+        left_out="detectors and bootstrap are not included",
+    )  # fmt: skip
 
 
 def _detections(

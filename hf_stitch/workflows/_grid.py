@@ -23,7 +23,6 @@ from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.analysis.resampling import check_count
-from hf_stitch.analysis.scoring import head_difference, not_beaten
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
@@ -34,10 +33,13 @@ from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
+from hf_stitch.scoring.halves import head_difference
+from hf_stitch.scoring.measured import not_beaten
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._held_out import check_far, check_held_out
+from hf_stitch.workflows._checks import check_held_out
+from hf_stitch.workflows._held_out import check_far
 from hf_stitch.workflows._networks import check_runs
 
 

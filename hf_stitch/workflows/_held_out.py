@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hf_stitch.data import Samples
-from hf_stitch.data.overlap import ContentSketch
-
-MOST_SHARED = 0.05
-"""Maximum share of samples that are also among others, to which something was fitted; data sets have duplicates."""
-
-
-def check_held_out(train: Samples, test: Samples) -> None:
-    """Check that test samples are not training samples. Samples are recognised by their content."""
-    share = ContentSketch.of(train).share(test) or 0
-    if share > MOST_SHARED:
-        raise ValueError(
-            f"{share:.1%} of test_data are also in data, to which stitches and probes are fitted, so that scores are "
-            "too good: pass other samples, or leave test_data out for a split"
-        )
+from hf_stitch.data.overlap import MOST_SHARED, ContentSketch
 
 
 def check_far(far: Samples | None, others: Collection[Samples], *, detectors: Collection[str]) -> None:

@@ -278,9 +278,9 @@ def tiny10() -> Iterator[tuple[Adapter, Adapter, Samples, Samples, Samples]]:
     folder = SHARED / "models" / "drfrankenstein_tiny10"
     if not (folder.is_dir() and (SHARED / "data" / "cifar10").is_dir()):
         pytest.skip("needs the shared networks and data (HF_STITCH_SHARED)")
-    sys.path.insert(0, str(ROOT / "examples" / "dr_frankenstein"))
+    sys.path.insert(0, str(ROOT / "plugins" / "hf-stitch-studies" / "studies"))
     try:
-        import networks
+        from dr_frankenstein import networks
     finally:
         sys.path.pop(0)
     a, b = (

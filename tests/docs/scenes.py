@@ -131,7 +131,7 @@ def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
 
 def readme() -> Namespace:
     """Images. The page loads its networks from the Hub."""
-    return {"my_images": pictures(60)}
+    return {"images": pictures(60)}
 
 
 def bench() -> Namespace:

@@ -48,7 +48,6 @@ def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkp
     hide = True if run.shown("comparing") is None else None  # None shows the bar on terminals only
     with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
         while start < stop:
-            run.processes.check()
             end = min(start + run.batch_size, stop)
             reader.rows(start, end, lambda key, rows: owners[key].take(key, rows))
             for collector in collectors:

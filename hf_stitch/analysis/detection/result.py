@@ -21,9 +21,9 @@ from hf_stitch.analysis.detection.drawing import halves
 from hf_stitch.analysis.detection.histograms import BINS, binned
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.watching import Seen, Watch
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.data.samples import Id
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas

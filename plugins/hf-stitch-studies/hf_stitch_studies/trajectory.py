@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import ActivationMetric, Metric
 from hf_stitch.metrics.base import activation_metric
 from hf_stitch.representation import Representation
 from hf_stitch.results import Result
+from hf_stitch.scoring.halves import scored_target
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.tasks.kinds import task_named

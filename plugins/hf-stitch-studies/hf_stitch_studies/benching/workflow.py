@@ -21,8 +21,8 @@ from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._held_out import check_held_out
 from hf_stitch.workflows._networks import check_runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
 from hf_stitch_studies.benching.distances import (
