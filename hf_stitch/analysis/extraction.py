@@ -15,12 +15,13 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.caching import LayerCache, Recorded
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_per_sample
 from hf_stitch.data import Batch, Samples
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation
+from hf_stitch.options import checked
+from hf_stitch.representation import Pooling, Representation
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.storage.cache import Cache
 
 
+@checked
 def extract_activations(
     model: str | nn.Module | Adapter,
     data: Any,
@@ -67,7 +68,6 @@ def extract_activations(
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
-    check_choice("pooling", pooling, POOLINGS)
     if not isinstance(cache, bool | str | Path) or cache == "":
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     with Run.of(extract_activations, options, ("batch_size", "progress", "accelerator")) as run:

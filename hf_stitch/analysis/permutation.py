@@ -14,10 +14,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from hf_stitch.analysis.resampling import Array, Places, check_count, chosen_metric, rows_by_sample
+from hf_stitch.analysis.resampling import Array, Places, chosen_metric, rows_by_sample
 from hf_stitch.metrics._cka import debiased_from
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
+from hf_stitch.options import Natural, Several, checked
 from hf_stitch.results import Result
 from hf_stitch.statistics import Moments
 
@@ -124,14 +125,15 @@ class PermutationTestResult(Result):
 
 
 @torch.no_grad()
+@checked
 def permutation_test(
     metric: str | Metric | type[Metric],
     x: Rows,
     y: Rows,
     *,
     samples: Sequence[Any] | ArrayLike | Tensor | None = None,
-    permutations: int = 200,
-    seed: int = 0,
+    permutations: Several = 200,
+    seed: Natural = 0,
     **options: Any,
 ) -> PermutationTestResult:
     """Compare a similarity with its values after permuting the samples of ``y`` at random.
@@ -167,7 +169,6 @@ def permutation_test(
         (1.0, 0.01, 1.0)
     """
     chosen = chosen_metric(metric, options)
-    check_count("permutations", permutations)
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))
     exchangeable = _exchangeable(groups)

@@ -73,11 +73,7 @@ def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
     return samples.with_first(numbered)
 
 
-def _unpaired(given: Any) -> tuple[Samples, Samples]:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ValueError(
-            f"unpaired must be two sets of samples (of the source, of the target), got {type(given).__name__}"
-        )
+def _unpaired(given: tuple[Any, Any]) -> tuple[Samples, Samples]:
     sides = Samples.of(given[0]), Samples.of(given[1])
     for name, side in zip(("source", "target"), sides, strict=True):
         if len(side) < 2:

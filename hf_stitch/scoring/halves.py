@@ -168,12 +168,6 @@ def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
     return count, () if generic else known
 
 
-def check_model(stitched: Any) -> None:
-    """Check that a stitched model is one."""
-    if not isinstance(stitched, StitchedModel):
-        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
-
-
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
     """Check that a stitching layer has the same source, target and pooling as the one of the model."""
     own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.options import checked
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
@@ -50,6 +50,7 @@ class StitchingLayer(nn.Module):
         torch.Size([3, 5, 6])
     """
 
+    @checked
     def __init__(
         self,
         source: RepresentationSpec,
@@ -60,7 +61,6 @@ class StitchingLayer(nn.Module):
         means: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Validate the specs and the widths of the maps."""
-        check_choice("pooling", pooling, POOLINGS)
         super().__init__()
         check_specs(source, target, pooling)
         self.source, self.target, self.pooling = source, target, pooling

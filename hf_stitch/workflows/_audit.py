@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch,
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data import Data, PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
 from hf_stitch.data.overlap import MOST_SHARED
 from hf_stitch.detectors import Detector
-from hf_stitch.registry import check_number, registries
+from hf_stitch.options import NonNegative, Several, Within, checked
+from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import HalvesOfModel, scored_target, source_alone
@@ -35,25 +36,27 @@ from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._held_out import check_far
+from hf_stitch.workflows._networks import Named, Runs
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
 
 
+@checked
 def audit(
-    stitched: StitchedModel | Sequence[StitchedModel],
-    data: Any,
+    stitched: StitchedModel | Iterable[StitchedModel],
+    data: Data,
     *,
-    detectors: Iterable[str | Detector] = DETECTORS,
-    max_dose: float = MAX_DOSE,
-    train_data: Any = None,
-    far_data: Any = None,
-    auxiliary_data: Any = None,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
-    min_relative_accuracy: float = 0.8,
-    resamples: int = 1000,
+    detectors: Iterable[Named | Detector] = DETECTORS,
+    max_dose: NonNegative = MAX_DOSE,
+    train_data: Data | None = None,
+    far_data: Data | None = None,
+    auxiliary_data: Data | None = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
+    min_relative_accuracy: Annotated[float, Within(0, 1, above=True)] = 0.8,
+    resamples: Several = 1000,
     **options: Unpack[RunOptions],
 ) -> Audit | list[Audit]:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
@@ -127,17 +130,8 @@ def audit(
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate, and no detector finds it out of distribution'
     """
-    check_number(2, resamples=resamples)
-    if not 0 < min_relative_accuracy <= 1:
-        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
-    if not 0 <= max_dose < float("inf"):
-        raise ValueError(f"max_dose must be at least 0 and finite, got {max_dose}")
     with Run.of(audit, options, WITHOUT_STATE) as run:
-        models: list[StitchedModel] = [stitched] if isinstance(stitched, StitchedModel) else []
-        if not models and isinstance(stitched, Iterable):
-            models = list(stitched)
-        elif not models:
-            raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
+        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         whole = _check(models, target)
         both = samples_to_score(models, data, paired_data)
         samples, others = both.a, both.b

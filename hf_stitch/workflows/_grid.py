@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from torch import nn
 
-from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.result import Evidence, detect
 from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
 from hf_stitch.analysis.grid.figures import differences_from_best, with_interval
@@ -22,11 +20,11 @@ from hf_stitch.analysis.grid.measuring import Labelled, Measures
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.analysis.resampling import check_count
-from hf_stitch.data import Samples
+from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import Several, checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
@@ -40,25 +38,26 @@ from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._held_out import check_far
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Named, Runs
 
 
+@checked
 def stitch_grid(
-    a: str | nn.Module | Adapter,
-    b: str | nn.Module | Adapter,
-    data: Any,
+    a: Runs,
+    b: Runs,
+    data: Data,
     *,
-    test_data: Any = None,
+    test_data: Data | None = None,
     layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None,
-    matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (),
-    auxiliary_data: Any = None,
-    far_data: Any = None,
+    matchers: Iterable[Named | Matcher] = ("lstsq",),
+    detectors: Iterable[Named | Detector] = (),
+    auxiliary_data: Data | None = None,
+    far_data: Data | None = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
     task: str = "auto",
-    resamples: int = 1000,
+    resamples: Several = 1000,
     align: Align = "tokens",
     own: bool = False,
     **options: Unpack[RunOptions],
@@ -124,10 +123,8 @@ def stitch_grid(
         ((2, 2), 40)
     """
     with Run.of(stitch_grid, options) as run:
-        check_runs(a=a, b=b)
         chosen = registries.matchers.build_all(matchers, needed=True)
         watching = registries.detectors.build_all(detectors)
-        check_count("resamples", resamples)
         pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
         pair = pair.over(layers_a, layers_b)
         samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)
@@ -273,7 +270,7 @@ def _scored(
         networks=(pair.source, pair.target),
     )  # fmt: skip
     if no_better:
-        warnings.warn(grid.cautions[0], stacklevel=3)
+        warnings.warn(grid.cautions[0], stacklevel=4)
     return grid
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from inspect import signature
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,13 +14,15 @@ from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, second
 from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.data import Data
+from hf_stitch.options import Count, checked
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, check_name, check_number
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
-from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
 from hf_stitch.workflows._headed import Anchors, Encoder, as_space
+from hf_stitch.workflows._networks import Named, Runs
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """Modality of the encoder -> task of the head."""
@@ -31,16 +33,17 @@ PROJECTION = [
 """Options of the projection."""
 
 
+@checked
 def relative_model(
-    encoder: str | nn.Module | Adapter,
-    anchors: Any,
-    similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
+    encoder: Runs,
+    anchors: Data | AnchorSet,
+    similarities: Named | Similarity | Iterable[Named | Similarity] | None = "cosine",
     *,
     layer: str,
     pooling: Pooling = "mean",
-    num_labels: int | None = None,
+    num_labels: Count | None = None,
     kind: Kind = "inductive",
-    head: str | nn.Module | Adapter | None = None,
+    head: Runs | None = None,
     task: str | None = "auto",
     **options: Any,
 ) -> StitchedModel:
@@ -99,11 +102,6 @@ def relative_model(
         >>> model(input=torch.randn(5, 4)).logits.shape
         torch.Size([5, 3])
     """
-    check_choice("pooling", pooling, POOLINGS)
-    check_choice("kind", kind, get_args(Kind))
-    if num_labels is not None:
-        check_number(1, num_labels=num_labels)
-    check_name(layer=layer)
     with Run.of(relative_model, options, ("batch_size", "progress", *PROJECTION)) as run:
         source, given = load_on(encoder, run.processes.device), Anchors.of(anchors)
         encoding = Encoder(source, layer, pooling, run)

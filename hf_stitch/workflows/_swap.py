@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.grid.plan import unfitted
 from hf_stitch.analysis.planning import (
     NETWORKS,
@@ -20,14 +19,15 @@ from hf_stitch.analysis.planning import (
     speed,
 )
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, check_name, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -45,29 +45,30 @@ from hf_stitch.workflows._headed import (
     pooling_of,
     projected,
 )
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
 """Matchers among which ``auto`` chooses, with their options; the first of those that tie."""
 FOLDS = 5
 BASELINES = ("inverse_relative",)
-Fit = Callable[[str | Matcher], StitchingLayer]
+Fit = Callable[[Named | Matcher], StitchingLayer]
 
 
+@checked
 def swap(
-    model: str | nn.Module | Adapter | StitchedModel,
-    encoder: str | nn.Module | Adapter | StitchedModel,
-    anchors: Any = None,
+    model: Runs,
+    encoder: Runs,
+    anchors: Data | AnchorSet | None = None,
     *,
     encoder_layer: str | None = None,
-    paired_anchors: Any = None,
+    paired_anchors: Data | AnchorSet | None = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
-    matcher: str | Matcher = AUTO,
-    baselines: Sequence[str | Matcher] | None = None,
-    data: Any = None,
-    paired_data: Any = None,
+    matcher: Named | Matcher = AUTO,
+    baselines: Iterable[Named | Matcher] | None = None,
+    data: Data | None = None,
+    paired_data: Data | None = None,
     task: str | None = "auto",
     **options: Unpack[RunOptions],
 ) -> StitchedModel:
@@ -143,11 +144,7 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
-    check_choice("pooling", pooling, (None, *POOLINGS))
-    layers = {"encoder_layer": encoder_layer, "target_layer": target_layer}
-    check_name(**{name: layer for name, layer in layers.items() if layer is not None})
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
-        check_runs(model=model, encoder=encoder)
         if is_relative(encoder):
             given = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
             if any(each is not None for each in given) or (matcher, task) != (AUTO, "auto"):
@@ -187,7 +184,7 @@ def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> F
 
 
 def _mapped(
-    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: str | Matcher, fit: Fit
+    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: Named | Matcher, fit: Fit
 ) -> tuple[StitchedModel, dict[str, Any]]:
     """Join encoder and head by the map of a matcher; return what the recipe says about it."""
     candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}

@@ -14,9 +14,9 @@ from torch import nn
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.metrics.base import NotComparable, WeightMetric
+from hf_stitch.options import did_you_mean
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
-from hf_stitch.registry import did_you_mean
 from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
