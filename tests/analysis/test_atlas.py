@@ -393,7 +393,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("recorded with pooling='mean', not 'cls'", saved, saved, pooling="cls")
     refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
     refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
-    refused("must be one of none", a, a, points, pooling="average")
+    refused("must be one of .none", a, a, points, pooling="average")
     refused("must be at least 1, got 0", a, a, points, batch_size=0)
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
     refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, pooling="none")
