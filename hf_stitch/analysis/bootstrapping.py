@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from hf_stitch.analysis.resampling import (
     Places,
     SampleMoments,
     SampleRows,
-    check_count,
     chosen_metric,
     rows_by_sample,
 )
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric
+from hf_stitch.options import Natural, Several, Within, checked
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -93,15 +93,16 @@ class ConfidenceInterval(Result):
 
 
 @torch.no_grad()
+@checked
 def bootstrap(
     metric: str | Metric | type[Metric],
     x: Rows,
     y: Rows,
     *,
     samples: Sequence[Any] | ArrayLike | Tensor | None = None,
-    resamples: int = 200,
-    seed: int = 0,
-    confidence: float = 0.95,
+    resamples: Several = 200,
+    seed: Natural = 0,
+    confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95,
     **options: Any,
 ) -> ConfidenceInterval:
     """Compute a metric with a confidence interval by a half-sample bootstrap.
@@ -143,9 +144,6 @@ def bootstrap(
         True
     """
     chosen = chosen_metric(metric, options)
-    check_count("resamples", resamples)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:

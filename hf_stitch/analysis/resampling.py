@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.metrics.base import ActivationMetric, Metric, activation_metric
-from hf_stitch.registry import check_number
 from hf_stitch.statistics import Moments
 
 Array = NDArray[np.float64]
@@ -21,11 +20,6 @@ Places = NDArray[np.intp]
 def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any]) -> ActivationMetric:
     """Return a metric instance from a name, an instance or a class, with ``options`` applied."""
     return activation_metric(metric(**options)) if isinstance(metric, type) else activation_metric(metric, **options)
-
-
-def check_count(name: str, count: int) -> None:
-    """Raise a ``ValueError`` if fewer than 2 resamples or permutations are requested."""
-    check_number(2, **{name: count})
 
 
 def rows_by_sample(samples: Any, n: int) -> list[Places]:

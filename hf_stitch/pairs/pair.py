@@ -14,8 +14,7 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
@@ -90,8 +89,6 @@ class Pair:
             ValueError: If the networks do not take the same samples or tokens, the head cannot be scored, the target
                 has no task although stitched models are ``scored``, or the pooling leaves too little for the task.
         """
-        check_choice("pooling", pooling, POOLINGS)
-        check_choice("align", align, ALIGN)
         a, b = load_on(source, run.processes.device), load_on(target, run.processes.device)
         if align == "prefix":
             a = PrefixAdapter(a, b, own=own)

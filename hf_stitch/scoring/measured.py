@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_stitch.tasks.base import HIGHER, Answers, Array
+from hf_stitch.tasks.base import HIGHER, Answers, Array, Task
 
 NULLS = ("identity", "mean_only", "chance")
 """Baselines that carry nothing over from the source."""
@@ -40,8 +40,15 @@ class Score:
 class Measured:
     """What a pass has measured of all samples."""
 
+    task: Task
     answers: Mapping[str, Mapping[str, Answers]]  # name of halves -> predictor, target and source -> measures
     seen: Mapping[tuple[str, ...], Array]  # what a watch kept
+
+    def drawn(self, name: str, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
+        """Return the figures of all predictors between some halves, and of chance, on all samples and on resamples."""
+        found = self.answers[name]
+        chance = {"chance": self.task.chance(found, seed)}
+        return self.task.drawn({**found, **chance}, resamples=resamples, seed=seed)
 
 
 def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
-from hf_stitch.data import check_same_order
+from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -319,21 +320,20 @@ class DynamicsRecorder(ProbingCallback):
         (3, 3)
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,
-        probe: Any = None,
+        probe: Data | None = None,
         layers: Iterable[str] | None = None,
         metric: str | Metric = "linear_cka",
         *,
         every: Every = "epoch",
         pooling: Pooling = "mean",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         name: str = "dynamics",
     ) -> None:
         super().__init__(name, every)
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         self._metric = registries.metrics.build(metric)
         if self._runs:
             Asked.of([self._metric])

@@ -12,15 +12,20 @@ from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.weights import compare_weights
+from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Natural, checked
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
+from hf_stitch.workflows._networks import Named
 
 
+@checked
 def compare(
-    a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, permutations: int = 0, **options: Unpack[RunOptions],
+    a: Comparable, b: Comparable, data: Data | None = None, *, layers_a: Iterable[str] | None = None,
+    layers_b: Iterable[str] | None = None, metrics: Iterable[Named | Metric] = ("linear_cka",),
+    pooling: Pooling = "mean", align: Align = "tokens", paired_data: Data | None = None, permutations: Natural = 0,
+    **options: Unpack[RunOptions],
 ) -> SimilarityAtlas:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
@@ -11,20 +11,23 @@ from hf_stitch.analysis.comparison.jackknife import Jackknife
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.comparison.sides import Networks
 from hf_stitch.analysis.comparison.weights import compare_all_weights
+from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Natural, checked
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.workflows._networks import named_layers, named_networks
+from hf_stitch.workflows._networks import Named, named_layers, named_networks
 
 
+@checked
 def compare_all(
-    networks: Mapping[str, Comparable] | Sequence[Comparable],
-    data: Any = None,
+    networks: Mapping[str, Comparable] | Iterable[Comparable],
+    data: Data | None = None,
     *,
-    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
-    metrics: Iterable[str | Metric] = ("linear_cka",),
+    layers: Mapping[str, Iterable[str]] | Iterable[str] | None = None,
+    metrics: Iterable[Named | Metric] = ("linear_cka",),
     pooling: Pooling = "mean",
-    resamples: int = 0,
+    resamples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> NetworkAtlas:
     """Compare every layer of several networks with every other layer of all of them, in one pass over the data.

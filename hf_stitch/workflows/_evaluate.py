@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from hf_stitch.analysis.differences import class_names, confused, differing
 from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.registry import check_number
+from hf_stitch.data import Data
+from hf_stitch.options import Natural, Several, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfModel, check_model, check_place, reference, source_alone
+from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
+from hf_stitch.workflows._networks import Runs
 
 
+@checked
 def evaluate(
     stitched: StitchedModel,
-    data: Any,
+    data: Data,
     *,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
-    resamples: int = 1000,
-    examples: int = 0,
+    resamples: Several = 1000,
+    examples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> Evaluation:
     """Score a stitched model on held-out samples, compared with baselines.
@@ -105,9 +108,6 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    check_model(stitched)
-    check_number(0, examples=examples)
-    check_number(2, resamples=resamples)
     if stitched.task is None and (examples or source is not None):
         asked = "examples needs predictions" if examples else "source is only scored for models with a head"
         raise ValueError(f"{asked}, but {type(stitched).__name__} has no head: leave it out")
@@ -115,21 +115,19 @@ def evaluate(
         whole, task = reference(stitched, target), task_named(stitched.task)
         samples = samples_to_score([stitched], data, paired_data)
         stitches, left_out = _stitches(stitched, baselines or {})
-        alone, left_out["source"] = source_alone(stitched, source, whole)
-        halves = HalvesOfModel(stitched, alone)
+        halves = HalvesOfModel.of(stitched, source, whole, other_tokens=True)
         scoring = Scoring(whole, {"": halves}, list(halves.predictors(stitches)), task, sizes=True)
         if run.planning:
             job = f"evaluate, {len(stitches)} predictors and whole networks, {len(samples)} samples"
             return planned_scoring(job, scoring, samples, run, left_out="the bootstrap is not included")
-        found = scoring.run(samples, run).answers[""]
-        chance = {"chance": task.chance(found, run.seed)}
-        drawn = task.drawn({**found, **chance}, resamples=resamples, seed=run.seed)
+        measured = scoring.run(samples, run)
+        drawn, found = measured.drawn("", resamples, run.seed), measured.answers[""]
         names = class_names(stitched, samples.a)
-        parts = StitchedParts.of(stitched, alone, whole)
+        parts = StitchedParts.of(stitched, halves.alone, whole)
         exact = parts.at_one_layer or stitched.stitch.is_identity
         result = Evaluation(
             stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(drawn),
-            fitted_share(stitched, samples.a), {who: why for who, why in left_out.items() if why}, parts,
+            fitted_share(stitched, samples.a), left_out | halves.left_out, parts,
             confused(found, names) if task.classifies else {}, differing(found, samples.a, names, examples),
             not_beaten(drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
@@ -157,7 +155,7 @@ def _warn(evaluation: Evaluation) -> None:
         warnings.warn(
             f"the stitching layer was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too "
             "good; pass samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
-            stacklevel=3,
+            stacklevel=4,
         )
     if evaluation.no_better:
-        warnings.warn(evaluation.cautions[0], stacklevel=3)
+        warnings.warn(evaluation.cautions[0], stacklevel=4)

@@ -10,18 +10,19 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
+from hf_stitch.analysis.comparison.alignment import Align, aligned
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import ActivationMetric, Metric, WeightMetric
 from hf_stitch.reference import weights_hash
-from hf_stitch.registry import check_choice, check_number, registries
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.registry import registries
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
 
-Comparable = str | nn.Module | Adapter | Activations
+Comparable = NetworkLike | Activations
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Asked:
     align: Align = "tokens"
 
     @classmethod
-    def of(cls, metrics: Iterable[str | Metric], pooling: Pooling = "mean", align: Align = "tokens") -> Asked:
+    def of(
+        cls, metrics: Iterable[str | Mapping[str, Any] | Metric], pooling: Pooling = "mean", align: Align = "tokens"
+    ) -> Asked:
         """Check what is asked for, and build the metrics."""
-        check_choice("pooling", pooling, POOLINGS)
-        check_choice("align", align, ALIGN)
         if align == "offsets" and pooling != "none":
             raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
         activations: dict[str, ActivationMetric] = {}
@@ -57,7 +58,6 @@ class Asked:
 
     def check(self, run: Run, *data: Any, **tests: int) -> None:
         """Refuse samples and tests of samples that these metrics, or these rows, have no use for."""
-        check_number(0, **tests)
         tested = any(tests.values())
         if self.weights and (run.planning or tested):
             raise ValueError(

@@ -14,9 +14,9 @@ from torch import nn
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.metrics.base import NotComparable, WeightMetric
+from hf_stitch.options import did_you_mean
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
-from hf_stitch.registry import did_you_mean
 from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
@@ -117,7 +117,7 @@ def same_layers(
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
     found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
     values = {layer: value for (layer, _), value in found.items()}
-    undefined = {layer: reason for (layer, _), reason in reasons.items()}
+    undefined = {layer: why for (layer, _), why in reasons.items()}
     values[WHOLE], why = _whole(metric, a, b, values)
     if why is not None:
         undefined[WHOLE] = why

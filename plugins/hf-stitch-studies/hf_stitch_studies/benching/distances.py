@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric, direct_matching
+from hf_stitch.options import checked
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch_studies.benching.correlation import TESTS, Array, Test
@@ -169,7 +170,7 @@ class RankDistance(Distance):
         return float(abs(pair.reference.rank - pair.other.rank))
 
 
-def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
+def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dict[str, Distance]:
     """Return the distances of metrics by their labels.
 
     Args:
@@ -188,7 +189,8 @@ def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
     return {label: MetricDistance(metric) for label, metric in asked.activations.items()}
 
 
-def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distance]:
+@checked
+def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) -> dict[str, Distance]:
     """Return the structural distances of matchers by their labels.
 
     Args:
@@ -198,8 +200,6 @@ def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distanc
         TypeError: If ``matchers`` is a single matcher, or an option is unknown.
         ValueError: If one is unknown, requested twice, or trained.
     """
-    if isinstance(matchers, str | Matcher):
-        raise TypeError(f"matchers must be a list, got {matchers!r}; write [{matchers!r}]")
     found: dict[str, Distance] = {}
     for matcher in map(registries.matchers.build, matchers):
         if not isinstance(matcher, ClosedFormMatcher):
