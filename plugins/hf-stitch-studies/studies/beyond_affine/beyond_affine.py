@@ -30,13 +30,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hf_stitch
 from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.analysis.scoring import answers
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
 from hf_stitch.pairs import CollectedPair, CollectedParts
 from hf_stitch.pairs import Pair as Networks
 from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
 
@@ -269,10 +270,11 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
             ):
                 trained(name, start, matcher)
         model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
-        scored = answers(model, layers, PairedSamples.of(pair.test), pair.target, Run(progress=False))
+        halves, task = HalvesOfModel(model), task_named(pair.task)
+        scoring = Scoring(pair.target, {"": halves}, list(halves.predictors(layers)), task)
+        scored = scoring.run(PairedSamples.of(pair.test), Run(progress=False)).answers[""]
         drawn[front] = {
-            name: rows[pair.figure]
-            for name, rows in task_named(pair.task).drawn(scored, resamples=RESAMPLES, seed=0).items()
+            name: rows[pair.figure] for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
         }
         if front == "trained":
             models = {

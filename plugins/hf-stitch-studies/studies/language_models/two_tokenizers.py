@@ -22,15 +22,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.analysis.scoring import answers
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Ridge
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
+from hf_stitch.tasks.kinds import task_named
 
 NAME = "two_tokenizers"
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")
@@ -133,7 +135,10 @@ def measure(
                 }
             stitched = join(reader, pair[0], fitted, target, pair[1], task="text-generation")
             alone = network if kind == "trained" else None
-            scored = answers(stitched, layers, PairedSamples.of(test), target, Run(batch_size=32), alone=alone)
+            halves = HalvesOfModel(stitched, alone)
+            predictors = list(halves.predictors(layers))
+            scoring = Scoring(target, {"": halves}, predictors, task_named(stitched.task), sizes=True)
+            scored = scoring.run(PairedSamples.of(test), Run(batch_size=32)).answers[""]
             for name, values in scored.items():
                 row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
                 if kind == "trained" or row.startswith("untrained"):
