@@ -7,20 +7,18 @@ files add entries as :mod:`hf_stitch.plugins` describes.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
+from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
     Entry,
     PluginError,
@@ -55,12 +53,6 @@ __all__ = [
     "Registries",
     "Registry",
     "UnknownNameError",
-    "check_choice",
-    "check_name",
-    "check_number",
-    "did_you_mean",
-    "label_of",
-    "options_in",
     "registries",
 ]
 
@@ -73,28 +65,6 @@ class UnknownNameError(ValueError, KeyError):
 
     # KeyError prints its message with quotes around it, as if it were a key.
     __str__ = Exception.__str__
-
-
-def label_of(config: Any) -> str:
-    """Return the name of a matcher or detector with all options that differ from their defaults.
-
-    Args:
-        config: A frozen dataclass with a ``name``, whose fields are its options.
-
-    Returns:
-        For example ``ridge(ridge=0.5)``.
-
-    Example:
-        >>> label_of(registries.matchers.build("ridge", ridge=0.5)), label_of(registries.matchers.build("lstsq"))
-        ('ridge(ridge=0.5)', 'lstsq')
-    """
-    changed = []
-    for option in fields(config):
-        value = getattr(config, option.name)
-        shown = label_of(value) if hasattr(value, "name") else value
-        if shown != (option.default if option.default_factory is MISSING else option.default_factory()):
-            changed.append(f"{option.name}={shown}")
-    return str(config.name) + (f"({', '.join(changed)})" if changed else "")
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
@@ -111,120 +81,6 @@ def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
         [<class 'bool'>]
     """
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
-
-
-def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Find the valid name that is most similar to a mistyped one, ignoring case.
-
-    Args:
-        name: The mistyped name.
-        options: The valid names.
-
-    Returns:
-        The most similar valid name, or an empty string if none is similar enough.
-
-    Example:
-        >>> did_you_mean("procustes", ["lstsq", "procrustes", "ridge"])
-        'procrustes'
-        >>> did_you_mean("transformer", ["lstsq", "procrustes", "ridge"])
-        ''
-    """
-    by_lower = {option.lower(): option for option in options}
-    closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[closest[0]] if closest else ""
-
-
-def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Check an option that has a fixed number of choices.
-
-    Args:
-        name: The name of the option.
-        value: What was given.
-        choices: What may be given.
-
-    Raises:
-        ValueError: If the value is not among the choices.
-
-    Example:
-        >>> check_choice("side", "left", ["left", "right"])
-    """
-    known = list(choices)
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
-
-
-def check_name(**names: object) -> None:
-    """Check arguments that are names, for example of layers.
-
-    Args:
-        **names: What was given, by the name of the argument.
-
-    Raises:
-        TypeError: If one is no text.
-
-    Example:
-        >>> check_name(layer="layer1.0")
-    """
-    for argument, name in names.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{argument} must be a name, got {name!r}")
-
-
-def check_number(least: int, **numbers: object) -> None:
-    """Check arguments that are whole numbers.
-
-    Args:
-        least: The smallest valid number.
-        **numbers: What was given, by the name of the argument.
-
-    Raises:
-        TypeError: If one is no whole number.
-        ValueError: If one is too small.
-
-    Example:
-        >>> check_number(1, batch_size=64)
-    """
-    for argument, number in numbers.items():
-        if not isinstance(number, Integral) or isinstance(number, bool):
-            raise TypeError(f"{argument} must be a whole number, got {number!r}")
-        if number < least:
-            raise ValueError(f"{argument} must be at least {least}, got {number}")
-
-
-def options_in(spec: str) -> tuple[str, dict[str, Any]]:
-    """Split a name with its options, ``name:key=value,…``, as it is written on a command line.
-
-    Args:
-        spec: A name, or a name with options. Values are Python or JSON literals (``True`` and ``true``, ``0.5``);
-            anything else is text.
-
-    Returns:
-        The name and the options.
-
-    Raises:
-        ValueError: If an option has no value.
-
-    Example:
-        >>> options_in("linear_cka:debiased=True")
-        ('linear_cka', {'debiased': True})
-        >>> options_in("mutual_knn:k=5,distance=euclidean")
-        ('mutual_knn', {'k': 5, 'distance': 'euclidean'})
-    """
-    name, _, rest = spec.partition(":")
-    options: dict[str, Any] = {}
-    for option in filter(None, rest.split(",")):
-        key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not key or not value:
-            raise ValueError(f"options are written name:key=value,key=value, got {spec!r}")
-        options[key] = _literal(value)
-    return name, options
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except json.JSONDecodeError:
-        return text
 
 
 def _docstring(source: str) -> str:
@@ -389,9 +245,9 @@ class Registry(Generic[T]):
         """Build an instance from a name and options.
 
         Args:
-            spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`options_in`); a record, that is, a
-                mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which is returned
-                unchanged.
+            spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`hf_stitch.options.options_in`); a
+                record, that is, a mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which
+                is returned unchanged.
             **options: Options of the class behind the name. Options that are left out keep their defaults.
 
         Returns:
@@ -439,6 +295,37 @@ class Registry(Generic[T]):
         self._check_options(spec, factory, options)
         return factory(**options)
 
+    def build_all(
+        self, specs: Iterable[str | Mapping[str, Any] | T], argument: str | None = None, *, needed: bool = False
+    ) -> dict[str, T]:
+        """Build several instances.
+
+        Args:
+            specs: What :meth:`build` takes, each.
+            argument: Name of the argument in errors. Default: :attr:`kind`.
+            needed: Whether an empty list is refused.
+
+        Returns:
+            Label -> instance, in the given order.
+
+        Raises:
+            TypeError: If ``specs`` is no list, or for the reasons of :meth:`build`.
+            ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
+
+        Example:
+            >>> list(registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"]))
+            ['lstsq', 'ridge(ridge=0.5)']
+        """
+        argument = argument or self.kind
+        check(Iterable[str | Mapping[str, Any] | self.base], **{argument: specs})  # type: ignore[name-defined]
+        built: list[Any] = [self.build(spec) for spec in specs]
+        if needed and not built:
+            raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
+        found = {entry.label: entry for entry in built}
+        if len(found) < len(built):
+            raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
+        return found
+
     def check_kind(self, name: str, found: Any) -> None:
         """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.
 
@@ -463,12 +350,7 @@ class Registry(Generic[T]):
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
         known = {p.name: p for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
-        for option in options.keys() - known.keys():
-            hint = did_you_mean(option, known)
-            raise TypeError(
-                f"{name!r} among {self.kind} has no option {option!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"Its options: {', '.join(known) or 'none'}"
-            )
+        check_names(f"{name!r} among {self.kind}", options, known)
         for parameter in known.values():
             if parameter.default is parameter.empty and parameter.name not in options:
                 raise TypeError(

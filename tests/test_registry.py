@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_stitch.registry import BUILT_INS, PluginError, Registry, UnknownNameError, did_you_mean, registries
+from hf_stitch.options import did_you_mean
+from hf_stitch.registry import BUILT_INS, PluginError, Registry, UnknownNameError, registries
 
 HEAVY = ("torch", "transformers", "timm", "datasets", "evaluate")
 

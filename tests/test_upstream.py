@@ -273,7 +273,7 @@ CONFIGS = [
          "hf_stitch/adapters/libraries/transformers.py, _interface"),
     fact("configs have id2label, by default LABEL_0",
          lambda: hf.BertConfig().id2label == {0: "LABEL_0", 1: "LABEL_1"},
-         "hf_stitch/analysis/classes.py, _names_of, and analysis/scoring.py, _classes"),
+         "hf_stitch/data/classes.py, _names_of, and scoring/halves.py, _classes"),
     fact("configs have problem_type, by these names",
          lambda: hf.BertConfig().problem_type is None
          and all(f'"{name}"' in source(hf.BertForSequenceClassification)

@@ -7,21 +7,20 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
+from hf_stitch.options import Constraint, check
 from hf_stitch.reference import FUNCTION, ModelReference
 from hf_stitch.registry import most_special, registries
 from hf_stitch.storage.files import reading
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def load(
@@ -179,18 +178,30 @@ def _check_no_file(name: str) -> None:
         )
 
 
-def _mistaken(model: Any) -> str | None:
-    """Return a message for what is often passed in place of a network; ``None`` for other objects."""
-    from torch import Tensor
+class Loadable(Constraint):
+    """What :func:`load` takes."""
 
-    if isinstance(model, type):
-        return f"model must be a network, got the class {model.__name__}: pass an instance, with its weights"
-    if isinstance(model, Mapping) and model and all(isinstance(value, Tensor) for value in model.values()):
-        return (
-            f"model must be a network, got a state dict of {len(model)} tensors: load it into its network, "
-            "net.load_state_dict(state), and pass that"
-        )
-    return None
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is a name, an adapter, or a network that an adapter serves."""
+        known = isinstance(value, str | os.PathLike | nn.Module | Adapter)
+        return known or any(kind.serves(value) for kind in registries.adapters.usable())
+
+    def __str__(self) -> str:
+        """All kinds of networks."""
+        names = ", ".join(kind.library for kind in registries.adapters.usable())
+        return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
+
+    def hint(self, value: Any) -> str:
+        """Say what to do about a class or a state dict."""
+        if isinstance(value, type):
+            return "pass an instance, with its weights"
+        if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values()):
+            return "of a state dict, load the weights into a network, net.load_state_dict(state), and pass that"
+        return ""
+
+
+NetworkLike = Annotated[str | nn.Module | Adapter, Loadable()]
+"""A network, in any form that :func:`load` takes."""
 
 
 def _is_damaged(file: Path) -> bool:
@@ -206,20 +217,13 @@ def _serving(model: Any) -> type[Adapter]:
 
     A class that extends another one that also serves the network takes precedence over it.
     """
-    kinds = list(registries.adapters.usable())
-    serving = [kind for kind in kinds if kind.serves(model)]
+    check(NetworkLike, model=model)
+    serving = [kind for kind in registries.adapters.usable() if kind.serves(model)]
     chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
-    if len(chosen) != 1:
+    if len(chosen) > 1:
+        names = ", ".join(kind.library for kind in chosen)
         what = f"{type(model).__module__}.{type(model).__name__}"
-        names = ", ".join(kind.library for kind in (chosen or kinds))
-        if not chosen and (mistaken := _mistaken(model)):
-            raise TypeError(mistaken)
-        raise TypeError(
-            f"several adapters serve objects of type {what}: {names}; uninstall all but one"
-            if chosen
-            else f"model must be a name, an nn.Module, or a network of a library that has an adapter ({names}), got an "
-            f"object of type {what}"
-        )
+        raise TypeError(f"several adapters serve objects of type {what}: {names}; uninstall all but one")
     return chosen[0]
 
 
@@ -309,8 +313,6 @@ def unwrap(module: Any) -> Any:
         >>> unwrap(torch.compile(net)) is net
         True
     """
-    import torch
-
     if isinstance(module, torch._dynamo.OptimizedModule):
         return unwrap(module._orig_mod)
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):

@@ -62,9 +62,10 @@ from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whol
 from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.options import checked, did_you_mean
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
-from hf_stitch.registry import check_choice, did_you_mean, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
@@ -417,6 +418,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 half.eval()
         return self
 
+    @checked
     def parent(
         self, side: Literal["source", "target"], *, allow_changed: Collection[Changeable] = (), **options: Any
     ) -> Adapter:
@@ -446,6 +448,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         warn_if_only_weights_are_pinned(source, target)
         return found
 
+    @checked
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
 
@@ -455,7 +458,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             Whether its weights have changed. False if an older record contains no hash of the weights at the time.
         """
-        check_choice("side", side, ("source", "target"))
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
 

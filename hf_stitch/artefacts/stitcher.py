@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.artefacts import manifest
@@ -22,6 +25,8 @@ from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_i
 from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
 from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.hub import DownloadOptions
+from hf_stitch.options import checked
+from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
@@ -30,12 +35,9 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from hf_stitch.artefacts.modeling import StitchedModel
 
-Given: TypeAlias = "str | nn.Module | Adapter | tuple[Any, Any] | None"
+Given = NetworkLike | tuple[Any, ...] | None
 """A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
 
 
@@ -107,7 +109,7 @@ class Stitcher(Artefact):
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
-        return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
+        return visible(f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})")
 
     def describe(self) -> Description:
         """Return both networks, the stitching layer, its recipe and its scores as plain values."""
@@ -249,6 +251,7 @@ class Stitcher(Artefact):
             own=values.get("own"),
         )  # fmt: skip
 
+    @checked
     def attach(
         self,
         source: Given = None,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, Override, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.overrides.base import full_name, override_of
-from hf_stitch.registry import Entry, did_you_mean, registries
+from hf_stitch.options import did_you_mean
+from hf_stitch.registry import Entry, registries
 from hf_stitch.testing._require import require, skip_unless
 from hf_stitch.testing.adapters import check_adapter
 from hf_stitch.testing.conformance import conformance

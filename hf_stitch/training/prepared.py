@@ -43,16 +43,11 @@ class PreparedBatch:
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-
-        def moved(representation: Representation) -> Representation:
-            mask = None if representation.mask is None else representation.mask.to(device)
-            return representation.replace(values=representation.values.to(device), mask=mask)
-
         return PreparedBatch(
-            {name: moved(source) for name, source in self.sources.items()},
+            {name: source.to(device) for name, source in self.sources.items()},
             {name: answer.to(device) for name, answer in self.answers.items()},
-            {layer: moved(own) for layer, own in self.there.items()},
-            None if self.features is None else moved(self.features),
+            {layer: own.to(device) for layer, own in self.there.items()},
+            None if self.features is None else self.features.to(device),
         )
 
 

@@ -89,7 +89,7 @@ def test_conforms(check: Part) -> None:
 def test_every_public_function_is_that_of_a_class_that_conforms() -> None:
     kinds = {"Metric", "ActivationMetric", "WeightMetric", "NotComparable"}
     kinds |= {"MomentsMetric", "FeaturesMetric", "MeanMetric", "SimilarityMetric"}
-    tools = {*kinds, "Within", "of_rows", "registries.metrics.build"}
+    tools = {*kinds, "of_rows", "registries.metrics.build"}
     functions = {name: getattr(metrics, name) for name in metrics.__all__ if name not in tools}
     assert functions == {metric.name: metric.function for metric, _ in METRICS}
 

@@ -164,7 +164,7 @@ def test_bootstrap_recovers_a_planted_correspondence_from_few_seeds(seeds: int) 
         ({"seeds": [0, 1]}, "at least 3 different seeds"),
         ({"seeds": [0, 1, 1]}, "of which 2 differ"),
         ({"seeds": [0, 1, 99]}, "not among the samples, the first 99"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "rounds must be an integer >= 1"),
         ({"anchors": torch.ones(10, 3)}, "same representation"),
         ({"anchors": ROWS[:11]}, "must be 11, the number of anchors of the other side, got 10"),
     ],
