@@ -134,7 +134,7 @@ def main() -> None:
         found, values = tasks(sizes, preset, train, test, place)
         record["tasks"].append(found)
         dynamics = Dynamics.of(place / "cosine-0" / "recordings", "filter_atoms")
-        pictures[f"{NAME}_{sizes.architecture}"] = dynamics.plot(scale="data", thresholds=THRESHOLDS)
+        pictures[f"{NAME}_{sizes.architecture}"] = dynamics.plot()
         pictures[f"{NAME}_{sizes.architecture}_tasks"] = between(values, TITLES[sizes.architecture])
     leave(NAME, record, page, pictures, arguments.out)
 
