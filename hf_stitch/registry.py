@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from hf_stitch.adapters import Adapter, Override
     from hf_stitch.adapters.rewriting import Rewrite
-    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.data import DataSource
     from hf_stitch.detectors import Detector
     from hf_stitch.matchers import Matcher
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from hf_stitch.relative import Selection, Similarity
     from hf_stitch.results import Result
     from hf_stitch.stitches import Stitch
+    from hf_stitch.tasks.base import Task
 
 __all__ = [
     "PluginError",
@@ -642,7 +642,7 @@ class Registries:
         detectors: Detectors of out-of-distribution activations.
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
-        heads: Stitched models by task.
+        tasks: Tasks by which stitched models are scored and trained.
         networks: Networks defined by this package.
         data: Sources of data sets.
         results: Classes of results, which pages restore.
@@ -655,7 +655,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'heads', 'networks', 'data', 'results', 'commands']
+         'tasks', 'networks', 'data', 'results', 'commands']
     """
 
     adapters: Registry[Adapter]
@@ -667,7 +667,7 @@ class Registries:
     detectors: Registry[Detector]
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
-    heads: Registry[StitchedModel]
+    tasks: Registry[Task]
     networks: Registry[PreTrainedModel]
     data: Registry[DataSource]
     results: Registry[Result]

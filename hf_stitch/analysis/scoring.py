@@ -20,7 +20,7 @@ from hf_stitch.processes import joined
 from hf_stitch.reference import ModelReference
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.base import HIGHER, Answers, Array, Whole
+from hf_stitch.tasks.base import Answers, Array, Task, Whole
 from hf_stitch.tasks.heads import check_head, logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.tokens import NextToken
@@ -129,7 +129,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         return f"it has no head for {task}"
     if not source.completes:
         return "its tokens are not those of the target"
-    if not task_named(task).classifies or not isinstance(target, Adapter):
+    if not task_named(task).describes_outputs or not isinstance(target, Adapter):
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)
     if count == others and (names == theirs or not names or not theirs):
@@ -197,7 +197,7 @@ def reference(stitched: StitchedModel, target: Any = None) -> Whole:
     return _Unswapped(target)
 
 
-def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
+def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
     """Return the baselines that a stitched model does not beat, by the first figure that is defined.
 
     A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
@@ -206,7 +206,7 @@ def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] =
     figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
     if figure is None:
         return ()
-    sign = 1 if figure in HIGHER else -1
+    sign = 1 if task.figures[figure] else -1
     apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
     return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
 

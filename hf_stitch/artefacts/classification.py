@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.tasks.heads import class_loss, logits_of
+from hf_stitch.tasks.heads import logits_of
 
 
 class StitchedModelForImageClassification(StitchedModel):
@@ -34,12 +34,11 @@ class StitchedModelForImageClassification(StitchedModel):
         ('StitchedModelForImageClassification', torch.Size([5, 3]))
     """
 
-    task: ClassVar[str | None] = "image-classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
         logits = logits_of(output)
-        return ImageClassifierOutput(loss=class_loss(logits, labels, self.config.problem_type), logits=logits)
+        return ImageClassifierOutput(loss=self._loss(logits, labels), logits=logits)
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
@@ -71,9 +70,8 @@ class StitchedModelForSequenceClassification(StitchedModel):
         ('StitchedModelForSequenceClassification', torch.Size([1, 2]))
     """
 
-    task: ClassVar[str | None] = "text-classification"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
         logits = logits_of(output)
-        return SequenceClassifierOutput(loss=class_loss(logits, labels, self.config.problem_type), logits=logits)
+        return SequenceClassifierOutput(loss=self._loss(logits, labels), logits=logits)

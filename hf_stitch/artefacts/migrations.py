@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_stitch.artefacts.record import FORMAT, NEWEST
+from hf_stitch.registry import registries
 from hf_stitch.representation import pooling_from_1
+from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION
+from hf_stitch.tasks.kinds import task_named
 
 TASKS = {
     "StitchedModel": None,
@@ -21,12 +24,33 @@ def migrated(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert a record of any earlier format to the current one."""
     found = record.get("format_version", record.get("format", 1))
     if found == 1:
-        return _from_1(record)
+        return _with_task_of_head(_from_1(record))
     if found not in (FORMAT, NEWEST):
         raise ValueError(
             f"{where} has format {found!r}, and this version reads 1 to {NEWEST}; update hf-stitch to read it"
         )
-    return dict(record)
+    return _with_task_of_head(dict(record))
+
+
+def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
+    """Name the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification.
+
+    Their scores are dropped: they are accuracies of a head that has none.
+    """
+    task = task_named(values["task"]) if values.get("task") in registries.tasks else None
+    if task is None or not task.classifies:
+        return values
+    outputs = len(values.get("id2label") or ()) or values.get("num_labels")
+    if values.get("problem_type") == MULTI_LABEL:
+        found = "multi-label-classification"
+    elif values.get("problem_type") == REGRESSION or outputs == 1:
+        found = "regression"
+    else:
+        return values
+    recipe = values.get("recipe")
+    if isinstance(recipe, Mapping):
+        recipe = {key: value for key, value in recipe.items() if key != "audit"}
+    return {**values, "task": found, "scores": None, "recipe": recipe}
 
 
 def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:

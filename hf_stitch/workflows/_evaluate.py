@@ -161,7 +161,7 @@ def evaluate(
         drawn = task.drawn({**predicted, **chance}, resamples=resamples, seed=run.seed)
         names = class_names(stitched, samples)
         confusion = confused(predicted, names) if task.classifies else {}
-        shown = differing(predicted, samples, names, examples)
+        shown = differing(task, predicted, samples, names, examples)
         fitted = fitted_share(stitched, samples)
         if fitted:
             warnings.warn(
@@ -174,7 +174,7 @@ def evaluate(
         result = Evaluation(
             stitched.task or "feature-extraction", len(samples), samples.fingerprint,
             {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()},
-            fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
+            fitted, left_out, parts, confusion, shown, not_beaten(task, drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
         if result.no_better:
             warnings.warn(result.cautions[0], stacklevel=2)

@@ -232,7 +232,7 @@ def _scored(
 ) -> StitchGrid:
     pair, task = measures.pair, measures.task
     drawn = {
-        who: {name: row[name] for name in (*task.figures, "structural_error") if name in row}
+        who: {name: row[name] for name in (*task.compared, "structural_error") if name in row}
         for who, row in task.drawn(measures.predictors, resamples=resamples, seed=seed).items()
     }
     shape = (len(pair.layers_a), len(pair.layers_b))
@@ -246,18 +246,19 @@ def _scored(
                 if matcher == label:
                     cells[:, pair.layers_a.index(la), pair.layers_b.index(lb)] = values[:, place]
             scores[label][figure] = with_interval(cells)
-            p_values[label][figure] = differences_from_best(cells, figure)
+            p_values[label][figure] = differences_from_best(cells, task.figures.get(figure, False))
     no_better = [
         cell_name(*cell)
         for place, cell in enumerate(measures.stitches)
         if not_beaten(
+            task,
             {
                 "stitched": {figure: values[:, place] for figure, values in drawn["stitched"].items()},
                 "mean_only": {
                     figure: values[:, pair.layers_b.index(cell[2])] for figure, values in drawn["mean_only"].items()
                 },
                 **{name: drawn[name] for name in ("chance",) if name in drawn},
-            }
+            },
         )
     ]
     grid = StitchGrid(

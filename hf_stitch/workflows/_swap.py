@@ -28,7 +28,7 @@ from hf_stitch.running import Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks.heads import check_head, check_labels, logits_of, task_of
+from hf_stitch.tasks.heads import check_head, logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
@@ -399,10 +399,10 @@ def _task(target: Adapter, new: _Encoder, task: str | None, *, scored: bool) -> 
     """Return the task of a network with a new encoder."""
     check_meet(new.network, target, new.pooling)
     task = target.task if task == "auto" and not scored else task_of(target, task)
-    if task_named(task).causal:
+    if task_named(task).per_token:
         raise ValueError(
-            f"task={task!r} is not supported: an anchor is a single vector, but a language model predicts a "
-            "token at each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
+            f"task={task!r} is not supported: an anchor is a single vector, but the model predicts something at each "
+            "position; use hf_stitch.stitch(…, matcher='inverse_relative')"
         )
     return task
 
@@ -510,4 +510,4 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     check_head(swapped)
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
     output = _through_head(swapped, swapped.transfer(**inputs))
-    check_labels(samples, logits_of(output).shape[-1])
+    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import norm
 
-from hf_stitch.analysis.grid.result import direction
 from hf_stitch.tasks.base import Array
 
 
@@ -15,14 +14,14 @@ def with_interval(drawn: Array) -> Array:
     return np.stack([drawn[0], low, high], -1)
 
 
-def differences_from_best(drawn: Array, figure: str) -> Array:
+def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
     """Compute p-values of the difference of each stitch from the best of its row and of its column.
 
     The p-value is that of a normal distribution with the standard deviation of the difference over the resamples: a
     share of resamples could not be small enough for a Holm test of many layers. The best stitch is chosen on the same
     samples, so that p-values of close rivals are somewhat too small.
     """
-    better = drawn if direction(figure) == "higher" else -drawn
+    better = drawn if higher_is_better else -drawn
     found = []
     for axis in (2, 1):
         values = np.where(np.isnan(better[:1]), -np.inf, better[:1])

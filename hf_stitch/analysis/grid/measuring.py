@@ -54,8 +54,8 @@ class Measures:
         found = {who: row for who, row in rows.items() if row}
         columns = [self.pair.layers_b.index(lb) for _, _, lb in self.stitches]
         found["stitched"] |= {"error": self.arrays["error"], "norm": self.arrays["norm"][:, columns]}
-        if self.task.classifies and self.samples.labels is not None:
-            found["target"]["label"] = np.asarray(self.samples.labels)
+        if (labels := self.task.known(self.samples)) is not None:
+            found["target"]["label"] = labels
             chance = self.task.chance(found, 0)
             found["chance"] = {name: chance[name] for name in self.task.kept}
         return found
