@@ -313,8 +313,8 @@ class Stitcher(Artefact):
         task = task_of_head(self.task, back.task)
         if task != self.task:
             warnings.warn(
-                f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has this "
-                "task, without the scores that an earlier version recorded",
+                f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
+                "this task, without the scores that an earlier version recorded",
                 stacklevel=2,
             )
         stitched = join(
