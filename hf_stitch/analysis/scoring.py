@@ -88,7 +88,7 @@ def answers(
     parts: dict[str, list[Answers]] = {}
     for _, batch, twin in samples.batches(run, "scoring"):
         inputs = stitched.preprocess(batch.samples)
-        own, sizes = task.inputs(whole, twin.samples)
+        own, sizes = task.inputs(whole, twin)
         with evaluating(stitched):
             representation = stitched.source(**stitched.source_inputs(inputs))
             check_finite(representation, f"layer {stitched.source.cut.layer!r} of the source", batch)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
+from hf_stitch.tasks.heads import widened
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Any]
@@ -166,9 +167,9 @@ class Task(ABC):
         """
         return ""
 
-    def inputs(self, network: Whole, samples: Sequence[Any]) -> tuple[Mapping[str, Any], Answers]:
+    def inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
         """Return the inputs of a network, and what is measured of the samples themselves."""
-        return network.preprocess(samples), {}
+        return network.preprocess(batch.samples), {}
 
     # -- figures ----------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -255,9 +256,10 @@ class Task(ABC):
             labels: Its labels, as :meth:`hf_stitch.StitchedModel.forward` takes them.
 
         Returns:
-            A tensor without axes.
+            A tensor without axes: by default the cross-entropy, without tokens whose label is :data:`IGNORED`.
         """
-        raise NotImplementedError
+        logits, labels = widened(logits, labels)
+        return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
         """Return labels as a tensor, one row per sample, for :meth:`summed_loss`.
