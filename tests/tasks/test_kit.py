@@ -15,7 +15,7 @@ import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.registry import registries
 from hf_stitch.tasks.base import Array
-from hf_stitch.tasks.classification import TextClassification
+from hf_stitch.tasks.classification import ImageClassification, TextClassification
 from hf_stitch.testing import Part, check_task
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]
@@ -56,7 +56,7 @@ def test_built_in_tasks_conform(part: Part) -> None:
     part()
 
 
-class Broken(TextClassification):
+class Broken(ImageClassification):
     """Breaks the promise of one part."""
 
     name = "broken"
@@ -87,7 +87,7 @@ def test_a_broken_promise_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -
         broken = part
 
     monkeypatch.setitem(registries.tasks._registered, "broken", One)
-    found = {each.name: each for each in check_task.parts(One(), *case("text-classification"))}
+    found = {each.name: each for each in check_task.parts(One(), *case("image-classification"))}
     with pytest.raises(AssertionError):
         found[part]()
 
