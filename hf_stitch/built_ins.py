@@ -117,6 +117,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "regression": "hf_stitch.tasks.regression:Regression",
         "text-classification": "hf_stitch.tasks.classification:TextClassification",
         "text-generation": "hf_stitch.tasks.tokens:NextToken",
+        "token-classification": "hf_stitch.tasks.words:Words",
     },
     "networks": {
         "Head": "hf_stitch.artefacts.head:Head",

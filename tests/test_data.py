@@ -187,8 +187,8 @@ def test_bad_data_is_refused(data, options, message):
     [
         ({"a": 1}, {}, "got dict"),
         (datasets.DatasetDict(train=images()), {}, "must be one split, got a dictionary of splits: train"),
-        (["a", "b"], {"label": [0, "x"]}, "labels must be integers, got 'x' for sample 1"),
-        (["a", "b"], {"label": [[0], [True]]}, r"labels must be integers, got \[0\] for sample 0"),
+        (["a", "b"], {"label": [0, "x"]}, "labels must be numbers, or lists of numbers, got 'x' for sample 1"),
+        (["a", "b"], {"label": [[0], [True]]}, r"labels must be numbers, or lists of numbers, got \[True\] for"),
         (["a", "b"], {"id": [0, 0.5]}, "ids must be integers or texts, got 0.5 at place 1"),
     ],
 )

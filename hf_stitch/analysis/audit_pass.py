@@ -60,7 +60,7 @@ class AuditPass:
         scored: NDArray[np.bool_],
     ) -> None:
         self.models, self.whole, self.alone, self.watches, self.scored = models, whole, alone, watches, scored
-        self.task = task_named(models[0].task)
+        self.task = task_named(models[0].task).about(models[0])
         self.squares: list[dict[str, NDArray[np.float64]]] = [{} for _ in models]
         self._fronts = [_key(model, "source") for model in models]
         self._means = [(_key(model, "target"), weights_hash(model.stitch.mean_only())) for model in models]

@@ -82,7 +82,7 @@ def answers(
     target one after the other: concatenated into one batch they would take longer on a CPU, and the last bits of the
     logits would change.
     """
-    task = task_named(stitched.task)
+    task = task_named(stitched.task).about(stitched)
     for layer in layers.values() if task.causal else ():
         layer.check_causal()
     parts: dict[str, list[Answers]] = {}

@@ -365,16 +365,18 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             )
         return found
 
-    def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor.
 
         Args:
             samples: Images, texts, pairs of texts, or tensors.
+            offsets: For texts, whether to return the character span of each token, as
+                :meth:`hf_stitch.Adapter.preprocess` does.
 
         Returns:
             Argument name -> batched tensor, for :meth:`forward`.
         """
-        return preprocess(samples, self.processor, self.interface, self.source)
+        return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that the source reads.

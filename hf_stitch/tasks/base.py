@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -108,6 +108,17 @@ class Task(ABC):
             A subclass of :class:`hf_stitch.StitchedModel`.
         """
         return resolve_name(self.models.get(modality, self.models[""]))
+
+    def about(self, network: Any) -> Self:
+        """Return the task of a network: an adapter, or a stitched model. A task may read its tokenizer and its config.
+
+        Args:
+            network: The network.
+
+        Returns:
+            The task, by default without change.
+        """
+        return self
 
     # -- labels -----------------------------------------------------------------------------------------------------
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:

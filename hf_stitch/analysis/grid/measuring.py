@@ -44,7 +44,7 @@ class Measures:
     ) -> None:
         self.pair, self.stitches, self.samples, self.with_source = pair, stitches, samples, with_source
         self.means, self.watch = means, watch
-        self.task = task_named(pair.task)
+        self.task = task_named(pair.task).about(pair.target)
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {}
 
     @property
