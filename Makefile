@@ -34,7 +34,7 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
-test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, examples and studies
+test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, and studies
 	$(INSTALL) --quiet -e ".[browser]"
 	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
 
@@ -93,10 +93,10 @@ bench: $(READY) ## run the benchmarks
 
 # It goes on after the terminal is closed, skips what is done and shares the work with other runs of the same folder.
 RESULTS ?= results
-results: $(READY) ## run all experiments in the background: make results DATA=folder NETWORKS=folder of published networks
+results: $(READY) ## run all studies in the background: make results DATA=folder NETWORKS=folder of published networks
 	$(if $(NETWORKS),,$(error set NETWORKS to the folder of published networks))
 	mkdir -p $(RESULTS)
-	OMP_NUM_THREADS=1 nohup $(BIN)/python examples/results.py run --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
+	OMP_NUM_THREADS=1 nohup $(BIN)/python plugins/hf-stitch-studies/studies/run.py all --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
 	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
 
 clean: ## remove the environment and everything cached

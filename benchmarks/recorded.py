@@ -272,9 +272,6 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run jobs that match, e.g. 'grid*'")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     print(f"hf_stitch {hf_stitch.__version__} in {Path(hf_stitch.__file__).parent}")
     options.folder.mkdir(parents=True, exist_ok=True)
     failed, chosen = 0, fnmatch.filter(JOBS, options.only)
@@ -295,5 +292,8 @@ def main() -> int:
     return int(failed > 0)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # settings of the whole process, which a test of main would keep
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     sys.exit(main())

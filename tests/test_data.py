@@ -186,7 +186,7 @@ def test_bad_data_is_refused(data, options, message):
     ("data", "options", "message"),
     [
         ({"a": 1}, {}, "got dict"),
-        (datasets.DatasetDict(train=images()), {}, "must be one split, got a dictionary of splits: train"),
+        (datasets.DatasetDict(train=images()), {}, "got datasets.DatasetDict: pass one of its splits, train"),
         (["a", "b"], {"label": [0, "x"]}, "labels must be numbers, or lists of numbers, got 'x' for sample 1"),
         (["a", "b"], {"label": [[0], [True]]}, r"labels must be numbers, or lists of numbers, got \[True\] for"),
         (["a", "b"], {"id": [0, 0.5]}, "ids must be integers or texts, got 0.5 at place 1"),
@@ -328,7 +328,7 @@ def test_split_treats_unlabelled_samples_as_a_class():
 
 @pytest.mark.parametrize("size", [0, 0.0, 0.01, 0.99, 1.0, 10, 11, -1])
 def test_split_refuses_to_leave_a_part_empty(size):
-    said = f"test_size={size} of 10 samples leaves a part empty|test_size must be at least 1, got {size}"
+    said = f"test_size={size} of 10 samples leaves a part empty"
     with pytest.raises(ValueError, match=said):
         Samples.of(list("abcdefghij")).split(size)
 
@@ -346,7 +346,7 @@ def test_batches_cover_everything_in_order():
 
 
 def test_a_bad_batch_size_is_refused_before_iterating():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         Samples.of(["a"]).batches(0)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_stitch.analysis.scoring import Score
+from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas
@@ -77,6 +78,7 @@ class Identification(Result):
         """Return the accuracy along an axis, e.g. ``identification["a"]``."""
         return self.scores[axis]
 
+    @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
         """Return what was found for each layer.
 
@@ -92,6 +94,7 @@ class Identification(Result):
         others = np.where(self.candidates[axis] > 0, "miss", "undefined")
         return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
 
+    @checked
     def favourite(self, axis: Axis) -> tuple[str, float]:
         """Return the candidate that is found most often.
 

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
-from hf_stitch.registry import check_number
+from hf_stitch.options import Constraint, Count, Natural, check, checked
 
 
 class RawSamples(list[Any]):
@@ -148,6 +148,7 @@ class Samples:
             TypeError: The type of the data is not supported, a label is no number and no list of numbers, or an id is
                 neither an integer nor a text.
         """
+        check(Data, data=data)
         if isinstance(data, Samples):
             if any(value is not None for value in (image, text, text_pair, label, id)):
                 raise ValueError("data is already a Samples object, so its columns cannot be chosen again")
@@ -370,7 +371,8 @@ class Samples:
             raise ValueError(f"n must be 1 to {len(self)}, the number of samples, got {n}")
         return Samples(self._source, self._positions[:n])
 
-    def split(self, test_size: float | int, seed: int = 0) -> tuple[Samples, Samples]:
+    @checked
+    def split(self, test_size: float | Count, seed: Natural = 0) -> tuple[Samples, Samples]:
         """Split into training and held-out samples at random.
 
         The assignment is a hash of seed and id, so it does not depend on the order of the samples, the machine or any
@@ -387,9 +389,6 @@ class Samples:
         Raises:
             ValueError: A part would be empty.
         """
-        check_number(0, seed=seed)
-        if not isinstance(test_size, float):
-            check_number(1, test_size=test_size)
         count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
@@ -406,7 +405,8 @@ class Samples:
             self.select(sorted(held)),
         )
 
-    def batches(self, batch_size: int, progress: str | None = None) -> Iterator[Batch]:
+    @checked
+    def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:
         """Read the samples in order, in batches; the last batch may be smaller.
 
         Args:
@@ -419,7 +419,6 @@ class Samples:
         Raises:
             ValueError: ``batch_size`` is less than 1.
         """
-        check_number(1, batch_size=batch_size)
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
@@ -488,3 +487,35 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
             "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side",
             stacklevel=4,
         )
+
+
+class Readable(Constraint):
+    """What :meth:`Samples.of` reads."""
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is data, by its type."""
+        import datasets
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
+        kinds = (Samples, *streams, list, tuple, np.ndarray, torch.Tensor)
+        return isinstance(value, kinds) and not self.hint(value)
+
+    def __str__(self) -> str:
+        """All kinds of data."""
+        return (
+            "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
+            "or pairs of a sample and a label, an array or a tensor"
+        )
+
+    def hint(self, value: Any) -> str:
+        """Name the splits of a data set that is given with all of them."""
+        import datasets
+
+        several = isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict)
+        return f"pass one of its splits, {', '.join(value)}" if several else ""
+
+
+Data = Annotated[Any, Readable()]
+"""Raw samples in any form that :meth:`Samples.of` accepts."""

@@ -155,8 +155,6 @@ def as_table(data: Any) -> Table:
     import datasets
     import torch
 
-    if isinstance(data, (datasets.DatasetDict, datasets.IterableDatasetDict)):
-        raise TypeError(f"data must be one split, got a dictionary of splits: {', '.join(data)}")
     if isinstance(data, datasets.IterableDataset):
         data = download(data)
     if isinstance(data, datasets.Dataset):
@@ -167,11 +165,6 @@ def as_table(data: Any) -> Table:
         return Listed(columns_of(data))
     if isinstance(data, torch.utils.data.Dataset):
         return Mapped(data)
-    if not isinstance(data, (list, tuple, np.ndarray, torch.Tensor)):
-        raise TypeError(
-            "data must be a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, "
-            f"dictionaries or pairs of a sample and a label, an array or a tensor, got {type(data).__name__}"
-        )
     if not len(data):
         raise ValueError("there are no samples: the data is empty")
     if isinstance(data, (np.ndarray, torch.Tensor)):

@@ -135,11 +135,6 @@ class Task(ABC):
         """
         return None
 
-    def known(self, samples: Samples | Batch) -> Array | None:
-        """Return the labels as an array, one row per sample; ``None`` without labels, or if none are read."""
-        found = self.labels(samples)
-        return None if found is None else np.asarray(found)
-
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:  # noqa: B027
         """Check that labels fit a network, before its outputs are scored. Unlabelled data pass.
 
@@ -178,9 +173,13 @@ class Task(ABC):
         """
         return ""
 
-    def inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
+    def inputs(self, network: Whole, batch: Batch) -> Mapping[str, Any]:
+        """Return the inputs of a network."""
+        return network.preprocess(batch.samples)
+
+    def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
         """Return the inputs of a network, and what is measured of the samples themselves."""
-        return network.preprocess(batch.samples), {}
+        return self.inputs(network, batch), {}
 
     # -- figures ----------------------------------------------------------------------------------------------------
     @abstractmethod

@@ -53,16 +53,9 @@ class Regression(OfSamples):
         measured = {name: {"value": as_array(found)} for name, found in values.items()}
         if batch.label_values is not None:
             self.check_labels(batch, values["target"].shape[-1])
-            measured["target"]["label"] = self.numbers(batch)
+            numbers = np.asarray(batch.label_values, dtype=np.float64)
+            measured["target"]["label"] = numbers.reshape(len(numbers), -1)
         return {**measured}
-
-    def known(self, samples: Samples | Batch) -> Array | None:
-        """Return the labels, (samples, outputs)."""
-        return None if samples.label_values is None else self.numbers(samples)
-
-    def numbers(self, samples: Samples | Batch) -> Array:
-        """Return the labels of labelled samples, (samples, outputs)."""
-        return np.asarray(samples.label_values, dtype=np.float64).reshape(len(samples.ids), -1)
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the mean of the labels of the scored samples, or without labels of the outputs of the target."""

@@ -61,7 +61,7 @@ class NextToken(Task):
             return ""
         return f"a causal language model, but the logits of {name} for a token depend on later tokens"
 
-    def inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
+    def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
         """Return the inputs, and the characters and bytes that are predicted, if they are known."""
         samples = batch.samples
         tokenizer = network.processor if isinstance(network, Adapter) else None
@@ -108,7 +108,7 @@ class NextToken(Task):
 
     def measure_alone(self, network: Adapter, batch: Batch) -> Answers:
         """Measure a language model on its own tokens, which cannot be compared with those of the target."""
-        inputs, sizes = self.inputs(network, batch)
+        inputs, sizes = self.sized_inputs(network, batch)
         found = self.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
         return {**found, **sizes, "agreement": np.full(len(found["tokens"]), np.nan)}
 

@@ -64,9 +64,6 @@ class Words(Task):
         """Return the classes of the words of each text."""
         return samples.label_values
 
-    def known(self, samples: Samples | Batch) -> None:
-        """Return nothing: texts differ in their number of words."""
-
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
         """Check that each word has a class of the network, or -100."""
         parts = [samples] if isinstance(samples, Batch) else samples.batches(256)
@@ -121,10 +118,9 @@ class Words(Task):
         of = measured["target"]
         of = {**of, "predicted": as_array(((best[..., None] == kinds) & real[..., None]).sum(1))}
         if labels is not None:
-            of["true"] = as_array((asked[..., None] == kinds).sum(1))
+            of["label"] = as_array((asked[..., None] == kinds).sum(1))
             if names:
-                constant = [_counts(torch.full_like(asked, kind), asked, real, names) for kind in kinds.tolist()]
-                of["if_constant"] = np.stack(constant, 1)
+                of["if_constant"] = np.stack([_if_constant(asked, real, names, name) for name in names], 1)
         return {**measured, "target": of}
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
@@ -136,10 +132,10 @@ class Words(Task):
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of the most frequent class of words, with the class frequencies as probabilities."""
         target = measured["target"]
-        counts: Array = target.get("true", target["predicted"])
+        counts: Array = target.get("label", target["predicted"])
         best = int(counts.sum(0).argmax())
         chance = {"words": target["words"], "agreement": target["predicted"][:, best]}
-        if "true" in target:
+        if "label" in target:
             share = counts.sum(0) / counts.sum()
             logs = np.log(share, out=np.zeros_like(share), where=share > 0)
             chance |= {"right": counts[:, best], "cross_entropy": -(counts @ logs)}
@@ -199,6 +195,17 @@ def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
             if inside.strip() and word > seen:
                 found[row, place] = seen = word
     return found
+
+
+def _if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
+    """Return how many entities of each text are right, predicted and true if each word has one class."""
+    (part, _, kind), rows = name.partition("-"), []
+    for kinds, counts in zip(asked, real, strict=True):
+        true, words = {*entities([names[each] for each in kinds[counts].tolist()])}, int(counts.sum())
+        single = sum(each == kind and first == last for each, first, last in true)
+        predicted = {"O": 0, "I": min(words, 1)}.get(part, words)
+        rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(part, single), predicted, len(true)))
+    return np.array(rows, dtype=np.float64)
 
 
 def _counts(found: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:

@@ -80,7 +80,7 @@ class _Case:
     """A network stitched to itself, and what the task measures of it and of a network with other outputs."""
 
     def __init__(self, task: Task, network: Adapter, data: Samples) -> None:
-        self.task, self.network = task, network
+        self.task, self.network = task.about(network), network
         samples = data.take(min(SAMPLES, len(data)))
         self.samples = task.numbered(samples, getattr(network.model, "config", None))
         layer, name = network.layers[0], None if task.name == "feature-extraction" else task.name
@@ -94,7 +94,7 @@ class _Case:
         """Measure the target and a stitched network whose outputs are those of other samples."""
         parts: dict[str, list[Answers]] = {}
         for _, batch, _ in PairedSamples.of(self.samples).batches(Run(batch_size, progress=False), "checking"):
-            inputs, sizes = self.task.inputs(self.network, batch)
+            inputs, sizes = self.task.sized_inputs(self.network, batch)
             output = self.network.forward(inputs)
             found = self.task.measure({"target": output, "stitched": _other(output)}, (batch, inputs), (batch, inputs))
             for who, row in found.items():
@@ -110,7 +110,7 @@ class _Case:
         if labels is None and not self.task.unused:
             raise SkipTest("the samples have no labels")
         with torch.no_grad():
-            logits = logits_of(self.network.forward(self.task.inputs(self.network, batch)[0])).float()
+            logits = logits_of(self.network.forward(self.task.inputs(self.network, batch))).float()
         return logits, self.task.asked(self.model, batch.samples, labels)
 
 

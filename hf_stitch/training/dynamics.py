@@ -7,17 +7,19 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
-from hf_stitch.analysis.comparison.comparing import Comparison, labelled
+from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
-from hf_stitch.data import check_same_order
+from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -128,16 +130,17 @@ class Dynamics(Result):
         score = registries.metrics.build(metric)
         if isinstance(score, WeightMetric):
             return cls._of_weights(index, score, tuple(steps), epochs)
-        ((label, score),) = labelled([score]).items()
         kept = {str(step): Activations.load(index.path(step)) for step in steps}
         first = kept[str(steps[0])]
+        asked = Asked.of([score], first.pooling or "mean")
+        ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
             grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
             by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
-                values[layer] = Comparison([moments], [score], run, pooling=first.pooling or "mean").run()[label]
+                values[layer] = Comparison([moments], asked, run).run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         better, n = score.higher_is_better, len(first.ids)
@@ -317,24 +320,23 @@ class DynamicsRecorder(ProbingCallback):
         (3, 3)
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,
-        probe: Any = None,
+        probe: Data | None = None,
         layers: Iterable[str] | None = None,
         metric: str | Metric = "linear_cka",
         *,
         every: Every = "epoch",
         pooling: Pooling = "mean",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         name: str = "dynamics",
     ) -> None:
         super().__init__(name, every)
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         self._metric = registries.metrics.build(metric)
         if self._runs:
-            labelled([self._metric])
+            Asked.of([self._metric])
         self.probe, self.folder = needed_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()

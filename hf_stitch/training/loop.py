@@ -81,8 +81,7 @@ def train(
         step = 0
         if checkpoint is not None:
             step = checkpoint.load(accelerator.device, range(last + 1), lambda _, tensors: run.load(tensors)) or 0
-        with processes.exchange():
-            accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
+        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
         with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
@@ -93,8 +92,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                with processes.exchange():
-                    found = _gradients(model, batches, parts, features, accelerator, processes)
+                found = _gradients(model, batches, parts, features, accelerator, processes)
                 run.check(found, step, "loss")
                 if not bool(run.active.any()):
                     break
@@ -142,9 +140,8 @@ def _prepared(
     lists = accelerator._models, accelerator._optimizers
     lengths = [len(held) for held in lists]
     try:
-        with processes.exchange():
-            _leave_frozen_to_themselves(stitches)
-            model, optimizer = accelerator.prepare(stitches, optimizer)
+        _leave_frozen_to_themselves(stitches)
+        model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
         for held, length in zip(lists, lengths, strict=True):
@@ -216,8 +213,7 @@ def _validate(
         sums[1] += stitches.right(batch)
         sums[2] += asked
     stitches.train()
-    with processes.exchange():
-        sums = accelerator.reduce(sums, reduction="sum")
+    sums = accelerator.reduce(sums, reduction="sum")
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 

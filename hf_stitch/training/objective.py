@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import IGNORED, Task
 
-ANSWERS = ("hard", "target", "source")
+Answer = Literal["hard", "target", "source"]
+ANSWERS: tuple[str, ...] = get_args(Answer)
 L1 = ("l1", "proximal_l1")
 """Penalties on the absolute weights of the maps."""
 
@@ -34,15 +36,11 @@ class Objective:
     penalties: Mapping[str, float] = field(default_factory=dict)  # weight of each penalty
 
     def __post_init__(self) -> None:
-        """Validate labels, temperature and penalties."""
-        if unknown := [name for name in self.labels if name not in ANSWERS]:
-            raise ValueError(f"labels must be one of {', '.join(ANSWERS)}, got {unknown[0]!r}")
-        if not self.labels or not all(_is_number(weight) and weight > 0 for weight in self.labels.values()):
-            raise ValueError(f"labels must have weights above 0, got {dict(self.labels)}")
-        if not (_is_number(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        """Validate what the types of the options of ``TaskLoss`` do not say."""
+        if not self.labels:
+            raise ValueError("labels must be at least one kind of labels, got none")
         for name, weight in self.penalties.items():
-            if not _is_number(weight) or weight == 0 or (name in L1 and weight < 0):
+            if not math.isfinite(weight) or weight == 0 or (name in L1 and weight < 0):
                 wanted = "a number above 0" if name in L1 else "a finite number other than 0"
                 raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
             if name in L1:
@@ -99,15 +97,8 @@ class Objective:
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """Find the metrics among the penalties that need more rows than given."""
-        least = {
-            name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
-            for name, metric in self.metrics.items()
-        }
+        least = {name: metric.min_rows(x.shape[1], y.shape[1]) for name, metric in self.metrics.items()}
         return {name: count for name, count in least.items() if count > len(x)}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:

@@ -44,16 +44,11 @@ class PreparedBatch:
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-
-        def moved(representation: Representation) -> Representation:
-            mask = None if representation.mask is None else representation.mask.to(device)
-            return representation.replace(values=representation.values.to(device), mask=mask)
-
         return PreparedBatch(
-            {name: moved(source) for name, source in self.sources.items()},
+            {name: source.to(device) for name, source in self.sources.items()},
             {name: answer.to(device) for name, answer in self.answers.items()},
-            {layer: moved(own) for layer, own in self.there.items()},
-            None if self.features is None else moved(self.features),
+            {layer: own.to(device) for layer, own in self.there.items()},
+            None if self.features is None else self.features.to(device),
         )
 
 
@@ -195,7 +190,7 @@ class Prepared:
         alone = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for _, batch, other in processes.watched(own.batches(alone, progress or "preparing")):
+        for _, batch, other in own.batches(alone, progress or "preparing"):
             part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
             tensors = _tensors(part, self.networks.task.per_token)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())

@@ -12,9 +12,10 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.data import Batch, Samples
+from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
@@ -91,19 +92,20 @@ class StitchabilityCallback(ProbingCallback):
         stitchability/untrained/1
     """
 
+    @checked
     def __init__(
         self,
         reference: str | nn.Module | Adapter,
-        data: Any,
+        data: Data,
         layers: Iterable[str | Pair] | None = None,
         *,
         matcher: str | Matcher = "lstsq",
         every: Every = "epoch",
         pooling: Pooling = "none",
         test_size: float | int = 0.5,
-        batch_size: int = 64,
+        batch_size: Count = 64,
         untrained: bool = True,
-        seed: int = 0,
+        seed: Natural = 0,
         name: str = "stitchability",
         **options: Any,
     ) -> None:
@@ -113,8 +115,6 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError(
                 f"matcher {self._matcher.name!r} is not fitted in closed form; use for example matcher='lstsq'"
             )
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names or pairs, got {layers!r}; write [{layers!r}]")
         self._probe = Probe(data, pooling, batch_size)
         self._fit, self._test = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:

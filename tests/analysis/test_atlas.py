@@ -398,7 +398,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
     refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, pooling="none")
     refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
-    refused("requested twice", a, a, points, metrics=["rsa", "rsa"])
+    refused("name each method once", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
     refused("write", a, a, points, metrics="rsa", error=TypeError)
     refused("must contain at least one layer", a, a, points, layers_a=[])

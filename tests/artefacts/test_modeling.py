@@ -238,6 +238,7 @@ def test_the_summary_of_a_model_without_scores_has_none_and_commands_no_terminal
     model.config.source = {**model.config.source, "cut": {**model.config.source["cut"], "layer": "x\x1b[2J<b>"}}
     head = str(model).partition("\n\n")[0].split("\n")
     assert head[0] == "stitched model" and head[1].endswith("up to x u001b 2J b") and len(head) == 4
+    assert r"x\u001b[2J<b>" in repr(model.stitcher)
 
 
 @pytest.mark.parametrize("tied", [True, False])

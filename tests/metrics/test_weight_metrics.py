@@ -58,7 +58,7 @@ class WeightAngle(WeightMetric):
 def registered() -> Iterator[None]:
     registries.metrics.register("weight_angle", WeightAngle)
     yield
-    del registries.metrics._registered["weight_angle"]
+    del registries.metrics._entries["weight_angle"]
 
 
 class Net(nn.Module):
@@ -220,7 +220,7 @@ def test_networks_of_several_architectures_have_no_value_as_a_whole() -> None:
     [
         ({"data": X}, ValueError, "leave data out"),
         ({"permutations": 10}, ValueError, "no permutations"),
-        ({"metrics": ["weight_angle", "weight_angle"]}, ValueError, "requested twice"),
+        ({"metrics": ["weight_angle", "weight_angle"]}, ValueError, "name each method once"),
         ({"metrics": ["weight_angle:halve=True"]}, TypeError, "halved"),
         ({"b": nn.Sequential(nn.Tanh())}, ValueError, "has none"),
         ({"b": Net(1, width=5), "layers_a": ["head"], "layers_b": ["head"]}, ValueError, "undefined for all pairs"),

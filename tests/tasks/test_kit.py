@@ -13,13 +13,15 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.data import Samples
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.tasks.base import Array
 from hf_stitch.tasks.classification import ImageClassification, TextClassification
 from hf_stitch.testing import Part, check_task
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]
+NAMES = ("O", "B-x", "I-x")
 LABELS: dict[str, Any] = {
+    "token-classification": [[(i + j) % 3 for j in range(len(text.split()))] for i, text in enumerate(TEXTS)],
     "text-classification": [i % 2 for i in range(20)],
     "regression": [i / 7 for i in range(20)],
     "multi-label-classification": [[i % 2, i % 3 > 0, 1] for i in range(20)],
@@ -33,6 +35,7 @@ def bert(head: str = "BertForSequenceClassification", **options: Any) -> hf_stit
 
 def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
     """A network with the head of a task, and data for it."""
+    torch.manual_seed(0)
     if name == "image-classification":
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         images = torch.randn(20, 3, 2, 2, generator=torch.Generator().manual_seed(0))
@@ -41,11 +44,12 @@ def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
         "feature-extraction": lambda: bert("BertModel"),
         "text-classification": bert,
         "text-generation": lambda: adapted("llama", build("llama", 0)),
+        "token-classification": lambda: bert("BertForTokenClassification", id2label=dict(enumerate(NAMES))),
         "regression": lambda: bert(num_labels=1),
         "multi-label-classification": lambda: bert(num_labels=3, problem_type="multi_label_classification"),
     }[name]()
-    return network, Samples.of(TEXTS, label=[[*map(int, each)] if isinstance(each, list) else each
-                                             for each in LABELS[name]] if name in LABELS else None)  # fmt: skip
+    labels = [[*map(int, each)] if isinstance(each, list) else each for each in LABELS.get(name, ())]
+    return network, Samples.of(TEXTS, label=labels or None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_a_broken_promise_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -
     class One(Broken):
         broken = part
 
-    monkeypatch.setitem(registries.tasks._registered, "broken", One)
+    monkeypatch.setitem(registries.tasks._entries, "broken", Entry.of("broken", One))
     found = {each.name: each for each in check_task.parts(One(), *case("image-classification"))}
     with pytest.raises(AssertionError):
         found[part]()
@@ -105,7 +109,7 @@ def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytes
             found = super().figures_of(own, target, weights)
             return {"hit_rate": np.ones_like(found["agreement"]), **found}
 
-    monkeypatch.setitem(registries.tasks._registered, "ranked", Ranked)
+    monkeypatch.setitem(registries.tasks._entries, "ranked", Entry.of("ranked", Ranked))
     network, data = case("text-classification")
     layer = "bert.encoder.layer.1"
     model = hf_stitch.stitch(

@@ -68,7 +68,7 @@ def test_an_exact_identity_is_no_rival(b: Adapter, matcher: str) -> None:
 
 
 def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
-    from hf_stitch.analysis.scoring import not_beaten
+    from hf_stitch.scoring.measured import not_beaten
     from hf_stitch.tasks.kinds import task_named
 
     def drawn(value: float) -> dict[str, Any]:

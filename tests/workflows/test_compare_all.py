@@ -155,7 +155,7 @@ def test_undefined_pairs_are_left_out_of_everything(tmp_path: Any) -> None:
 def test_wrong_arguments_are_named() -> None:
     nets = {"a": net(0), "b": net(1)}
     for resamples in (-1, 1, 91):
-        with pytest.raises(ValueError, match=rf"(from 2 to the number of samples, 90|at least 0), got {resamples}"):
+        with pytest.raises(ValueError, match=rf"(from 2 to the number of samples, 90|>= 0), got {resamples}"):
             hf_stitch.compare_all(nets, POINTS, resamples=resamples)
     with pytest.raises(ValueError, match="one row per sample: use pooling='mean'"):
         hf_stitch.compare_all(nets, POINTS, resamples=9, pooling="none")

@@ -455,24 +455,42 @@ def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tm
 def test_an_interrupted_grid_resumes_to_the_same_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_stitch.analysis.grid.measuring import Measures
+    from hf_stitch.scoring.passing import Scoring
     from hf_stitch.storage.checkpoint import Checkpoint
 
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
     whole = job(tmp_path / "whole", images)
-    original, left = Measures._measure, [1]
+    original, left = Scoring._measure, [1]
 
-    def interrupted(self: Measures, batch: Any) -> Any:
+    def interrupted(self: Scoring, batch: Any, twin: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return original(self, batch)
+        return original(self, batch, twin)
 
     # 64 samples are fitted to and 16 scored: one batch.
-    monkeypatch.setattr(Measures, "_measure", interrupted)
+    monkeypatch.setattr(Scoring, "_measure", interrupted)
     left[0] = 0
     with pytest.raises(KeyboardInterrupt):
         job(tmp_path / "stopped", images)
-    monkeypatch.setattr(Measures, "_measure", original)
+    monkeypatch.setattr(Scoring, "_measure", original)
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()  # finished: nothing is left to do
+
+
+def test_prefix_tokens_come_from_all_positions_of_a_larger_source() -> None:
+    g = torch.Generator().manual_seed(0)
+    train, test = (torch.randn(n, 3, 32, 32, generator=g) for n in (120, 40))
+    net = nn.Sequential(nn.Conv2d(3, 24, 3, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(2400, CLASSES))
+    a, b = hf_stitch.load(net, example_inputs=test[:2]), network("vit")
+    layer = b.layers[0]
+    grid = hf_stitch.stitch_grid(
+        a, b, train, test_data=test, layers_a=["0"], layers_b=[layer], matchers=["procrustes"], resamples=2,
+        progress=False,
+    )  # fmt: skip
+    assert (a.spec("0").grid, b.spec(layer).grid, b.spec(layer).prefix_tokens) == ((10, 10), (4, 4), 1)
+    y = b.encode(b.preprocess(test), layer)[layer].values
+    with torch.no_grad():
+        apart = (grid.stitches or {})["procrustes", "0", layer](a.encode(a.preprocess(test), "0")["0"]).values - y
+    expected = float(apart.double().square().sum() / y.double().square().sum())
+    assert grid.score("0", layer, "structural_error").value == pytest.approx(expected, rel=1e-5)

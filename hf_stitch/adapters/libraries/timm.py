@@ -17,8 +17,8 @@ from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
+from hf_stitch.options import did_you_mean
 from hf_stitch.reference import ModelReference, Settings
-from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of ``timm.create_model`` that define the source of the weights, which a config must not set."""

@@ -16,11 +16,11 @@ from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import SAME_NETWORK
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.kinds import task_named
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 
 from hf_stitch import Moments, registries
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.stitches import Stitch
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, resampled, served
@@ -107,6 +107,7 @@ class Scored:
         return {"label": self.candidate.label, **candidate, **shown}
 
 
+@checked
 def candidates(
     pairs: int,
     old_width: int,
@@ -136,8 +137,6 @@ def candidates(
         >>> [each.label for each in candidates(100, 8, 8, direction="query")][:3]
         ['old model', 'identity, query', 'ridge_to_identity x0.1, query']
     """
-    check_choice("direction", direction, (*get_args(Direction), "auto"))
-    check_choice("metric", metric, get_args(Metric))
     equal = old_width == new_width
     directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
     if metric == "l2":
