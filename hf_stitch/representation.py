@@ -150,6 +150,18 @@ class Representation:
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
+    def to(self, device: torch.device | str) -> Representation:
+        """Return the representation with its values and mask on a device; the context stays where it is.
+
+        Args:
+            device: The device.
+
+        Example:
+            >>> Representation(torch.zeros(2, 3), "bd").to("meta").values.device
+            device(type='meta')
+        """
+        return self.replace(values=self.values.to(device), mask=None if self.mask is None else self.mask.to(device))
+
     @checked
     def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """Convert to an n x d matrix with a pooling.
@@ -351,9 +363,3 @@ def concatenate(batches: Sequence[Tensor]) -> Tensor:
         trailing = [0, 0] * (batches[0].dim() - 2)
         batches = [functional.pad(batch, [*trailing, 0, longest - batch.shape[1]]) for batch in batches]
     return torch.cat(list(batches))
-
-
-def pooling_from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record of version 0.1.0, where ``pooling`` was ``rows`` and its value ``none`` was ``positions``."""
-    values = {"pooling" if key == "rows" else key: value for key, value in record.items()}
-    return values | {"pooling": "none"} if values.get("pooling") == "positions" else values

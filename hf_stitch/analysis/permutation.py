@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hf_stitch.analysis.resampling import Array, Places, chosen_metric, rows_by_sample
+from hf_stitch.metrics._cka import debiased_from
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
 from hf_stitch.options import Natural, Several, checked
 from hf_stitch.results import Result
-from hf_stitch.statistics import DebiasedMoments, Moments
+from hf_stitch.statistics import Moments
 
 if TYPE_CHECKING:
     import pandas
@@ -206,21 +207,16 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
 
 def pairing(metric: ActivationMetric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
     """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once."""
-    debiased = metric.statistic == "debiased"
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()
-    kept = DebiasedMoments(x.shape[1], y.shape[1], x.device).update(x, y)
+    kept = Moments(x.shape[1], y.shape[1], x.device).update(x, y)
     x, y = x - kept.mean_x, y - kept.mean_y
 
-    def from_moments(order: Tensor) -> float:
-        parts = (kept.mean_x, kept.mean_y, kept.sxx, kept.syy)
-        return metric.from_moments(Moments.of(kept.n, *parts, x.T @ y[order]))
-
-    def from_debiased(order: Tensor) -> float:
+    def score(order: Tensor) -> float:
         other = y[order]
-        k = torch.stack([x.square().sum(1), other.square().sum(1)])
-        moments = DebiasedMoments.of(kept.n, kept.mean_x, kept.mean_y, kept.sxx, kept.syy, x.T @ other)
-        moments.kz, moments.kk = k @ torch.cat([x, other], 1), k @ k.T
-        return metric.from_debiased(moments)  # type: ignore[attr-defined]
+        moments = Moments.of(kept.n, kept.mean_x, kept.mean_y, kept.sxx, kept.syy, x.T @ other)
+        if metric.statistic != "debiased":
+            return metric.from_moments(moments)
+        return debiased_from(moments, torch.stack([x.square().sum(1), other.square().sum(1)]))
 
-    return from_debiased if debiased else from_moments
+    return score

@@ -320,20 +320,20 @@ class UnpairedMatcher(RowsMatcher):
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
         """Return the samples without partners, and those of the pairs if these are needed."""
-        lonely = data.unpaired or ()
-        return lonely if lonely and not self.least_pairs else (data.train.a, *lonely)
+        unpaired = data.unpaired or ()
+        return unpaired if unpaired and not self.least_pairs else (data.train.a, *unpaired)
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
         """Fit the rows with and without partners of each part; pairs that are not needed are not read."""
-        lonely = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
-        if not lonely:
+        unpaired = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
+        if not unpaired:
             return super().match(collected, folder)
 
         def read(cell: Cell) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
             pairs = collected.rows(cell) if self.least_pairs else {}
             return {
                 part: (pairs[part].x, pairs[part].y, u, v) if pairs else (u[:0], v[:0], u, v)
-                for part, (u, v) in lonely[cell].items()
+                for part, (u, v) in unpaired[cell].items()
             }
 
         def fit(rows: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Stitch, Tensor]:

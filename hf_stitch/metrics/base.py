@@ -206,7 +206,7 @@ class ActivationMetric(Metric):
     """Base class of metrics that compare two representations of the same samples, updated batch by batch.
 
     Attributes:
-        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
+        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``LayerMoments``),
             ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (one row of logits or
             probabilities per sample).
         invariances: Transformations of either side that do not change the value: ``"orthogonal"`` and ``"invertible"``

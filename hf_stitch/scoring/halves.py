@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from hf_stitch.tasks.kinds import task_named
 
 SOURCE = "source"
 """Stands for the layer of the source of a stitched model, which has one."""
+OTHER_TOKENS = "its tokens are not those of the target"
 
 
 class Predictor(NamedTuple):
@@ -46,6 +47,7 @@ class Halves(Protocol):
 
     alone: Adapter | None  # the whole source, if it is scored and :meth:`encode` does not return its output
     reads_other_tokens: bool  # whether the whole source reads other tokens than the target
+    needs_own: bool  # whether :meth:`finish` needs the target's own activations
 
     @property
     def front(self) -> Hashable:
@@ -59,29 +61,39 @@ class Halves(Protocol):
         """Run the source up to its layers."""
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
-        """Run the target from a layer on; ``like`` are its own activations there, if they are known."""
+        """Run the target from a layer on; ``like`` are its own activations there, if they are needed or watched."""
 
 
 class HalvesOfPair:
     """Halves of the networks of a pair, which runs the source once, to its end if it is scored."""
 
-    alone, reads_other_tokens, modules, front = None, False, (), "pair"
+    alone: Adapter | None = None
+    reads_other_tokens, needs_own = False, True
+    modules: Sequence[nn.Module] = ()
+    front: Hashable = "pair"
 
     def __init__(self, pair: Pair, *, with_source: bool) -> None:
         self.pair, self._with_source = pair, with_source
-        self.finish = pair.finish
 
     def encode(self, batch: Batch) -> Ran:
         """Run the source."""
         pair = self.pair
         return run_to(pair.source, pair.layers_a, batch, "source", complete=self._with_source)
 
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the target from a layer on."""
+        assert like is not None
+        return self.pair.finish(mapped, layer, like)
+
 
 class HalvesOfModel:
     """The halves of a stitched model itself, also if its parents are not in memory."""
 
+    needs_own = False
+
     def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
-        self.model, self.alone, self.modules = model, alone, (model,)
+        self.model, self.alone, self.modules = model, alone, [model]
+        self.left_out: dict[str, str] = {}  # why the whole source is not scored
         self.reads_other_tokens = isinstance(model.source, PrefixFront)
 
     @cached_property
@@ -103,11 +115,31 @@ class HalvesOfModel:
         """Run the back half."""
         return self.model.head(mapped)
 
+    @classmethod
+    def of(cls, model: StitchedModel, source: Any, target: Whole, *, other_tokens: bool = False) -> Self:
+        """Return the halves of a model with its whole source, if its head can be scored like that of the target.
+
+        With ``other_tokens``, it may read other tokens than the target.
+        """
+        halves = cls(model)
+        if halves.reads_other_tokens and not other_tokens:
+            halves.left_out = {"source": OTHER_TOKENS}
+            return halves
+        halves.alone, why = source_alone(model, source, target)
+        halves.left_out = {"source": why} if why else {}
+        return halves
+
+    @property
+    def layer(self) -> str:
+        """The layer at which the model enters its target."""
+        layer: str = self.model.target.cut.layer
+        return layer
+
     def predictors(self, stitches: Mapping[str, StitchingLayer], front: str = "") -> Iterator[Predictor]:
         """Yield the predictors of stitching layers at the cuts of the model, by name."""
         for name, stitch in stitches.items():
             constant = name == "mean_only" and self.model.task is not None
-            yield Predictor(name, SOURCE, self.model.target.cut.layer, stitch, front, constant)
+            yield Predictor(name, SOURCE, self.layer, stitch, front, constant)
 
 
 @dataclass(frozen=True)
@@ -147,8 +179,8 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     if source.unscored or source.task != task:
         return f"it has no head for {task}"
     if not source.completes:
-        return "its tokens are not those of the target"
-    if not task_named(task).classifies or not isinstance(target, Adapter):
+        return OTHER_TOKENS
+    if not task_named(task).describes_outputs or not isinstance(target, Adapter):
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)
     if count == others and (names == theirs or not names or not theirs):
@@ -166,6 +198,11 @@ def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
     known = tuple(str(names.get(i, "")) for i in range(count))
     generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
     return count, () if generic else known
+
+
+def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
+    """Return one or several stitched models as a list, and whether several were given."""
+    return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:

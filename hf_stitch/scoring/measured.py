@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_stitch.tasks.base import HIGHER, Answers, Array
+from hf_stitch.tasks.base import Answers, Array, Task
 
 NULLS = ("identity", "mean_only", "chance")
 """Baselines that carry nothing over from the source."""
@@ -40,11 +40,18 @@ class Score:
 class Measured:
     """What a pass has measured of all samples."""
 
+    task: Task
     answers: Mapping[str, Mapping[str, Answers]]  # name of halves -> predictor, target and source -> measures
     seen: Mapping[tuple[str, ...], Array]  # what a watch kept
 
+    def drawn(self, name: str, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
+        """Return the figures of all predictors between some halves, and of chance, on all samples and on resamples."""
+        found = self.answers[name]
+        chance = {"chance": self.task.chance(found, seed)}
+        return self.task.drawn({**found, **chance}, resamples=resamples, seed=seed)
 
-def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
+
+def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
     """Return the baselines that a stitched model does not beat, by the first figure that is defined.
 
     A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
@@ -53,7 +60,7 @@ def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] =
     figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
     if figure is None:
         return ()
-    sign = 1 if figure in HIGHER else -1
+    sign = 1 if task.figures[figure] else -1
     apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
     return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
 

@@ -74,7 +74,6 @@ class Scoring:
     ) -> None:  # fmt: skip
         self.target, self.halves, self.predictors, self.task, self.watch = target, halves, predictors, task, watch
         self._kept, self._sizes = kept, sizes  # measures of predictors, by default all; whether texts are measured
-        self._layers = list(dict.fromkeys(predictor.layer_b for predictor in predictors))
         self._constants: dict[Key, Tensor] = {}
 
     @property
@@ -145,13 +144,16 @@ class Scoring:
 
     def _target(self, twin: Batch) -> tuple[Ran, Answers]:
         """Run the target, and measure the samples themselves."""
+        sizes: Answers = {}
         if self._sizes:
-            inputs, sizes = self.task.inputs(self.target, twin.samples)
+            inputs, sizes = self.task.sized_inputs(self.target, twin)
         else:
-            inputs, sizes = self.target.preprocess(twin.samples), {}
-        if self.watch is None or not isinstance(self.target, Adapter):
+            inputs = self.task.inputs(self.target, twin)
+        reads = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
+        if not reads or not isinstance(self.target, Adapter):
             return Ran(inputs, {}, self.target.forward(inputs)), sizes
-        return run_to(self.target, self._layers, twin, "target", complete=True, inputs=inputs), sizes
+        layers = dict.fromkeys(predictor.layer_b for predictor in self.predictors)
+        return run_to(self.target, layers, twin, "target", complete=True, inputs=inputs), sizes
 
     @staticmethod
     def _source(halves: Halves, own: Ran, batch: Batch, once: _Once) -> Any:
@@ -167,10 +169,10 @@ class Scoring:
         place = predictor.front, predictor.name
         if (known := self._constants.get(place)) is not None:
             return None, known.expand(count, -1)
-        x, grid = own.found[predictor.layer_a], predictor.stitch.target.grid
-        if predictor.stitch.pooling == "none" and x.grid and grid and grid[0] * grid[1] < x.grid[0] * x.grid[1]:
-            x = once((halves.front, predictor.layer_a, grid), x.resize, grid)  # shrunk once for all stitches to it
-        mapped = predictor.stitch(x)
+        x, stitch = own.found[predictor.layer_a], predictor.stitch
+        if stitch.shrinks(x):  # once for all stitches to the same grid
+            x = once((halves.front, predictor.layer_a, stitch.target.grid), x.resize, stitch.target.grid)
+        mapped = stitch(x)
         output = halves.finish(mapped, predictor.layer_b, like)
         if not predictor.constant:
             return mapped, output
@@ -226,7 +228,7 @@ class Scoring:
         for (name, who), of in rows.items():
             batches = zip(*of.values(), strict=True)
             answers.setdefault(name, {})[who] = [dict(zip(of, values, strict=True)) for values in batches]
-        return Measured({name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
+        return Measured(self.task, {name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
 
 
 class _Once(dict[Hashable, Any]):

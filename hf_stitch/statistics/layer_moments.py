@@ -11,14 +11,13 @@ from torch import Tensor
 
 from hf_stitch.statistics.base import Statistic, within
 from hf_stitch.statistics.hsic import HSIC, unbiased_pairs
-from hf_stitch.statistics.layers import LayerStatistic
 from hf_stitch.statistics.moments import Moments
 
 # Rows multiplied at a time: smaller products would mostly read and write the co-moments.
 _BUFFER_ROWS = 512
 
 
-class LayerMoments(Statistic, LayerStatistic):
+class LayerMoments(Statistic):
     """First and second moments of the rows of every layer of two sides, and of all pairs of layers, in float64.
 
     Sums are taken about an ``origin`` near the mean, for example the mean of a few rows, so that means far from zero do

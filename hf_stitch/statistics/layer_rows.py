@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hf_stitch.processes import Processes
 from hf_stitch.statistics.grams import Grams
-from hf_stitch.statistics.layers import LayerStatistic
 from hf_stitch.storage.rows import RowStore
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _MESSAGE_BYTES = 2**26
 """Bytes per message to the other processes."""
 
 
-class LayerRows(LayerStatistic):
+class LayerRows:
     """The rows of every layer in files, one per layer, which are memory-mapped for reading.
 
     Dtypes narrower than float32 are stored as float32.
@@ -76,7 +75,7 @@ class LayerRows(LayerStatistic):
         return Grams(rows) if self._same else Grams(rows[: self._layers_x], rows[self._layers_x :])
 
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
-        """Add a batch; see :class:`LayerStatistic`."""
+        """Add a batch of rows of every layer. Row i must be the same sample in every layer."""
         for store, like, rows in zip(self._stores, self._like, (*x, *(y or ())), strict=True):
             store.append(rows.to("cpu", like.dtype))
         return self
@@ -97,8 +96,6 @@ class LayerRows(LayerStatistic):
         """Give every process the rows of all processes, in the order of the ranks.
 
         All processes must call this method once, after the last row.
-
-        See :meth:`hf_stitch.statistics.layers.LayerStatistic.all_reduce`.
         """
         if accelerator.num_processes == 1:
             return self

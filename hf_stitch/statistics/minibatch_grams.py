@@ -11,10 +11,9 @@ from torch import Tensor
 from hf_stitch.statistics.base import Statistic
 from hf_stitch.statistics.grams import Gram, Packed, gram_of, packed, unbiased
 from hf_stitch.statistics.hsic import HSIC
-from hf_stitch.statistics.layers import LayerStatistic
 
 
-class MinibatchGrams(Statistic, LayerStatistic):
+class MinibatchGrams(Statistic):
     """Unbiased HSIC of every pair of layers, summed over minibatches of consecutive rows (Nguyen et al. 2021).
 
     ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted

@@ -150,6 +150,15 @@ class StitchingLayer(nn.Module):
         mask = None if mask is None else mask[:, representation.prefix_tokens :]
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling), mask)
 
+    def shrinks(self, representation: Representation) -> bool:
+        """Whether all that is read of a representation are its positions on the target's grid, which has fewer."""
+        own, grid = representation.grid, self.target.grid
+        by_mean = self.prefix is not None and not representation.prefix_tokens  # of all positions: source_prefix
+        return (
+            self.pooling == "none" and not by_mean and own is not None and grid is not None
+            and grid[0] * grid[1] < own[0] * own[1]
+        )  # fmt: skip
+
     def _map(self, part: str, values: Tensor, mask: Tensor | None = None) -> Tensor:
         stitch: Stitch = getattr(self, part)
         weights = list(stitch.parameters())  # torch 2.7 cannot export next() with a default

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.drawing import halves as halved
+from hf_stitch.analysis.detection.evidence import Watchers, views_of
 from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
-from hf_stitch.analysis.detection.result import Detection, Evidence, detect
-from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
+from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Data, PairedSamples, Samples
+from hf_stitch.data import Data, Id, PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
 from hf_stitch.data.overlap import MOST_SHARED
 from hf_stitch.detectors import Detector
@@ -29,17 +27,17 @@ from hf_stitch.options import NonNegative, Several, Within, checked
 from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfModel, scored_target, source_alone
-from hf_stitch.scoring.measured import as_score
+from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
+from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._held_out import check_far
 from hf_stitch.workflows._networks import Named, Runs
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
+LEFT_OUT = {"identity": "audits leave it out, see hf_stitch.evaluate"}
 
 
 @checked
@@ -131,41 +129,37 @@ def audit(
         'accurate, and no detector finds it out of distribution'
     """
     with Run.of(audit, options, WITHOUT_STATE) as run:
-        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
+        models, several = models_of(stitched)
         whole = _check(models, target)
-        both = samples_to_score(models, data, paired_data)
-        samples, others = both.a, both.b
-        shares = [_check_samples(model, samples) for model in models]
-        known, scored = _known(others, train_data, whole, run.seed)
-        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-        watching = registries.detectors.build_all(detectors, needed=True)
-        check_needs(watching, known, outliers, far)
-        check_far(far, (known, others), detectors=watching)
-        alone = [
-            (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
-            else source_alone(model, source, whole)
-            for model in models
-        ]  # fmt: skip
+        samples = samples_to_score(models, data, paired_data)
+        shares = [_check_unfitted(model, samples.a) for model in models]
+        known, scored = _known(samples.b, train_data, whole, run.seed)
+        named = registries.detectors.build_all(detectors, needed=True)
+        watchers = Watchers.of(named, known, samples.b, auxiliary_data, far_data)
+        halves = {str(number): HalvesOfModel.of(model, source, whole) for number, model in enumerate(models)}
+        scoring = _scoring(whole, halves)
         if run.planning:
-            return _planned(models, whole, [network for network, _ in alone], both, known, run)
-        watches = _fit(models, watching, whole, known, outliers, run)
-        found = AuditPass(
-            models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
-        )
-        found.run(both, run)
-        detections = _detections(found, others, known, far, run)
+            return _planned(scoring, samples, known, run)
+        watchers = replace(watchers, scored=scored).fitted(
+            whole, {name: list(views_of(own.model.stitch).values()) for name, own in halves.items()},
+            {name: [own.layer] for name, own in halves.items()}, run, kinds=("coloured",),
+        )  # fmt: skip
+        scoring.watch = watchers
+        measured = scoring.run(samples, run)
+        cells = {(name, STITCHED): (name, SOURCE, own.layer) for name, own in halves.items()}
+        found = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], two_sided=False)
         audits = []
-        evaluations = _evaluations(found, samples, shares, [why for _, why in alone], resamples, run.seed)
-        for number, model in enumerate(models):
-            audited = Audit(
-                evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
-                {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
-                known.fingerprint, run.seed,
-            )  # fmt: skip
-            verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": run.seed}
-            model.keep_scores(audit=verdict)
+        for (name, own), share in zip(halves.items(), shares, strict=True):
+            scores = scores_of(measured.drawn(name, resamples, run.seed))
+            evaluation = Evaluation(
+                str(own.model.task), len(samples), samples.a.fingerprint, scores, share, LEFT_OUT | own.left_out
+            )
+            seen = _seen(watchers, measured, found, name, own)
+            pooling = own.model.stitch.pooling
+            audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, known.fingerprint, run.seed)
+            own.model.keep_scores(audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed})
             audits.append(audited)
-        return audits[0] if isinstance(stitched, StitchedModel) else audits
+        return audits if several else audits[0]
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
@@ -186,7 +180,7 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
     return scored_target(models[0], target)
 
 
-def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
+def _check_unfitted(model: StitchedModel, samples: Samples) -> float | None:
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:
@@ -197,104 +191,48 @@ def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
     return share
 
 
-def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, NDArray[np.bool_]]:
-    """Return the samples to which detectors are fitted, and which of the others they score."""
+def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, frozenset[Id]]:
+    """Return the samples to which detectors are fitted, and the ids of the others, which they score."""
     if train_data is not None:
         train = numbered_as(Samples.of(train_data), getattr(whole.model, "config", None))
-        return train, np.ones(len(others), bool)
-    second = halves(others.ids, seed, "audit")
+        return train, frozenset(others.ids)
+    second = halved(others.ids, seed, "audit")
     if second.all():
         raise ValueError(f"one half of the samples is needed to fit detectors, got {len(others)}: give more samples")
-    return others.select(np.flatnonzero(~second).tolist()), second
+    first, rest = (others.select(np.flatnonzero(chosen).tolist()) for chosen in (~second, second))
+    return first, frozenset(rest.ids)
 
 
-def _fit(
-    models: Sequence[StitchedModel],
-    detectors: Mapping[str, Detector],
-    whole: Adapter,
-    known: Samples,
-    outliers: Samples | None,
-    run: Run,
-) -> dict[View, Watch]:
-    """Fit the detectors to all that they will be shown: one set for each pooling, and one for prefix tokens."""
-    layers: dict[View, list[str]] = {}
-    for model in models:
-        for view in views_of(model).values():
-            layers.setdefault(view, []).append(layer_of(model))
-    return {
-        view: fit_watch(
-            detectors, whole, list(dict.fromkeys(of_view)), known, view, run, outliers=outliers,
-            kinds=("coloured",),
-        )
-        for view, of_view in layers.items()
-    }  # fmt: skip
-
-
-def _planned(
-    models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: PairedSamples,
-    known: Samples, run: Run,
-) -> Any:  # fmt: skip
-    """Score one batch with each model, run the target on one, and extrapolate."""
-    batch = next(known.batches(min(run.batch_size, len(known))))
-    with torch.no_grad():
-        forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), models[0].device)
-    halves = {str(number): HalvesOfModel(*each) for number, each in enumerate(zip(models, alone, strict=True))}
+def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
+    """Return the pass over all models and the means of their targets."""
     predictors = [
         predictor
         for name, own in halves.items()
-        for predictor in own.predictors({"stitched": own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
+        for predictor in own.predictors({STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
     ]
-    scoring = Scoring(whole, halves, predictors, task_named(models[0].task))
+    model = next(iter(halves.values())).model
+    return Scoring(whole, halves, predictors, task_named(model.task).about(model))
+
+
+def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run) -> Any:
+    """Run the target on one batch of the samples of the detectors, score one batch, and extrapolate."""
+    batch = next(known.batches(min(run.batch_size, len(known))))
+    with torch.no_grad():
+        forward = seconds_of(lambda: scoring.target.forward(scoring.target.preprocess(batch.samples)), scoring.device)
     detecting = forward * len(known) / len(batch.samples) / run.processes.count
-    job = f"audit of {len(models)} model{'s'[: len(models) > 1]}, {len(samples)} samples"
+    job = f"audit of {len(scoring.halves)} model{'s'[: len(scoring.halves) > 1]}, {len(samples)} samples"
     return planned_scoring(
         job, scoring, samples, run, stages={"running the target on the samples of the detectors": detecting},
         left_out="detectors and bootstrap are not included",
     )  # fmt: skip
 
 
-def _detections(
-    found: AuditPass, others: Samples, known: Samples, far: Samples | None, run: Run
-) -> list[dict[str, dict[str, Detection]]]:
-    """Return what the detectors find, of each model, by part and detector."""
-    ids = [others.ids[place] for place in np.flatnonzero(found.scored)]
-    by_view: dict[View, dict[str, Detection]] = {}
-    for view, watch in found.watches.items():
-        seen = {}
-        if far is not None:
-            seen = see_all(watch, found.whole, far, view, run)
-        own, doses, stitched = (found.kept(what, view) for what in ("own", "doses", "stitched"))
-        evidence = Evidence(ids, own, doses, stitched, known.ids, seen, () if far is None else far.ids)
-        by_view[view] = {label: detect(watch, label, [SOURCE], evidence, two_sided=False) for label in watch.detectors}
-    return [
-        {
-            part: {
-                label: detection.of(str(number), layer_of(model), STITCHED)
-                for label, detection in by_view[view].items()
-            }
-            for part, view in views_of(model).items()
-        }
-        for number, model in enumerate(found.models)
-    ]
-
-
-def _evaluations(
-    found: AuditPass,
-    samples: Samples,
-    shares: Sequence[float | None],
-    without_source: Sequence[str],
-    resamples: int,
-    seed: int,
-) -> list[Evaluation]:
-    """Return the scores of each model, all on the same resamples."""
-    task, evaluations = found.task, []
-    order = ("stitched", "mean_only", "source", "target", "chance")
-    for number, (measured, why) in enumerate(zip(found.answers, without_source, strict=True)):
-        chance = {"chance": task.chance(measured, seed)}
-        drawn = task.drawn({**measured, **chance}, resamples=resamples, seed=seed)
-        scores = {who: {figure: as_score(values) for figure, values in row.items()} for who, row in drawn.items()}
-        rows = {who: scores[who] for who in sorted(scores, key=order.index)}
-        left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"} | ({"source": why} if why else {})
-        name = str(found.models[number].task)
-        evaluations.append(Evaluation(name, len(samples), samples.fingerprint, rows, shares[number], left_out))
-    return evaluations
+def _seen(
+    watchers: Watchers, measured: Measured, found: Mapping[View, Mapping[str, Detection]], name: str, own: HalvesOfModel
+) -> tuple[dict[str, float], dict[str, dict[str, Detection]]]:
+    """Return the residual of a model and what the detectors find of it, by part of its stitching layer."""
+    layer, views = own.layer, views_of(own.model.stitch)
+    return {part: watchers.residual(measured.seen, view, layer, (name, STITCHED)) for part, view in views.items()}, {
+        part: {label: each.of(name, layer, STITCHED) for label, each in found[view].items()}
+        for part, view in views.items()
+    }

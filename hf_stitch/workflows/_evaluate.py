@@ -13,7 +13,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data
 from hf_stitch.options import Natural, Several, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference, source_alone
+from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
@@ -112,26 +112,24 @@ def evaluate(
         asked = "examples needs predictions" if examples else "source is only scored for models with a head"
         raise ValueError(f"{asked}, but {type(stitched).__name__} has no head: leave it out")
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
-        whole, task = reference(stitched, target), task_named(stitched.task)
+        whole, task = reference(stitched, target), task_named(stitched.task).about(stitched)
         samples = samples_to_score([stitched], data, paired_data)
         stitches, left_out = _stitches(stitched, baselines or {})
-        alone, left_out["source"] = source_alone(stitched, source, whole)
-        halves = HalvesOfModel(stitched, alone)
+        halves = HalvesOfModel.of(stitched, source, whole, other_tokens=True)
         scoring = Scoring(whole, {"": halves}, list(halves.predictors(stitches)), task, sizes=True)
         if run.planning:
             job = f"evaluate, {len(stitches)} predictors and whole networks, {len(samples)} samples"
             return planned_scoring(job, scoring, samples, run, left_out="the bootstrap is not included")
-        found = scoring.run(samples, run).answers[""]
-        chance = {"chance": task.chance(found, run.seed)}
-        drawn = task.drawn({**found, **chance}, resamples=resamples, seed=run.seed)
+        measured = scoring.run(samples, run)
+        drawn, found = measured.drawn("", resamples, run.seed), measured.answers[""]
         names = class_names(stitched, samples.a)
-        parts = StitchedParts.of(stitched, alone, whole)
+        parts = StitchedParts.of(stitched, halves.alone, whole)
         exact = parts.at_one_layer or stitched.stitch.is_identity
         result = Evaluation(
             stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(drawn),
-            fitted_share(stitched, samples.a), {who: why for who, why in left_out.items() if why}, parts,
-            confused(found, names) if task.classifies else {}, differing(found, samples.a, names, examples),
-            not_beaten(drawn, NULLS[1:] if exact else NULLS),
+            fitted_share(stitched, samples.a), left_out | halves.left_out, parts,
+            confused(found, names) if task.classifies else {}, differing(task, found, samples.a, names, examples),
+            not_beaten(task, drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
         _warn(result)
         return result

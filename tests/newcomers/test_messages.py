@@ -21,7 +21,7 @@ from hf_stitch import analysis, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
 from hf_stitch.cli import app
-from hf_stitch.statistics import DebiasedMoments, Features, Moments
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.training import SimilarityCallback
 
 
@@ -328,11 +328,10 @@ def test_tables_count_in_english(sides: list[Activations]) -> None:
 def test_moments_take_arrays_as_metrics_do() -> None:
     rows = np.random.default_rng(0).normal(size=(9, 5))
     x, y = rows[:, :3], rows[::-1, 3:]  # a view with a step backwards
-    for kind in (Moments, DebiasedMoments):
-        arrays = kind(3, 2).update(x, y)
-        tensors = kind(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
-        assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
-        np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
+    arrays = Moments(3, 2).update(x, y)
+    tensors = Moments(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
+    assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
+    np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
     kept = Features().update(x, y)
     np.testing.assert_array_equal(kept.y, y)
     with pytest.raises(TypeError, match="x_rows must be a numpy array or a torch tensor, got list"):

@@ -17,7 +17,7 @@ from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError, PairError
 from hf_stitch.running import Run
-from hf_stitch.statistics import Gram, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams
+from hf_stitch.statistics import Gram, LayerMoments, LayerRows, MinibatchGrams
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
+LayerStatistic = LayerMoments | LayerRows | MinibatchGrams
 
 _ROWS = "rows"
 """Key of the rows in a state; their route has no options."""
@@ -93,7 +94,8 @@ class Collector:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
-            self._kept[name][key] = kept = statistic.keep(rows)
+            kept = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
+            self._kept[name][key] = kept
             products += [kept.products] if isinstance(kept, Gram) else []
         # Non-finite rows make the trace non-finite, which is cheaper to check than the rows.
         return bool(products[0].trace().isfinite()) if products else all_finite(rows)
