@@ -239,7 +239,7 @@ def test_bad_input() -> None:
             call()
     with pytest.raises(TypeError, match="got Pipeline: of a pipeline, fold the scaling"):
         transfer_probe(make_pipeline(StandardScaler(), Ridge()), stitch, to="source")
-    with pytest.raises(TypeError, match="the stitch must be a Stitcher"):
+    with pytest.raises(TypeError, match="stitch must be a Stitch or"):
         transfer_direction(v, torch.nn.Linear(5, 4))  # type: ignore[arg-type]
     for options in ({"architecture": "gated"}, {"k": 3}, {"architecture": "topk"}, {"architecture": "topk", "k": 99}):
         with pytest.raises(ValueError, match=r"architecture|needs k"):
