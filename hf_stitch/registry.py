@@ -313,8 +313,8 @@ class Registry(Generic[T]):
             ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
 
         Example:
-            >>> registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"])
-            {'lstsq': Lstsq(), 'ridge(ridge=0.5)': Ridge(ridge=0.5)}
+            >>> list(registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"]))
+            ['lstsq', 'ridge(ridge=0.5)']
         """
         argument = argument or self.kind
         check(Iterable[str | Mapping[str, Any] | self.base], **{argument: specs})  # type: ignore[name-defined]

@@ -97,7 +97,10 @@ class Objective:
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """Find the metrics among the penalties that need more rows than given."""
-        least = {name: metric.min_rows(x.shape[1], y.shape[1]) for name, metric in self.metrics.items()}
+        least = {
+            name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
+            for name, metric in self.metrics.items()
+        }
         return {name: count for name, count in least.items() if count > len(x)}
 
 
