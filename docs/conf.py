@@ -60,16 +60,11 @@ def _same(name: str, found: Any) -> bool:
         return False
 
 
-<<<<<<< HEAD
 def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
     """Offer pages of plugins, which are no part of the site, as files: a link to them works in the repository only."""
     source[0] = re.sub(r"\[([^\]]+)\]\((\.\./plugins/[^)]+\.md)\)", r"{download}`\1 <\2>`", source[0])
 
 
-def setup(app: Sphinx) -> None:
-    """Register the resolver and the offer."""
-    app.connect("source-read", offer_outside)
-=======
 def make_pages(app: Sphinx) -> None:
     """Write the page of the zoo from its records."""
     page, text = Path(app.srcdir) / "zoo.md", zoo_records.report(zoo_records.read().values())
@@ -78,7 +73,7 @@ def make_pages(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the resolver, and make pages before Sphinx looks for them."""
->>>>>>> w-d
+    """Register the resolver and the offer, and make pages before Sphinx looks for them."""
+    app.connect("source-read", offer_outside)
     app.connect("missing-reference", resolve)
     app.connect("builder-inited", make_pages)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
-    FilePlugin,
-    PluginEntry,
+    Entry,
     PluginError,
+    first_line,
     install_hint,
     installed,
     load_named,
@@ -31,20 +31,24 @@ from hf_stitch.plugins import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hf_stitch.adapters import Adapter, Override
-    from hf_stitch.adapters.rewriting import Rewrite
-    from hf_stitch.artefacts import StitchedModel
-    from hf_stitch.data import DataSource
-    from hf_stitch.detectors import Detector
-    from hf_stitch.matchers import Matcher
-    from hf_stitch.metrics import Metric
-    from hf_stitch.relative import Selection, Similarity
-    from hf_stitch.results import Result
-    from hf_stitch.stitches import Stitch
+    from hf_stitch.built_ins import (
+        Adapter,
+        DataSource,
+        Detector,
+        Matcher,
+        Metric,
+        Override,
+        PreTrainedModel,
+        Result,
+        Rewrite,
+        Selection,
+        Similarity,
+        Stitch,
+        StitchedModel,
+    )
 
 __all__ = [
+    "Entry",
     "PluginError",
     "Registries",
     "Registry",
@@ -79,6 +83,18 @@ def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
+def _docstring(source: str) -> str:
+    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
+    module, _, name = source.partition(":")
+    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return first_line(ast.get_docstring(node))
+    return first_line(ast.get_docstring(tree))  # of a typer app, which has none
+
+
 class Registry(Generic[T]):
     """A mapping from names to classes or functions of one kind, for example matchers or metrics.
 
@@ -103,7 +119,7 @@ class Registry(Generic[T]):
         ...         super().__init__(width=width)
         >>> shapes.names()
         ('ordered', 'plain')
-        >>> shapes.origin("plain")
+        >>> shapes.entry("plain").origin
         'registered at run time'
         >>> shapes.build("plain", width=3)
         {'width': 3}
@@ -112,9 +128,10 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, built_ins: Mapping[str, str], base: str) -> None:
         self.kind = kind
         self._base = base
-        self._built_ins = dict(built_ins)
-        self._registered: dict[str, Callable[..., Any]] = {}
-        self._files: dict[str, FilePlugin] = {}
+        self._entries = {
+            name: Entry(name, source, partial(resolve_name, source), partial(_docstring, source))
+            for name, source in built_ins.items()
+        }
 
     def __repr__(self) -> str:
         """Return for example ``<registry of matchers: identity, low_rank, lstsq>``."""
@@ -122,9 +139,9 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         """Whether the registry contains a name; imports nothing."""
-        return name in self._built_ins or (
-            isinstance(name, str) and bool(self._named(name) or name in self._registered)
-        )
+        if name in self._entries:
+            return True
+        return isinstance(name, str) and bool(self._named(name) or name in self._entries)  # of a file, loaded just now
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in sorted order."""
@@ -138,8 +155,8 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names in sorted order; imports no entry, so that broken plugins are listed too."""
-        of_plugins = {self._name_of(entry) for entry in self._plugins}
-        return tuple(sorted({*self._built_ins, *of_plugins, *self._registered}))
+        of_plugins = [self._name_of(entry) for entry in self._plugins]  # loads files, which register their entries
+        return tuple(sorted({*self._entries, *of_plugins}))
 
     def check(self, name: str) -> None:
         """Raise an error if a name is not in the registry; imports nothing.
@@ -175,16 +192,38 @@ class Registry(Generic[T]):
             >>> registries.matchers.get("ridge").__name__
             'Ridge'
         """
-        self.check(name)
-        if name in self._registered:
-            return self._registered[name]
-        if name in self._built_ins:
-            return resolve_name(self._built_ins[name])
-        entry = self._entry(name)
+        entry = self.entry(name)
         found = entry.load()
-        if (recorded := self._name_of(entry)) != entry.point.name and hasattr(found, "name"):
-            found.name = recorded  # records must tell it from the other entry with its name
+        if entry is not self._entries.get(name) and self._name_of(entry) != entry.name and hasattr(found, "name"):
+            found.name = entry.full_name  # records must tell it from the other entry with its name
         return found
+
+    def entry(self, name: str) -> Entry:
+        """Describe the entry behind a name; imports nothing.
+
+        Args:
+            name: The name.
+
+        Returns:
+            Where it comes from, where it is defined, and what is known against it.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.entry("lstsq").origin
+            'built-in'
+        """
+        self.check(name)
+        if name in self._entries:
+            return self._entries[name]
+        found = self._named(name)
+        if len(found) > 1:
+            raise UnknownNameError(
+                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
+                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
+            )
+        return found[0]
 
     def usable(self) -> Iterator[Any]:
         """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
@@ -201,25 +240,6 @@ class Registry(Generic[T]):
                 yield self.get(name)
             except PluginError as error:
                 warnings.warn(f"{error} It is left out.", stacklevel=3)
-
-    def problem(self, name: str) -> str:
-        """Return why the entry of a plugin cannot be used with this version of hf-stitch; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The reason; empty if nothing is known against the entry.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.problem("lstsq")
-            ''
-        """
-        self.check(name)
-        return "" if name in self._built_ins or name in self._registered else self._entry(name).problem
 
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
         """Build an instance from a name and options.
@@ -364,148 +384,32 @@ class Registry(Generic[T]):
         if factory is None:
             return lambda decorated: self.register(name, decorated)
         if name in self:
+            entry = self.entry(name)
             raise ValueError(
-                f"{name!r} among {self.kind} is taken ({self.origin(name)}, {self.source(name)}); choose another name"
+                f"{name!r} among {self.kind} is taken ({entry.origin}, {entry.source}); choose another name"
             )
-        self._registered[name] = factory
-        if (file := running()) is not None:
-            self._files[name] = file
-            file.undo.extend([partial(self._registered.pop, name), partial(self._files.pop, name)])
+        file = running()
+        self._entries[name] = Entry.of(name, factory, file)
+        if file is not None:
+            file.undo.append(partial(self._entries.pop, name))
         return factory
 
-    def origin(self, name: str) -> str:
-        """Return where an entry comes from.
-
-        Args:
-            name: The name.
-
-        Returns:
-            ``built-in``, ``plugin <distribution> <version>``, ``file <name> (sha256 <hash>)`` or ``registered at run
-            time``.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.origin("lstsq")
-            'built-in'
-        """
-        self.check(name)
-        if name in self._built_ins:
-            return "built-in"
-        if name in self._registered:
-            return self._files[name].origin if name in self._files else "registered at run time"
-        return self._entry(name).origin
-
-    def distribution(self, name: str) -> tuple[str, str] | None:
-        """Return the distribution and version of the plugin that an entry comes from.
-
-        Args:
-            name: The name.
-
-        Returns:
-            Name and version of the distribution; ``None`` for built-in entries and entries registered at run time.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-        """
-        self.check(name)
-        if name in self._built_ins or name in self._registered:
-            return None
-        dist = self._entry(name).point.dist
-        return (dist.name, dist.version) if dist is not None else None
-
-    def file(self, name: str) -> FilePlugin | None:
-        """Return the file that registered an entry.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The file and its hash; ``None`` for entries from elsewhere.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-        """
-        self.check(name)
-        return self._files.get(name)
-
-    def source(self, name: str) -> str:
-        """Return where the class or function behind a name is defined; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            ``module:attribute``.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.source("lstsq")
-            'hf_stitch.matchers.lstsq:Lstsq'
-        """
-        self.check(name)
-        if name in self._registered:
-            factory = self._registered[name]
-            return f"{factory.__module__}:{factory.__qualname__}"
-        return self._built_ins[name] if name in self._built_ins else self._entry(name).point.value
-
-    def summary(self, name: str) -> str:
-        """Describe an entry in one line; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The first line of the docstring; for an entry of a plugin, the summary of its distribution.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.summary("lstsq").partition(",")[0]
-            'Least squares: the affine map with minimum squared error'
-        """
-        self.check(name)
-        if name in self._registered:
-            return _first_line(inspect.getdoc(self._registered[name]))
-        if name in self._built_ins:
-            return _docstring(self._built_ins[name])
-        return self._entry(name).summary
-
     @cached_property
-    def _plugins(self) -> list[PluginEntry]:
+    def _plugins(self) -> list[Entry]:
         """Entries of installed distributions, read once, after the files that the environment names were loaded."""
         load_named()
         return installed(self.kind)
 
-    def _named(self, name: str) -> list[PluginEntry]:
+    def _named(self, name: str) -> list[Entry]:
         """Entries of plugins with this name, or with this full name."""
         distribution, _, plain = name.rpartition("/")
-        return [
-            entry
-            for entry in self._plugins
-            if entry.point.name == name
-            or (entry.point.name == plain and entry.distribution == normalized(distribution))
-        ]
+        full = f"{normalized(distribution)}/{plain}"
+        return [entry for entry in self._plugins if entry.name == name or (distribution and entry.full_name == full)]
 
-    def _name_of(self, entry: PluginEntry) -> str:
-        """The name of an entry, in full if its short name is taken."""
-        short = entry.point.name
-        alone = len(self._named(short)) == 1 and short not in self._built_ins
-        return short if alone else entry.full_name
-
-    def _entry(self, name: str) -> PluginEntry:
-        """The entry of a plugin by a name that exists."""
-        found = self._named(name)
-        if len(found) > 1:
-            raise UnknownNameError(
-                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
-                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
-            )
-        return found[0]
+    def _name_of(self, entry: Entry) -> str:
+        """The name of an entry of a plugin, in full if its short name is taken."""
+        taken = entry.name in self._entries or len(self._named(entry.name)) > 1
+        return entry.full_name if taken else entry.name
 
 
 @dataclass(frozen=True)
@@ -568,19 +472,3 @@ class Registries:
 
 
 registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, names in BUILT_INS.items()})
-
-
-def _first_line(docstring: str | None) -> str:
-    return (docstring or "").partition("\n")[0]
-
-
-def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
-    module, _, name = source.partition(":")
-    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
-    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return _first_line(ast.get_docstring(node))
-    return _first_line(ast.get_docstring(tree))  # of a typer app, which has none

@@ -363,9 +363,3 @@ def concatenate(batches: Sequence[Tensor]) -> Tensor:
         trailing = [0, 0] * (batches[0].dim() - 2)
         batches = [functional.pad(batch, [*trailing, 0, longest - batch.shape[1]]) for batch in batches]
     return torch.cat(list(batches))
-
-
-def pooling_from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record of version 0.1.0, where ``pooling`` was ``rows`` and its value ``none`` was ``positions``."""
-    values = {"pooling" if key == "rows" else key: value for key, value in record.items()}
-    return values | {"pooling": "none"} if values.get("pooling") == "positions" else values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -252,9 +251,6 @@ def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Ad
 
 LABELS = ("id2label", "label2id")
 
-CLASSES, PIXELS = 2**15, 2**24
-"""Largest number of classes, and of values of one image, that a record may set: memory is used for them at once."""
-
 
 def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
     """Load the network of a record, which may come from an untrusted source.
@@ -269,7 +265,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
 
     Raises:
         ValueError: If the record sets an option that is not in ``trusted_options`` of the adapter, or whose value may
-            be a path, code to download or an enormous size, and the user does not pass the same option.
+            be a path or code to download, and the user does not pass the same option.
         OSError: If the network does not exist.
 
     Example:
@@ -278,12 +274,18 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
         Traceback (most recent call last):
         ValueError: the record of timm:resnet10t sets the loading option checkpoint_path='weights.pth', ...
     """
+    from hf_stitch.adapters.libraries.rebuilding import is_installed
+
     trusted = registries.adapters.get(reference.library).trusted_options
     foreign = [
         name
         for name, value in reference.kwargs.items()
         if name not in options
-        and (name not in trusted or ("/" in str(value) and name not in LABELS) or not _is_harmless(name, value))
+        and (
+            name not in trusted
+            or ("/" in str(value) and name not in LABELS)
+            or (name.endswith("attn_implementation") and not is_installed(value))
+        )
     ]
     if foreign:
         raise ValueError(
@@ -291,30 +293,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
             f"{', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}, which a record may not set on its own: "
             "pass the option yourself if you trust it"
         )
-    _check_pixels({**reference.kwargs, **dict.fromkeys(options)}, reference)
     return load(str(reference), task=reference.task, **{**reference.kwargs, **options})
-
-
-def _is_harmless(name: str, value: Any) -> bool:
-    """Return whether a loading option neither downloads code nor takes much memory; images are checked as a whole."""
-    from hf_stitch.adapters.libraries.rebuilding import is_installed
-
-    if name.endswith("attn_implementation"):
-        return is_installed(value)
-    if name in LABELS:
-        return isinstance(value, dict) and len(value) <= CLASSES
-    return name not in ("num_classes", "num_labels") or (type(value) is int and 0 <= value <= CLASSES)
-
-
-def _check_pixels(options: Mapping[str, Any], reference: ModelReference) -> None:
-    """Raise an error if the options of a record describe an image that no network takes."""
-    channels, sides = options.get("in_chans"), options.get("img_size", options.get("image_size"))
-    shape = [3 if channels is None else channels, *(sides if isinstance(sides, list) else [sides or 1] * 2)]
-    if not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > PIXELS:
-        raise ValueError(
-            f"the record of {reference} describes images of the shape {shape}; expected positive whole numbers and at "
-            f"most {PIXELS} values: pass in_chans= and img_size= or image_size= yourself if you trust it"
-        )
 
 
 def unwrap(module: Any) -> Any:

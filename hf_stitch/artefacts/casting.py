@@ -50,7 +50,7 @@ def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dt
     """Return a predicate on names of tensors that must not be cast; networks of user code are cast entirely."""
     if blueprint is None:
         return lambda name: False
-    with weightless(sum(tensor.nbytes for tensor in half.state_dict().values())):
+    with weightless():
         network: Any = network_of(blueprint)
     computed = {name for name, _ in network.named_buffers()} - network.state_dict().keys()
     plan = network._get_dtype_plan(dtype) if isinstance(network, PreTrainedModel) else {}

@@ -55,13 +55,11 @@ from hf_stitch.artefacts.files import (
     save_beside,
     save_weights,
     ties,
-    weigh,
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
-from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_elements, check_specs
+from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import checked, did_you_mean
@@ -768,7 +766,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise ValueError(
                 f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
             )
-        names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
+        names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
         files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
@@ -796,7 +794,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
         def verify(written_again: Container[str] = ()) -> None:
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(model), written_again=written_again)
+                manifest.verify(path, record, written_again=written_again)
 
         with named_files(folder, names) as beside:
             try:
@@ -878,17 +876,6 @@ def _networks(record: Mapping[str, Any]) -> Iterator[Method]:
             yield from _networks(inner)
 
 
-def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that the size of the weights explains all tensors of a config, and those of the chains inside it."""
-    for side in SIDES:
-        if half := record.get(side):
-            check_elements(half, size, at / side)
-            if (inner := chained(half)) is not None:
-                _check_sizes(inner, size, at / side / "blueprint" / "config")
-    if record.get("stitch"):
-        check_specs(record["stitch"], size, at / "stitch")
-
-
 def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
     output.requires_grad_(True)
 
@@ -937,31 +924,18 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]) -> StitchedModel:
-    """Build the model of a config without weights, if the headers of the files explain what it costs."""
-    path = files[0].with_name(CONFIG)
-    tensors, size = weigh(files)
-    _check_costs(config, tensors, size, str(path))
-    with built_from(path), weightless(size):
+    """Build the model of a config without weights."""
+    with built_from(files[0].with_name(CONFIG)), weightless():
         return kind(config)
-
-
-def _check_costs(config: StitchConfig, tensors: int, size: int, where: str) -> None:
-    """Check that the number of tensors and the size of the weights explain what the model of a config costs."""
-    for half in (config.source, config.target):
-        check_counts(half, where, layers=max(FEW, tensors))
-    _check_sizes(config.to_dict(), size, Place(where))
 
 
 def _check_loads(
     model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor], tied: Container[str]
 ) -> None:
     """Raise an error if a record and weights, before they are written, could not be loaded as this model again."""
-    written = [tensor for name, tensor in weights.items() if name not in tied]
-    size = sum(tensor.nbytes for tensor in written)
     try:
         config = StitchConfig.from_dict(dict(record))
-        _check_costs(config, len(written), size, CONFIG)
-        with weightless(size):
+        with weightless():
             skeleton = class_for(config.task)(config)
     except Exception as error:  # libraries raise any exception
         raise ValueError(

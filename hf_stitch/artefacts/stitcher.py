@@ -23,12 +23,12 @@ from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHE
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
+from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.options import checked
 from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
@@ -222,11 +222,11 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
-            stitcher = cls._built(values, folder / STITCH, Place(str(path)))
+            names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
+            stitcher = cls._built(values, folder / STITCH, path)
             stitcher.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(stitcher.stitch))
+                manifest.verify(path, record)
             return stitcher
         except (ValueError, PluginError, FileNotFoundError):
             raise
@@ -234,16 +234,14 @@ class Stitcher(Artefact):
             raise damaged(path, error) from error
 
     @classmethod
-    def _built(cls, values: Mapping[str, Any], weights: Path, at: Place) -> Self:
+    def _built(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
         """Build the stitcher of a record that was checked, and those inside it, with their weights."""
-        size = weights.stat().st_size
-        check_specs(values["stitch"], size, at / "stitch")
-        with built_from(at.file), weightless(size):
+        with built_from(path), weightless():
             stitch = StitchingLayer.from_dict(values["stitch"])
             found = Description.of(values, whole=False)
         load_strictly(stitch, [weights])
         parts = {
-            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), at / side / "stitcher")
+            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), path)
             for side in SIDES
             if (inner := values[side].get("stitcher"))
         }

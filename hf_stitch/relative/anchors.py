@@ -22,7 +22,7 @@ from hf_stitch.processes import Processes
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
+from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.running import Run
 from hf_stitch.storage.files import decoding, digest
 from hf_stitch.storage.folders import load_whole, replacing
@@ -360,10 +360,10 @@ class AnchorSet:
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if config["format"] not in (1, FORMAT):
-            raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
+        if config["format"] != FORMAT:
+            raise ValueError(f"its format is {config['format']}, and this version reads {FORMAT}")
         tensors = load_file(folder / WEIGHTS)
-        if config.get("digest", found := digest(folder / WEIGHTS)) != found:  # records of 0.1.0 have none
+        if config["digest"] != digest(folder / WEIGHTS):
             raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
         if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
             raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
@@ -372,10 +372,10 @@ class AnchorSet:
             raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
         contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
         anchors = cls(tuple(ids), fingerprint, contents=contents)
-        for place, each in enumerate(map(pooling_from_1, config["encoded"])):
+        for place, each in enumerate(config["encoded"]):
             if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
                 raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
-            reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
+            reference = ModelReference.from_dict(each["reference"])
             anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
         return anchors
 

@@ -52,7 +52,7 @@ CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}
 """Matchers among which ``auto`` chooses, with their options; the first of those that tie."""
 FOLDS = 5
 BASELINES = ("inverse_relative",)
-Fit = Callable[[str | Matcher], StitchingLayer]
+Fit = Callable[[Named | Matcher], StitchingLayer]
 
 
 @checked
@@ -184,7 +184,7 @@ def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> F
 
 
 def _mapped(
-    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: str | Matcher, fit: Fit
+    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: Named | Matcher, fit: Fit
 ) -> tuple[StitchedModel, dict[str, Any]]:
     """Join encoder and head by the map of a matcher; return what the recipe says about it."""
     candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}

@@ -69,7 +69,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget at the end what a page registers."""
     for kind in hf_stitch.registries:
         registry = hf_stitch.registries[kind]
-        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 @pytest.mark.parametrize("page", PAGES)

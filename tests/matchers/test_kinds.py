@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch.matchers import Matched, Matcher, match_each
 from hf_stitch.pairs import Collected
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.stitches import LinearStitch
 from hf_stitch.tasks.heads import TASKS
 from hf_stitch.testing import check_matcher
@@ -52,7 +52,7 @@ class Descent(Matcher):
 
 @pytest.fixture
 def descent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "descent", Descent)
+    monkeypatch.setitem(registries.matchers._entries, "descent", Entry.of("descent", Descent))
 
 
 def networks() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:

@@ -24,7 +24,7 @@ from hf_stitch.matchers import (
     Ridge,
     RidgeToIdentity,
 )
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import Part, check_matcher
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_a_wrong_config_is_refused(name: str, options: dict[str, Any], error: ty
 
 
 def test_only_matchers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "odd", dict)
+    monkeypatch.setitem(registries.matchers._entries, "odd", Entry.of("odd", dict))
     with pytest.raises(TypeError, match=r"'odd' among matchers is .*dict.* not a subclass of Matcher"):
         registries.matchers.build("odd")
 

@@ -58,7 +58,7 @@ class WeightAngle(WeightMetric):
 def registered() -> Iterator[None]:
     registries.metrics.register("weight_angle", WeightAngle)
     yield
-    del registries.metrics._registered["weight_angle"]
+    del registries.metrics._entries["weight_angle"]
 
 
 class Net(nn.Module):

@@ -124,7 +124,7 @@ def test_saved_activations_are_no_network_to_stitch() -> None:
     saved, adapter = Activations({"layer": torch.randn(6, 4)}, range(6)), net()
     with pytest.raises(TypeError, match=r"source must be a network.*got Activations.*Moments\(dx, dy\)"):
         hf_stitch.stitch(saved, adapter, IMAGES, source_layer="layer", target_layer="first")
-    with pytest.raises(TypeError, match="target must be a network.*got Activations"):
+    with pytest.raises(TypeError, match=r"target must be a network.*got Activations"):
         hf_stitch.stitch(adapter, saved, IMAGES, source_layer="first", target_layer="layer")
     with pytest.raises(TypeError, match="encoder must be a network, got Activations"):
         hf_stitch.swap(adapter, saved, IMAGES, target_layer="first", encoder_layer="layer")

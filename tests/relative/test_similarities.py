@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.relative.similarities import Angular, ChangeOfBasis, Cosine, Euclidean, Geodesic, Inner, Lp, Similarity
 from hf_stitch.testing import Part, check_similarity
 
@@ -163,6 +163,6 @@ def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: ty
 
 
 def test_only_similarities_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.similarities._registered, "odd", dict)
+    monkeypatch.setitem(registries.similarities._entries, "odd", Entry.of("odd", dict))
     with pytest.raises(TypeError, match="not a subclass of Similarity"):
         registries.similarities.build("odd")

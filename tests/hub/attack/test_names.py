@@ -1,17 +1,12 @@
-"""A config costs little until the headers of the weights confirm its sizes, and its names fetch and start nothing."""
+"""The names in a config fetch and start nothing, and nor do constructors of networks."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import re
-import shutil
 import socket
 import subprocess
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +17,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_stitch.adapters import load_recorded
 from hf_stitch.adapters.sealed import SealedError, sealed
-from hf_stitch.adapters.skeleton import SECONDS, TooCostlyError, weightless
-from hf_stitch.artefacts.record import FEW, check_counts
+from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.artefacts.record import check_counts
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 
-from budget import CPU_SECONDS, MEMORY, Contact, measured  # isort: skip
+from contact import Contact  # isort: skip
 
 
 def of_transformers(kind: str, **config: Any) -> dict[str, Any]:
@@ -43,116 +38,6 @@ def build(blueprint: dict[str, Any]) -> torch.nn.Module:
     with weightless():
         network: torch.nn.Module = registries.adapters.get(blueprint["library"]).build(blueprint)
     return network
-
-
-COSTLY = {
-    "sinusoids in Python": of_transformers("MarianModel", max_position_embeddings=10**5),
-    "sinusoids of a million": of_transformers("XLMModel", sinusoidal_embeddings=True, max_position_embeddings=10**6),
-    "vocabulary": of_transformers("BertModel", vocab_size=10**9),
-    "width": of_transformers("BertModel", hidden_size=12 * 10**8),
-    "layers": of_transformers("BertModel", num_hidden_layers=9_999),
-    "layers of a list": of_timm("resnet10t", layers=[9_999] * 4),
-    "classes": of_timm("resnet10t", num_classes=3_000_000),
-    "names of classes": of_transformers("BertForSequenceClassification", num_labels=3_000_000),
-    "picture": of_timm("vit_tiny_patch16_224", img_size=16_000),
-    "picture of transformers": of_transformers("ViTModel", image_size=10**6),
-    "positions of a picture": of_transformers("LevitModel", image_size=10**6),
-    "window": of_timm("swin_tiny_patch4_window7_224", img_size=7 * 2**13, window_size=7 * 2**8),
-    "masks": of_transformers("GPTNeoModel", max_position_embeddings=10**5),
-    "points": of_transformers("DFineModel", decoder_n_points=10**9),
-    "number beyond 64 bits": of_transformers("BertModel", vocab_size=10**30),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", COSTLY)
-def test_a_network_is_built_within_the_budget_or_refused(what: str) -> None:
-    blueprint = COSTLY[what]
-    if "class" in blueprint:
-        getattr(transformers, blueprint["class"])  # its import does not count
-    build(of_timm("resnet10t"))
-    with measured() as cost, contextlib.suppress(ValueError, OverflowError, RuntimeError, TypeError):
-        build(blueprint)
-    assert cost.seconds < CPU_SECONDS and cost.memory < MEMORY, (cost.seconds, cost.memory)
-
-
-@pytest.mark.slow
-def test_python_loops_over_sizes_are_stopped() -> None:
-    """VideoMAE computes a table in Python over the positions of a video: 1.6 s for its own size."""
-    state = torch.get_rng_state()
-    with measured() as cost, pytest.raises(TooCostlyError, match="takes longer to build than any network with so few"):
-        build(of_transformers("VideoMAEModel", image_size=4096))
-    assert SECONDS < cost.seconds < SECONDS + CPU_SECONDS and cost.memory < MEMORY
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_code_that_catches_errors_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.2)
-    caught = 0
-    with pytest.raises(TooCostlyError), weightless():
-        while True:
-            try:
-                for _ in range(10**7):
-                    pass
-            except TooCostlyError:
-                caught += 1
-                if caught == 3:
-                    raise
-    for _ in range(10**6):  # nothing arrives later
-        pass
-
-
-def test_the_time_limit_concerns_only_the_thread_that_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the time of other threads nor that of a sleep counts."""
-    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.2)
-    done = threading.Event()
-
-    def work() -> None:
-        end = time.thread_time() + 0.5
-        while time.thread_time() < end:
-            pass
-        done.set()
-
-    with weightless():
-        threading.Thread(target=work).start()
-        assert done.wait(30)
-
-
-def test_weights_allow_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_stitch.adapters.skeleton.SECONDS", 0.1)
-    with weightless(2**26):
-        end = time.thread_time() + 0.5
-        while time.thread_time() < end:
-            pass
-
-
-def test_layers_must_be_explained_by_tensors(tmp_path: Path, saved_vit: Path) -> None:
-    folder = Path(shutil.copytree(saved_vit, tmp_path / "model"))
-    path = folder / "config.json"
-    record = json.loads(path.read_text())
-    record["target"]["blueprint"]["config"]["num_hidden_layers"] = 900
-    path.write_text(json.dumps(record))
-    from hf_stitch import StitchedModel
-
-    with measured() as cost, pytest.raises(ValueError, match="num_hidden_layers is 900, and no network with such"):
-        StitchedModel.from_pretrained(folder, allow_modified=True)
-    assert cost.seconds < CPU_SECONDS / 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_classes": 3_000_000}, "sets the loading option num_classes=3000000"),
-        ({"num_classes": "many"}, "sets the loading option num_classes='many'"),
-        ({"img_size": 16_000}, r"images of the shape \[3, 16000, 16000\]"),
-        ({"img_size": [16_000, 16_000]}, r"images of the shape \[3, 16000, 16000\]"),
-        ({"in_chans": 10**9}, "images of the shape"),
-        ({"img_size": "large"}, "expected positive whole numbers"),
-    ],
-)
-def test_sizes_in_the_reference_of_a_stitcher_are_bounded(options: dict[str, Any], message: str) -> None:
-    with measured() as cost, pytest.raises(ValueError, match=message):
-        load_recorded(ModelReference("timm:resnet10t", "timm", kwargs={"pretrained": False, **options}))
-    assert cost.seconds < CPU_SECONDS
 
 
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3", "ninja", {"": "x"}, ["sdpa"]])
@@ -246,14 +131,14 @@ def test_a_nested_seal_does_not_open_the_outer_one() -> None:
 
 
 @pytest.mark.slow
-def test_no_type_of_transformers_has_more_layers_classes_or_pixels() -> None:
+def test_no_type_of_transformers_has_more_layers_or_classes() -> None:
     found = 0
     for name in CONFIG_MAPPING_NAMES.values():
         try:
             config = getattr(transformers, name)().to_dict()
         except Exception:  # no default config, or a package is missing
             continue
-        check_counts(config, name, layers=FEW)
+        check_counts(config, name)
         found += 1
     assert found > 300
 
