@@ -8,7 +8,6 @@ if TYPE_CHECKING:  # mypy then resolves these rooms before this one
     from hf_stitch.adapters import Adapter as Adapter
     from hf_stitch.adapters import Override as Override
     from hf_stitch.adapters.rewriting import Rewrite as Rewrite
-    from hf_stitch.artefacts import StitchedModel as StitchedModel
     from hf_stitch.data import DataSource as DataSource
     from hf_stitch.detectors import Detector as Detector
     from hf_stitch.matchers import Matcher as Matcher
@@ -17,6 +16,7 @@ if TYPE_CHECKING:  # mypy then resolves these rooms before this one
     from hf_stitch.relative import Similarity as Similarity
     from hf_stitch.results import Result as Result
     from hf_stitch.stitches import Stitch as Stitch
+    from hf_stitch.tasks.base import Task as Task
 
 BUILT_INS: dict[str, dict[str, str]]
 BASES: dict[str, str]

@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cache, wraps
@@ -316,12 +317,26 @@ class Configured:
 
 @cache
 def _kinds(owner: Hashable) -> Mapping[str, Any]:
-    """The annotations of a class, or of the parameters of a function."""
+    """The annotations of the fields of a class, or of the parameters of a function, that can be evaluated.
+
+    Names that only type checkers import cannot: these options are taken as they are.
+    """
     if isinstance(owner, type):
-        return MappingProxyType(get_type_hints(owner, include_extras=True))
-    inner: Any = inspect.unwrap(owner)  # type: ignore[arg-type]
-    parameters = SimpleNamespace(__annotations__={k: v for k, v in inner.__annotations__.items() if k != "return"})
-    return MappingProxyType(get_type_hints(parameters, inner.__globals__, include_extras=True))
+        names = {each.name for each in dataclasses.fields(owner)}
+        scopes = [(vars(sys.modules[each.__module__]), vars(each)) for each in reversed(owner.__mro__)]
+        declared = [(names_of, own.get("__annotations__", {})) for names_of, own in scopes]
+    else:
+        inner: Any = inspect.unwrap(owner)  # type: ignore[arg-type]
+        names, declared = {*inner.__annotations__} - {"return"}, [(inner.__globals__, inner.__annotations__)]
+    kinds: dict[str, Any] = {}
+    for known, own in declared:
+        for name in names & own.keys():
+            one = SimpleNamespace(__annotations__={name: own[name]})
+            try:
+                kinds |= get_type_hints(one, known, include_extras=True)
+            except NameError:
+                kinds[name] = Any
+    return MappingProxyType(kinds)
 
 
 def _check(kinds: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> None:

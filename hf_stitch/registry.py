@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Selection,
         Similarity,
         Stitch,
-        StitchedModel,
+        Task,
     )
 
 __all__ = [
@@ -313,8 +313,8 @@ class Registry(Generic[T]):
             ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
 
         Example:
-            >>> registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"])
-            {'lstsq': Lstsq(), 'ridge(ridge=0.5)': Ridge(ridge=0.5)}
+            >>> list(registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"]))
+            ['lstsq', 'ridge(ridge=0.5)']
         """
         argument = argument or self.kind
         check(Iterable[str | Mapping[str, Any] | self.base], **{argument: specs})  # type: ignore[name-defined]
@@ -428,7 +428,7 @@ class Registries:
         detectors: Detectors of out-of-distribution activations.
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
-        heads: Stitched models by task.
+        tasks: Tasks by which stitched models are scored and trained.
         networks: Networks defined by this package.
         data: Sources of data sets.
         results: Classes of results, which pages restore.
@@ -441,7 +441,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'heads', 'networks', 'data', 'results', 'commands']
+         'tasks', 'networks', 'data', 'results', 'commands']
     """
 
     adapters: Registry[Adapter]
@@ -453,7 +453,7 @@ class Registries:
     detectors: Registry[Detector]
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
-    heads: Registry[StitchedModel]
+    tasks: Registry[Task]
     networks: Registry[PreTrainedModel]
     data: Registry[DataSource]
     results: Registry[Result]

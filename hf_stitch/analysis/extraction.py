@@ -62,7 +62,7 @@ def extract_activations(
             into memory, or the code of a network cannot be read (TorchScript) and there is a cache.
 
     Example:
-        >>> import hf_stitch
+        >>> import hf_stitch, torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape

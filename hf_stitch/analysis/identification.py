@@ -135,11 +135,20 @@ class Identification(Result):
         Returns:
             The matplotlib figure, with a frame around the corresponding layers.
         """
-        from hf_stitch.plots import confusion
+        from hf_stitch.plots import heatmaps
 
-        return confusion(
-            {f"{title}: {self.scores[axis]}": self.winners[axis] for axis, title in AXES.items()},
-            self.layers, row_title="layer", column_title="most similar layer", label="share of the pairs of networks",
+        with np.errstate(invalid="ignore"):  # of a layer that nothing was taken for
+            shares = {axis: self.winners[axis] / self.winners[axis].sum(1, keepdims=True) for axis in AXES}
+        return heatmaps(
+            [
+                {
+                    "values": shares[axis], "row_labels": self.layers, "column_labels": self.layers,
+                    "low": 0, "high": 1, "title": f"{title}: {self.scores[axis]}", "row_title": "layer",
+                    "column_title": "most similar layer", "label": "share of the pairs of networks",
+                    "marked": np.eye(len(self.layers)),
+                }
+                for axis, title in AXES.items()
+            ]
         )  # fmt: skip
 
     def __rich__(self) -> Table:

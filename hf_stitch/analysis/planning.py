@@ -150,9 +150,7 @@ def planned_scoring(
     vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
     if size := sum(vectors):
         memory["vectors"] = len(samples) * size // min(run.batch_size, len(samples))
-    free = free_memory(scoring.device), free_disk(Path(tempfile.gettempdir()))
-    stages = {**(stages or {}), "scoring": seconds}
-    return Plan(job, stages, memory, {}, *free, run.processes.count, left_out)
+    return Plan.of(job, {**(stages or {}), "scoring": seconds}, memory, {}, scoring.device, run, left_out)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from hf_stitch.options import check
-from hf_stitch.tasks.heads import class_loss
+from hf_stitch.tasks.kinds import task_named
 
 Kind = Literal["inductive", "paper"]
 
@@ -127,7 +127,8 @@ class Head(PreTrainedModel):
             ``logits`` (batch, classes) and, with labels, the mean cross-entropy as ``loss``.
         """
         logits = self.classifier(self.body(self.entry(features)))
-        return SequenceClassifierOutput(loss=class_loss(logits, labels, None), logits=logits)
+        task = task_named("regression" if self.config.num_labels == 1 else "text-classification")
+        return SequenceClassifierOutput(loss=None if labels is None else task.loss(logits, labels), logits=logits)
 
 
 class _BatchwiseNorm(nn.Module):

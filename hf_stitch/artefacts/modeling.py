@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -63,6 +64,7 @@ from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_r
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import checked, did_you_mean
+from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
 from hf_stitch.registry import registries
@@ -70,6 +72,7 @@ from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.kinds import task_named
 
 Half = TypeVar("Half", Front, Back)
 
@@ -135,7 +138,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     config_class = StitchConfig
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
-    task: ClassVar[str | None] = None
     auto_class: ClassVar[str] = "AutoModel"
     record_file = CONFIG
     commit_message = "Upload stitched model"
@@ -283,12 +285,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             )
         return output
 
+    def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
+        return None if labels is None else task_named(self.task).loss(logits, labels)
+
+    @property
+    def task(self) -> str | None:
+        """The task by which the model is scored; ``None`` without a head."""
+        return self.config.task
+
     @property
     def unscored(self) -> str:
         """What the head predicts, in words, if the model cannot be scored (:mod:`hf_stitch.tasks`); empty otherwise."""
         blueprint = (self.config.target or {}).get("blueprint") or {}
-        found = unscored_head(type(self).__name__, self.config) or unscored_head(str(blueprint.get("class")), None)
-        return "" if self.task == "text-generation" and found in GENERATES else found
+        found = unscored_head(str(blueprint.get("class")), None)
+        return "" if task_named(self.task).causal and found in GENERATES else found
 
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Rename inputs to the argument names of the source.
@@ -354,16 +364,18 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             )
         return found
 
-    def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor.
 
         Args:
             samples: Images, texts, pairs of texts, or tensors.
+            offsets: For texts, whether to return the character span of each token, as
+                :meth:`hf_stitch.Adapter.preprocess` does.
 
         Returns:
             Argument name -> batched tensor, for :meth:`forward`.
         """
-        return preprocess(samples, self.processor, self.interface, self.source)
+        return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that the source reads.
@@ -621,7 +633,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
         self._leave_out_old_scores(state_dict)
-        self.config.architectures, self.config.task = [type(self).__name__], self.task
+        self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
         record = read_record(folder / CONFIG)
@@ -760,8 +772,14 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             if config.checksum not in (None, record[manifest.CHECKSUM]):  # None: made by the user
                 raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
         check_requirements(config.requires or (), str(folder))
+        if record.get("task") not in (None, config.task):
+            warnings.warn(
+                f"{path} calls its task {visible(str(record['task']))}, but its head is for {config.task}: the model "
+                "is loaded with this task, without the scores that an earlier version recorded",
+                stacklevel=4,
+            )
         with built_from(path):
-            kind = class_for(config.task)
+            kind = class_for(config)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
@@ -936,7 +954,7 @@ def _check_loads(
     try:
         config = StitchConfig.from_dict(dict(record))
         with weightless():
-            skeleton = class_for(config.task)(config)
+            skeleton = class_for(config)(config)
     except Exception as error:  # libraries raise any exception
         raise ValueError(
             f"this model cannot be saved, because it could not be loaded again ({type(error).__name__}: {error}). "

@@ -16,6 +16,7 @@ from hf_stitch.adapters.cutting.cut import Padding
 from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, check_counts, check_format, known
 from hf_stitch.registry import registries
 from hf_stitch.representation import LAYOUTS, POOLINGS
+from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION
 
 
 @dataclass(frozen=True)
@@ -351,7 +352,27 @@ def read_model(record: Any, where: str) -> dict[str, Any]:
                 want = {**want, "width": want["width"] + own[-1]}
             if have != want:
                 raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
-    return values
+    return _with_task_of_head(values)
+
+
+def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
+    """Name the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification.
+
+    Their scores are dropped: they are accuracies of a head that has none.
+    """
+    if values.get("task") not in registries.tasks or not registries.tasks.get(values["task"]).classifies:
+        return values
+    outputs = len(values.get("id2label") or ()) or values.get("num_labels")
+    if values.get("problem_type") == MULTI_LABEL:
+        found = "multi-label-classification"
+    elif values.get("problem_type") == REGRESSION or outputs == 1:
+        found = "regression"
+    else:
+        return values
+    recipe = values.get("recipe")
+    if isinstance(recipe, Mapping):
+        recipe = {key: value for key, value in recipe.items() if key != "audit"}
+    return {**values, "task": found, "scores": None, "recipe": recipe}
 
 
 def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:

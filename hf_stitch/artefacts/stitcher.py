@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -33,6 +34,7 @@ from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.heads import task_of_head
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
@@ -54,7 +56,7 @@ class Stitcher(Artefact):
         source_layer: The layer at which the source is cut.
         target: Reference to the network of the back half, pinned in the same way.
         target_layer: The layer at which the target is cut.
-        task: Task of the stitched model, a name in ``hf_stitch.registries.heads``. Default: no head.
+        task: Task of the stitched model, a name in ``hf_stitch.registries.tasks``. Default: no head.
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
         anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
@@ -309,17 +311,24 @@ class Stitcher(Artefact):
         if self.own is not None:
             front = PrefixAdapter(front, back, own=self.own)
         changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
+        task = task_of_head(self.task, back.task)
+        if task != self.task:
+            warnings.warn(
+                f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
+                "this task, without the scores that an earlier version recorded",
+                stacklevel=2,
+            )
         stitched = join(
             front,
             self.source_layer,
             copy.deepcopy(self.stitch),
             back,
             self.target_layer,
-            task=self.task,
+            task=task,
             recipe={**self.recipe, CHANGED: changed} if changed else self.recipe,
         )
         stitched.anchors = self.anchors
-        if not (front_changes or back_changes):  # those of other settings are not the scores of this model
+        if task == self.task and not (front_changes or back_changes):  # others are not the scores of this model
             stitched.config.scores = self.scores
         if wanted is not None:
             cast(stitched, wanted)

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples, no_classes, unread_labels
+from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
-from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
+from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
 from hf_stitch.options import Constraint, Count, Natural, check, checked
 
 
@@ -63,6 +63,11 @@ class Batch:
     def labels(self) -> list[int] | None:
         """The labels of the samples, checked as in :attr:`Samples.labels`."""
         return self.origin.labels
+
+    @property
+    def label_values(self) -> list[Value] | None:
+        """The labels of the samples, as in :attr:`Samples.label_values`."""
+        return self.origin.label_values
 
 
 class Samples:
@@ -111,8 +116,10 @@ class Samples:
         Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
 
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
-        otherwise by the name ``label`` or ``labels``, with integers (also ``1.0``). Labels of another kind raise an
-        error when they are read. For dictionaries, the first one determines the columns.
+        otherwise by the name ``label`` or ``labels``, with numbers. Integers (also ``1.0``) are classes, for tasks with
+        classes; other numbers are the labels of regression. Lists of numbers (of several outputs, classes or words) are
+        labels if their column is named. Labels of another kind raise an error when they are read. For dictionaries, the
+        first one determines the columns.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
@@ -126,7 +133,7 @@ class Samples:
             image: Column of the images.
             text: Column of the texts.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
-            label: Column of the labels, or the labels themselves.
+            label: Column of the labels, or the labels themselves: a number for each sample, or a list of numbers.
             id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
                 which it cannot be noticed that two sides (``paired_data``) are in different orders.
 
@@ -138,8 +145,8 @@ class Samples:
                 columns of labels raise an error when labels are read), a named column does not exist or has the wrong
                 type, ids repeat, items of a data set differ when they are read again (random augmentation), or the
                 order of a loader is not that of its data set.
-            TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
-                nor a text.
+            TypeError: The type of the data is not supported, a label is no number and no list of numbers, or an id is
+                neither an integer nor a text.
         """
         check(Data, data=data)
         if isinstance(data, Samples):
@@ -149,7 +156,7 @@ class Samples:
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
-            check_named(table.kinds, "label", label, ("class", "integer", "float"))
+            check_named(table.kinds, "label", label, ("class", "integer", "float", *LISTS))
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
@@ -158,15 +165,21 @@ class Samples:
         if found and not unread:
             label = found[0]
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
-        labels = None
+        labels: list[int | None] | None = None
+        numbers: list[Value | None] | None = None
+        given = None if label is None else values_of(table, "label", label)
         try:
-            labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
-        except TypeError as error:
-            if not found:
-                raise
-            unread = no_classes(found[0], f"other values ({error})")  # matters only where labels are read
+            labels = None if given is None else list(map(as_label, given, ids))
+        except TypeError as error:  # matters only where classes are read
+            unread = no_classes(label if isinstance(label, str) else "", f"other values ({error})")
+            try:
+                numbers = list(map(as_value, given or (), ids))
+            except TypeError:
+                if not found:
+                    raise
         names = table.classes(label) if isinstance(label, str) else None
-        return cls(Source(table, modality, columns, ids, labels, names, unread, len(found) > 1), range(len(table)))
+        source = Source(table, modality, columns, ids, labels, names, unread, numbers, undecided=len(found) > 1)
+        return cls(source, range(len(table)))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -210,6 +223,26 @@ class Samples:
             labels.append(numbers[label])
         return labels
 
+    @cached_property
+    def label_values(self) -> list[Value] | None:
+        """The label of every sample as it is, in order: a class, a number, or several numbers; None without labels.
+
+        Raises:
+            ValueError: The label of a sample is missing or not finite (the message names the sample), several columns
+                of the data could contain the labels, or a column named so has no numbers.
+        """
+        if self._source.numbers is not None or (self._source.unread and self._source.values is None):
+            labels = self.labels  # of classes, or the error that says why there are none
+            return None if labels is None else [*labels]
+        found = self._source.labels if self._source.values is None else self._source.values
+        if found is None:
+            return None
+        chosen = [found[position] for position in self._positions]
+        for id_, value in zip(self.ids, chosen, strict=True):
+            if value is None or not np.isfinite(value).all():
+                raise ValueError(f"sample {id_!r} has the label {value}: drop unlabelled samples with select")
+        return [value for value in chosen if value is not None]
+
     @property
     def is_labelled(self) -> bool:
         """Whether the data have labels of any kind, also such that :attr:`labels` cannot read."""
@@ -222,7 +255,8 @@ class Samples:
 
     def unlabelled(self) -> Samples:
         """Return the same samples without labels."""
-        none: dict[str, Any] = {"labels": None, "label_names": None, "numbers": None, "unread": "", "undecided": False}
+        none: dict[str, Any] = {"labels": None, "label_names": None, "values": None}
+        none |= {"numbers": None, "unread": "", "undecided": False}
         return Samples(dataclasses.replace(self._source, **none), self._positions)
 
     @property
@@ -247,10 +281,11 @@ class Samples:
         read once.
         """
         digest = hashlib.sha256(self.modality.encode())
+        given: Sequence[Any] | None = self._source.labels if self._source.values is None else self._source.values
         for start in range(0, len(self), CHUNK):
             positions = self._positions[start : start + CHUNK]
             for position, contents in zip(positions, self._source.contents(positions), strict=True):
-                label = self._source.labels[position] if self._source.labels is not None else None
+                label = None if given is None else given[position]
                 digest.update(repr((self._source.ids[position], label, *map(len, contents))).encode())
                 for content in contents:
                     digest.update(content)

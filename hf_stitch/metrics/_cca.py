@@ -16,8 +16,8 @@ from hf_stitch.metrics._rows import (
     check_variation,
     of_rows,
 )
-from hf_stitch.metrics.base import Invariances, MomentsMetric
-from hf_stitch.options import NonNegative, Within
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
 _EPS = torch.finfo(torch.float64).eps
@@ -83,9 +83,10 @@ class CCA(MomentsMetric):
         if self.options["ridge"]:
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2 without ridge, 2 with ridge."""
-        return 2 if self.options["ridge"] else least_for_full_rank(max(dx, dy))
+        return 2 if self.options["ridge"] else least_for_full_rank(width)
 
 
 @of_rows
@@ -159,9 +160,10 @@ class PWCCA(MomentsMetric):
     symmetric = False
     invariances: Invariances = ("scaling", "permutation", "translation")
 
-    def min_rows(self, dx: int, dy: int) -> int:
-        """Width + 2; with all directions that of x, as the rank of y depends on the data."""
-        return least_for_full_rank(dx if self.options["directions"] == "all" else max(dx, dy))
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
+        """Width + 2; for y with all directions the number for rank one, as the rank depends on the data."""
+        return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
 
 
 @of_rows
@@ -210,7 +212,8 @@ class SVCCA(MomentsMetric):
     formula = staticmethod(_svcca)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """The number for one component; how many are kept depends on the data."""
         return least_for_full_rank(1)
 

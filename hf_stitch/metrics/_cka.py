@@ -10,8 +10,8 @@ from torch import Tensor
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic, of_grams
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
-from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric
-from hf_stitch.options import Positive, Within
+from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric, Operand
+from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
 from hf_stitch.statistics import HSIC, LayerMoments, MinibatchGrams, Moments
 from hf_stitch.statistics.hsic import unbiased_hsic
@@ -99,7 +99,8 @@ class LinearCKA(MomentsMetric):
             from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), after=of_grams),
         )
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """4 if debiased, the fewest rows for which unbiased HSIC is defined; 2 otherwise."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
@@ -179,7 +180,8 @@ class MinibatchCKA(ActivationMetric):
         size = {"size": self.options["batch_size"]}
         return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), options=size),)
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """The fewest rows for which unbiased HSIC is defined."""
         return _LEAST_UNBIASED
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, check_widths, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
 
 _EPS = torch.finfo(torch.float64).eps
@@ -83,9 +84,11 @@ class LinearRegression(MomentsMetric):
         elif not self.options["center"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """For a fit, one more than the unknowns per feature of y; 2 otherwise."""
-        return _least_for_fit(dx, self.options["center"]) if self.options["weight"] is None else 2
+        fit = side == "x" and self.options["weight"] is None
+        return _least_for_fit(width, self.options["center"]) if fit else 2
 
 
 @of_rows

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
 from hf_stitch.metrics._rows import Rows, paired
-from hf_stitch.options import check_call, check_names, defaults, plain
+from hf_stitch.options import check_call, check_names, checked, defaults, plain
 from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments, Weights
@@ -252,12 +252,13 @@ class ActivationMetric(Metric):
         """Ways to compute the values for all pairs of layers; empty if the metric does not compare layers."""
         return ()
 
-    def min_rows(self, dx: int, dy: int) -> int:
+    @checked
+    def min_rows(self, side: Operand, width: int) -> int:
         """Return the fewest rows for which the metric can be defined.
 
         Args:
-            dx: Number of features of x.
-            dy: Number of features of y.
+            side: ``"x"`` or ``"y"``.
+            width: Number of features of this side.
 
         Returns:
             Number of rows. With fewer rows the metric is undefined for any data.

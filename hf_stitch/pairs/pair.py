@@ -18,7 +18,7 @@ from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
-from hf_stitch.tasks.heads import check_labels, logits_of, task_of
+from hf_stitch.tasks.heads import logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
 
 Cell = tuple[str, str]
@@ -96,9 +96,9 @@ class Pair:
             raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
         check_meet(a, b, pooling)
         found = scored_task(b, task) if scored else task_of(b, task)
-        if task_named(found).causal and pooling in POOLED:
+        if task_named(found).per_token and pooling in POOLED:
             raise ValueError(
-                f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
+                f"pooling={pooling!r} leaves one token per text, and {found} predicts something at each: use "
                 "pooling='none'"
             )
         return cls(a, b, pooling, found, align=align)
@@ -198,8 +198,8 @@ class Pair:
                     f"the target cannot run from layer {lb!r} on the activations that pooling={self.pooling!r} leaves "
                     f"({type(error).__name__}: {error}); use another pooling or layer"
                 ) from error
-        if task_named(self.task).classifies:
-            check_labels(test, logits_of(found.target).shape[-1])
+        if self.task is not None:
+            task_named(self.task).check_labels(test, logits_of(found.target).shape[-1])
 
 
 def run_to(

@@ -180,7 +180,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         return f"it has no head for {task}"
     if not source.completes:
         return OTHER_TOKENS
-    if not task_named(task).classifies or not isinstance(target, Adapter):
+    if not task_named(task).describes_outputs or not isinstance(target, Adapter):
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)
     if count == others and (names == theirs or not names or not theirs):

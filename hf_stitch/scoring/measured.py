@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_stitch.tasks.base import HIGHER, Answers, Array, Task
+from hf_stitch.tasks.base import Answers, Array, Task
 
 NULLS = ("identity", "mean_only", "chance")
 """Baselines that carry nothing over from the source."""
@@ -51,7 +51,7 @@ class Measured:
         return self.task.drawn({**found, **chance}, resamples=resamples, seed=seed)
 
 
-def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
+def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
     """Return the baselines that a stitched model does not beat, by the first figure that is defined.
 
     A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
@@ -60,7 +60,7 @@ def not_beaten(drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] =
     figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
     if figure is None:
         return ()
-    sign = 1 if figure in HIGHER else -1
+    sign = 1 if task.figures[figure] else -1
     apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
     return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
 

@@ -144,10 +144,11 @@ class Scoring:
 
     def _target(self, twin: Batch) -> tuple[Ran, Answers]:
         """Run the target, and measure the samples themselves."""
+        sizes: Answers = {}
         if self._sizes:
-            inputs, sizes = self.task.inputs(self.target, twin.samples)
+            inputs, sizes = self.task.sized_inputs(self.target, twin)
         else:
-            inputs, sizes = self.target.preprocess(twin.samples), {}
+            inputs = self.task.inputs(self.target, twin)
         reads = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
         if not reads or not isinstance(self.target, Adapter):
             return Ran(inputs, {}, self.target.forward(inputs)), sizes

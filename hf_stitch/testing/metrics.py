@@ -212,7 +212,7 @@ def _check_degenerate(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
 
 
 def _check_few_rows(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    least = metric.min_rows(x.shape[1], y.shape[1])
+    least = max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
     few = slice(least - 1)
     message = require_error(ValueError, lambda: _value(metric, x[few], y[few]), f"fewer rows than the {least} declared")
     require(metric.name in message, f"the error on too few rows must name {metric.name}: {message}")

@@ -99,6 +99,7 @@ class ProbingCallback(TrainerCallback, ABC):
         """Restore the state from the checkpoint of a step."""
 
     # -- in a custom training loop ----------------------------------------------------------------------------------
+    @checked
     def measure(
         self,
         model: nn.Module | Adapter,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,38 +230,20 @@ class Dynamics(Result):
             ]
         )  # fmt: skip
 
-    def plot(self, *, scale: Literal["fixed", "data"] = "fixed", thresholds: Sequence[float] = ()) -> Figure:
-        """Plot a heat map of all pairs of moments for each layer, and below it the curve of :meth:`to_final`.
-
-        Args:
-            scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
-                figures can be compared; ``"data"`` for the smallest and largest of these values.
-            thresholds: Values of the metric. White lines mark the moments at which a layer settles at each of them
-                (:meth:`settled`).
+    def plot(self) -> Figure:
+        """Plot the similarity of each layer to the end of training (:meth:`to_final`); its page has all moments.
 
         Returns:
             The figure.
-
-        Raises:
-            ValueError: If ``scale`` is unknown.
         """
-        from hf_stitch.plots import evolution
+        from hf_stitch.plots import curves
 
-        if scale not in ("fixed", "data"):
-            raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
-        ends = self.range if self.range and scale == "fixed" else (np.nan, np.nan)
-        low, high = (end if np.isfinite(end) else None for end in ends)
-        return evolution(
-            self._shown,
-            self.times,
-            unit=self.unit,
-            label=self.metric,
-            note=f"{'higher' if self.higher_is_better else 'lower'} = more alike",
-            low=low,
-            high=high,
-            title="from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}",
-            marked={layer: [self.settled(each)[layer] for each in thresholds] for layer in self._shown},
-        )
+        series = {
+            layer: {float(x): (float(v),) * 3 for x, v in zip(self.times, values, strict=True)}
+            for layer, values in self.to_final().items()
+        }
+        title = "from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}"
+        return curves(series, axis=self.unit, label=f"{self.metric} with the end of training", title=title)
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints, with one row for each layer."""

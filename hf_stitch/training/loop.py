@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_stitch.processes import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.objective import IGNORED
+from hf_stitch.tasks.base import IGNORED
 from hf_stitch.training.prepared import Prepared, PreparedBatch
 from hf_stitch.training.progress import Progress
 from hf_stitch.training.schedule import TrainingSchedule
@@ -118,7 +118,8 @@ def train(
                     if not bool(run.active.any()):
                         break
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
-                    _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
+                    if not bool(right.isnan().all()):
+                        _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
                     run.judge(loss)
                 if callback is not None:
                     callback(step, stitches.trained)
@@ -223,7 +224,7 @@ def _asked(batch: PreparedBatch) -> float:
 
 def _is_of_samples(batch: PreparedBatch) -> bool:
     """Whether there is one prediction for each sample, not one for each token."""
-    return "hard" not in batch.answers or batch.answers["hard"].dim() == 1
+    return "hard" not in batch.answers or batch.answers["hard"].dim() == 1 or batch.answers["hard"].is_floating_point()
 
 
 def _log(

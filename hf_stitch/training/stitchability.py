@@ -23,7 +23,8 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.heads import check_head, check_labels, logits_of
+from hf_stitch.tasks.heads import check_head, logits_of
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 
@@ -134,6 +135,11 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
         check_head(reference)
+        if reference.task is not None and not task_named(reference.task).classifies:
+            raise ValueError(
+                f"relative accuracy needs one class per sample, and the task of the reference is {reference.task}: "
+                "pass a classifier"
+            )
         classes = getattr(reference.model, "config", None)
         self._test = numbered_as(self._test, classes)
         warn_of_other_classes(self._test, classes)
@@ -158,7 +164,7 @@ class StitchabilityCallback(ProbingCallback):
                     "the reference must be a classifier with logits (batch, at least 2 classes), got logits of shape "
                     f"{tuple(logits.shape)}"
                 )
-            check_labels(batch, logits.shape[-1])
+            task_named("image-classification").check_labels(batch, logits.shape[-1])
             right += _right(logits, batch)
         self._right = sum(processes.gather(right))
         if not self._right:

@@ -18,7 +18,6 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedMatcher
 from hf_stitch.options import Count, Natural, NonNegative, Positive
 from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
@@ -30,7 +29,7 @@ from hf_stitch.registry import registries
 from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.heads import check_head, check_labels
+from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
@@ -211,7 +210,7 @@ class TaskLoss(TrainedMatcher):
         if task is None:
             raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
         for shown in (samples, validation_data):
-            if shown is not None and self._asks_labels(task) and shown.labels is None:
+            if shown is not None and self._asks_labels(task) and task_named(task).labels(shown) is None:
                 raise ValueError(
                     "labels='hard' needs labelled samples, but these have no labels; pass Samples.of(data, label=…), "
                     "or use labels='target'"
@@ -228,7 +227,7 @@ class TaskLoss(TrainedMatcher):
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
     def _asks_labels(self, task: str | None) -> bool:
-        return "hard" in self.objective.labels and not task_named(task).causal
+        return "hard" in self.objective.labels and not task_named(task).unused
 
     def rehearse(self, pair: Pair, data: Split) -> None:
         """Run one batch through identity maps, so that errors of training occur before fitting."""
@@ -274,17 +273,14 @@ class TaskLoss(TrainedMatcher):
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
         one, other = (next(iter(side.batches(count))) for side in (samples, others))
-        if networks.is_language_model and not any(map(networks.has_next_tokens, samples.batches(count))):
-            raise ValueError(
-                f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
-                "texts"
-            )
+        if networks.task.per_token:
+            networks.task.check_some(any(map(networks.has_predictions, samples.batches(count))), samples)
         batch = networks.prepare(one.samples, other.samples, networks.labels_of(one)).to(_device(networks.first))
-        classes = max(stitches.check(batch) for stitches in groups)
+        outputs = max(stitches.check(batch) for stitches in groups)
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation_data):
                 if shown is not None:
-                    check_labels(shown, classes)
+                    networks.task.check_labels(shown, outputs)
 
     @overload
     def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
@@ -410,11 +406,12 @@ class TaskLoss(TrainedMatcher):
         if paired_data is not None and validation_data is not None:
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         given = PairedSamples.of(data, paired_data)
-        both = given.with_first(numbered_as(given.a, model.config))
+        task = task_named(model.task)
+        both = given.with_first(task.numbered(given.a, model.config))
         samples, others = both.a, both.b
-        held_out = None if validation_data is None else numbered_as(Samples.of(validation_data), model.config)
+        held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
         if self._asks_labels(model.task):
-            warn_of_other_classes(samples, model.config)
+            task.warn_of_labels(samples, model.config)
         self._check(samples, model.task, held_out)
         return samples, others, held_out
 
@@ -455,7 +452,12 @@ class TaskLoss(TrainedMatcher):
             ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
         return [
             Stitches(
-                group, networks.places[next(iter(group))].target, self.objective, networks.last, networks.origins
+                group,
+                networks.places[next(iter(group))].target,
+                networks.task,
+                self.objective,
+                networks.last,
+                networks.origins,
             ).to(device)
             for group in ends.values()
         ]

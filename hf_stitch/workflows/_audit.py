@@ -210,7 +210,8 @@ def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
         for name, own in halves.items()
         for predictor in own.predictors({STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
     ]
-    return Scoring(whole, halves, predictors, task_named(next(iter(halves.values())).model.task))
+    model = next(iter(halves.values())).model
+    return Scoring(whole, halves, predictors, task_named(model.task).about(model))
 
 
 def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run) -> Any:

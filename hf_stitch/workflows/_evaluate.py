@@ -112,7 +112,7 @@ def evaluate(
         asked = "examples needs predictions" if examples else "source is only scored for models with a head"
         raise ValueError(f"{asked}, but {type(stitched).__name__} has no head: leave it out")
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
-        whole, task = reference(stitched, target), task_named(stitched.task)
+        whole, task = reference(stitched, target), task_named(stitched.task).about(stitched)
         samples = samples_to_score([stitched], data, paired_data)
         stitches, left_out = _stitches(stitched, baselines or {})
         halves = HalvesOfModel.of(stitched, source, whole, other_tokens=True)
@@ -128,8 +128,8 @@ def evaluate(
         result = Evaluation(
             stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(drawn),
             fitted_share(stitched, samples.a), left_out | halves.left_out, parts,
-            confused(found, names) if task.classifies else {}, differing(found, samples.a, names, examples),
-            not_beaten(drawn, NULLS[1:] if exact else NULLS),
+            confused(found, names) if task.classifies else {}, differing(task, found, samples.a, names, examples),
+            not_beaten(task, drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
         _warn(result)
         return result

@@ -210,7 +210,7 @@ def _matched(
 
 def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], watchers: Watchers) -> Scoring:
     """Return the pass that scores all stitches, and the mean of each layer of the target."""
-    pair, task = collected.pair, task_named(collected.pair.task)
+    pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
     predictors += [
         Predictor(mean_name(lb), pair.layers_a[0], lb, _mean_only(collected, lb), constant=True) for lb in pair.layers_b

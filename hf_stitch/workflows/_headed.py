@@ -167,10 +167,10 @@ def _of_network(network: Adapter, layer: str, task: str | None, given: Anchors, 
     """Return the head of a whole network from a cut on."""
     check_meet(new.network, network, new.pooling)
     task = network.task if task == "auto" and not scored else task_of(network, task)
-    if task_named(task).causal:
+    if task_named(task).per_token:
         raise ValueError(
-            f"task={task!r} is not supported: an anchor is a single vector, but a language model predicts a token at "
-            "each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
+            f"task={task!r} is not supported: an anchor is a single vector, but the model predicts something at each "
+            "token; use hf_stitch.stitch(…, matcher='inverse_relative')"
         )
     own = Encoder(network, layer, _target_rows(network.spec(layer), new.pooling), new.run)
     return Headed(

@@ -32,7 +32,8 @@ from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import part_widths
-from hf_stitch.tasks.heads import check_head, check_labels, logits_of
+from hf_stitch.tasks.heads import check_head, logits_of
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._headed import (
@@ -338,4 +339,4 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     check_head(swapped)
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
     output = _through_head(swapped, swapped.transfer(**inputs))
-    check_labels(samples, logits_of(output).shape[-1])
+    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])

@@ -228,7 +228,7 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     noise = random.normal(0, 0.01, (1001, 1, 1))
     drawn = np.array([[0.9, 0.9, 0.2]]) + noise * np.array([[1.0, -1.0, 1.0]])
     drawn[0] = [[0.9, 0.899, 0.2]]
-    rows, columns = differences_from_best(drawn, "agreement")
+    rows, columns = differences_from_best(drawn, higher_is_better=True)
     assert rows[0, 0] == 1.0 and rows[0, 1] > 0.5 and rows[0, 2] < 0.01
     assert (columns == 1.0).all()  # each is alone in its column
 
@@ -239,7 +239,7 @@ def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
     random = np.random.default_rng(0)
     drawn = 0.1 + random.normal(0, 0.001, (1001, 40, 40))
     drawn[:, range(40), range(40)] += 0.8
-    for p_values in differences_from_best(drawn, "agreement"):
+    for p_values in differences_from_best(drawn, higher_is_better=True):
         assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
 
 

@@ -61,7 +61,7 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"layers_a": ["9"]}, hf_stitch.NotACutError, "'9'"),
         ({"resamples": 0}, ValueError, "resamples must be an integer >= 2, got 0"),
         ({"task": "auto"}, ValueError, "its task is None: pass task="),
-        ({"task": "feature-extraction"}, ValueError, "heads"),
+        ({"task": "feature-extraction"}, ValueError, "its task is None: pass task="),
         ({"test_data": TRAIN}, ValueError, "100.0% of test_data are also in data"),
         ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
         ({"far_data": POINTS[:20] + 9}, ValueError, "far_data= is a control of detectors, but none are named"),

@@ -124,6 +124,6 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(monkeypatch: pyte
 
 
 def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
-    monkeypatch.setattr("hf_stitch.analysis.grid.plan.free_memory", lambda device: 100)
+    monkeypatch.setattr("hf_stitch.analysis.planning.free_memory", lambda device: 100)
     plan = hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
     assert not plan.fits and "DOES NOT FIT" in str(plan)

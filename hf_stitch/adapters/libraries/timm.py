@@ -130,8 +130,9 @@ class TimmAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """``image-classification``, or ``None`` for a model without a head or with a single output."""
-        return "image-classification" if getattr(self.model, "num_classes", 0) > 1 else None
+        """``image-classification``, with a single output ``regression``, or ``None`` for a model without a head."""
+        count = getattr(self.model, "num_classes", 0)
+        return "image-classification" if count > 1 else "regression" if count == 1 else None
 
     def blueprint(self) -> dict[str, Any]:
         """Return the architecture, its arguments and the pretrained config, as timm saves them."""

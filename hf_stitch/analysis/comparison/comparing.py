@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
     if reader.n < LEAST:
         raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
-        least = metric.min_rows(1, 1)
+        least = metric.min_rows("x", 1)
         if metric.minibatched and reader.pooling != "none" and stop - start < least:
             raise ValueError(
                 f"{label} takes at least {least} samples in each process, but {processes.count} processes share "
@@ -254,15 +254,15 @@ def _check_widths(label: str, reader: LayerReader) -> None:
 
 def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> None:
     """Raise an error if all layers of a side are too wide for this number of samples, so that no pair is defined."""
-    least = metric.min_rows(1, 1)
+    least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
     (group,) = reader.groups  # there is one group, because pooled rows have no grid
     widths_a = [reader.width(group.x[place]) for place in group.of_a]
     widths_b = [reader.width(group.y[place]) for place in group.of_b]
     for name, layers, widths, takes in (
-        ("a", reader.layers_a, widths_a, lambda width: metric.min_rows(width, 1)),
-        ("b", reader.layers_b, widths_b, lambda width: metric.min_rows(1, width)),
+        ("a", reader.layers_a, widths_a, partial(metric.min_rows, "x")),
+        ("b", reader.layers_b, widths_b, partial(metric.min_rows, "y")),
     ):
         if reader.n >= min(map(takes, widths)):
             continue

@@ -117,7 +117,7 @@ def same_layers(
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
     found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
     values = {layer: value for (layer, _), value in found.items()}
-    undefined = {layer: why for (layer, _), why in reasons.items()}
+    undefined = {layer: reason for (layer, _), reason in reasons.items()}
     values[WHOLE], why = _whole(metric, a, b, values)
     if why is not None:
         undefined[WHOLE] = why

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import norm
 
 from hf_stitch.analysis.detection.evidence import Cell
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name, direction
+from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.pairs import Pair
 from hf_stitch.scoring.measured import Measured, not_beaten
 from hf_stitch.stitches import StitchingLayer
@@ -30,7 +30,7 @@ def grid_of(
     """Return the grid of what was measured of stitches and of the target's means, with a warning of its cautions."""
     task, (rows, columns) = task_named(pair.task), (pair.layers_a, pair.layers_b)
     drawn = {
-        who: {name: row[name] for name in (*task.figures, "structural_error") if name in row}
+        who: {name: row[name] for name in (*task.compared, "structural_error") if name in row}
         for who, row in task.drawn(_measures(pair, measured, stitches), resamples=resamples, seed=seed).items()
     }
     cells: dict[str, dict[str, Array]] = {matcher: {} for matcher, _, _ in stitches}
@@ -42,7 +42,7 @@ def grid_of(
             of[:, rows.index(la), columns.index(lb)] = values
         mean = {figure: values[:, columns.index(lb)] for figure, values in drawn["mean_only"].items()}
         rivals = {"chance": drawn["chance"]} if "chance" in drawn else {}
-        if not_beaten({"stitched": own, "mean_only": mean, **rivals}):
+        if not_beaten(task, {"stitched": own, "mean_only": mean, **rivals}):
             no_better.append(cell_name(matcher, la, lb))
     grid = StitchGrid(
         {matcher: {figure: with_interval(values) for figure, values in of.items()} for matcher, of in cells.items()},
@@ -52,7 +52,9 @@ def grid_of(
             if who != "stitched"
         },
         {
-            matcher: {figure: differences_from_best(values, figure) for figure, values in of.items()}
+            matcher: {
+                figure: differences_from_best(values, task.figures.get(figure, False)) for figure, values in of.items()
+            }
             for matcher, of in cells.items()
         },
         rows, columns, str(pair.task), pair.pooling, n, undefined=undefined, recipe=recipe, no_better=tuple(no_better),
@@ -78,9 +80,9 @@ def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell]) -> dict[
         "mean_only": stacked([found[mean_name(layer)] for layer in pair.layers_b]),
         **{who: found[who] for who in ("source", "target") if who in found},
     }
-    if task.classifies and "label" in found["target"]:
+    if "label" in found["target"]:
         chance = task.chance(measures, 0)
-        measures["chance"] = {name: chance[name] for name in task.kept}
+        measures["chance"] = {name: chance[name] for name in task.kept if name in chance}
     return measures
 
 
@@ -90,14 +92,14 @@ def with_interval(drawn: Array) -> Array:
     return np.stack([drawn[0], low, high], -1)
 
 
-def differences_from_best(drawn: Array, figure: str) -> Array:
+def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
     """Compute p-values of the difference of each stitch from the best of its row and of its column.
 
     The p-value is that of a normal distribution with the standard deviation of the difference over the resamples: a
     share of resamples could not be small enough for a Holm test of many layers. The best stitch is chosen on the same
     samples, so that p-values of close rivals are somewhat too small.
     """
-    better = drawn if direction(figure) == "higher" else -drawn
+    better = drawn if higher_is_better else -drawn
     found = []
     for axis in (2, 1):
         values = np.where(np.isnan(better[:1]), -np.inf, better[:1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import Pair, Split
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
 from hf_stitch.representation import Pooling, RepresentationSpec
-from hf_stitch.resources import free_disk, free_memory, seconds_of
+from hf_stitch.resources import seconds_of
 from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
@@ -75,9 +73,8 @@ def planned(
         memory["rows without partners"] = int(one_side * rows / count)
     kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if read else 0
     disk = {"activations of the source": kept} if kept else {}
-    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     held = {part: size for part, size in memory.items() if size}
-    return Plan(job, stages, held, disk, *free, run.processes.count, left_out)
+    return Plan.of(job, stages, held, disk, device, run, left_out)
 
 
 def unfitted(

@@ -9,10 +9,10 @@ import typer
 
 from hf_stitch.cli.options import AsJson, Report, Seed, check_report
 from hf_stitch.cli.output import Output
+from hf_stitch_embeddings.stores import open_store, registry
 
 if TYPE_CHECKING:
     from hf_stitch_embeddings.embedding_map import EmbeddingMap
-    from hf_stitch_embeddings.stores import VectorStore
 
 AGED = 3
 """Exit code of ``monitor`` if the map has aged."""
@@ -168,52 +168,41 @@ def _relevance(path: Path) -> list[Any]:
 @app.command()
 def upgrade(
     map_folder: MapFolder,
-    npy: Annotated[Path | None, typer.Option(help="Old vectors in an .npy file; --into names the new one.")] = None,
-    faiss: Annotated[Path | None, typer.Option(help="Old FAISS index; --into names the new one.")] = None,
-    lancedb: Annotated[str | None, typer.Option(help="Folder or URI of a LanceDB database; see --table.")] = None,
-    qdrant: Annotated[str | None, typer.Option(help="Folder or URL of Qdrant; see --collection.")] = None,
-    into: Annotated[Path | None, typer.Option(help="File for the new vectors or index.")] = None,
-    factory: Annotated[str | None, typer.Option(help="Kind of the new FAISS index. [default: as the old one]")] = None,
-    table: Annotated[str | None, typer.Option(help="Table of LanceDB.")] = None,
-    column: Annotated[str, typer.Option(help="Column of old vectors in the table.")] = "vector",
-    id_column: Annotated[str, typer.Option(help="Column of ids in the table.")] = "id",
-    collection: Annotated[str | None, typer.Option(help="Collection of Qdrant.")] = None,
-    vector_name: Annotated[str | None, typer.Option(help="Name of the old vectors in the collection.")] = None,
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            help="The old vectors: a file, a folder, or NAME:PLACE, e.g. qdrant:http://localhost:6333. "
+            f"Stores: {', '.join(registry)}.",
+        ),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OPTION=VALUE",
+            help="Options of the store: where new vectors go (target=new.npy), table=docs, collection=docs, ...",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are mapped at once.")] = 8192,
     verify: Annotated[int, typer.Option(min=0, help="Rows that are read back and compared.")] = 1000,
     json: AsJson = False,
 ) -> None:
     """Map all vectors of an index to the new space; the old ones stay. After an interruption, run it again."""
     output = Output(json)
-    given = {"--npy": npy, "--faiss": faiss, "--lancedb": lancedb, "--qdrant": qdrant}
-    if sum(each is not None for each in given.values()) != 1:
-        raise typer.BadParameter(f"give one store: {', '.join(given)}")
-    needed = {"--into": into} if npy or faiss else {"--table": table} if lancedb else {"--collection": collection}
-    for name, value in needed.items():
-        if value is None:
-            raise typer.BadParameter("is needed with this store", param_hint=name)
+    given = {}
+    for option in options or ():
+        name, equals, value = option.partition("=")
+        if not equals or name in given:
+            raise typer.BadParameter(f"write each option once, as OPTION=VALUE; got {option!r}", param_hint="OPTION")
+        given[name] = value
     from hf_stitch_embeddings import upgrade as run
 
-    made = _load(map_folder)
-    store: VectorStore
-    if npy and into:
-        from hf_stitch_embeddings.stores.arrays import ArrayStore
-
-        store = ArrayStore(npy, into, metric=made.metric)
-    elif faiss and into:
-        from hf_stitch_embeddings.stores.faiss import FaissStore
-
-        store = FaissStore(faiss, into, factory=factory)
-    elif lancedb and table:
-        from hf_stitch_embeddings.stores.lancedb import LanceStore
-
-        store = LanceStore(lancedb, table, column=column, id_column=id_column)
-    else:
-        from hf_stitch_embeddings.stores.qdrant import QdrantStore
-
-        store = QdrantStore(str(qdrant), str(collection), vector_name=vector_name)
-    with store:
-        done = run(store, made, batch_size=batch_size, verify=verify)
+    try:
+        opened = open_store(store, **given)
+    except TypeError as error:
+        raise typer.BadParameter(str(error), param_hint="OPTION") from error
+    with opened:
+        done = run(opened, _load(map_folder), batch_size=batch_size, verify=verify)
     output.show(done)
     output.record(done.to_dict())
 

@@ -66,7 +66,7 @@ def test_evaluate(folder: Path) -> None:
 
 
 def test_upgrade_of_a_file(folder: Path, tmp_path: Path) -> None:
-    found = run("upgrade", folder / "map", "--npy", folder / "documents_old.npy", "--into", tmp_path / "new.npy")
+    found = run("upgrade", folder / "map", folder / "documents_old.npy", f"target={tmp_path}/new.npy")
     assert found["rows"] == found["mapped"] == 300
     expected = EmbeddingMap.from_pretrained(folder / "map")(np.load(folder / "documents_old.npy"))
     np.testing.assert_allclose(np.load(tmp_path / "new.npy"), expected, atol=1e-6)
@@ -77,17 +77,13 @@ def test_upgrade_of_a_faiss_index(folder: Path, tmp_path: Path) -> None:
     index = faiss.IndexFlatIP(8)
     index.add(np.load(folder / "documents_old.npy"))
     faiss.write_index(index, str(tmp_path / "old.faiss"))
-    run(
-        "upgrade",
-        folder / "map",
-        "--faiss",
-        tmp_path / "old.faiss",
-        "--into",
-        tmp_path / "new.faiss",
-        "--factory",
-        "SQ8",
-    )
+    run("upgrade", folder / "map", tmp_path / "old.faiss", f"target={tmp_path}/new.faiss", "factory=SQ8")
     assert faiss.read_index(str(tmp_path / "new.faiss")).ntotal == 300
+
+
+def test_the_help_lists_the_stores() -> None:
+    shown = CliRunner().invoke(app, ["upgrade", "--help"], terminal_width=200).output
+    assert "arrays, faiss, lancedb, qdrant" in " ".join(shown.replace("│", " ").split())
 
 
 def test_export_of_the_map_alone(folder: Path, tmp_path: Path) -> None:
@@ -118,11 +114,11 @@ def test_columns_of_parquet_files(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["upgrade", "map"], "give one store"),
-        (["upgrade", "map", "--npy", "a.npy", "--faiss", "b"], "give one store"),
-        (["upgrade", "map", "--npy", "a.npy"], "--into"),
-        (["upgrade", "map", "--lancedb", "folder"], "--table"),
-        (["upgrade", "map", "--qdrant", "folder"], "--collection"),
+        (["upgrade", "map"], "Missing argument 'STORE'"),
+        (["upgrade", "map", "arrays:a.npy"], "'arrays' among embedding_stores needs the option 'target'"),
+        (["upgrade", "map", "arrays:a.npy", "tarjet=b"], "has no option 'tarjet'; did you mean 'target'"),
+        (["upgrade", "map", "arrays:a.npy", "b.npy"], "write each option once, as OPTION=VALUE; got 'b.npy'"),
+        (["upgrade", "map", "arrays:a.npy", "target=b", "target=c"], "got 'target=c'"),
         (["export", "map"], "give --encoder and --out"),
         (["fit", "a.npy", "b.npy", "--out", "x", "--old-ids", __file__], "ids of both sides"),
     ],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch, ResidualMLPStitch
 
 faiss = pytest.importorskip("faiss")
 from hf_stitch_embeddings import upgrade  # noqa: E402
-from hf_stitch_embeddings.stores.arrays import UnfinishedRows  # noqa: E402
 from hf_stitch_embeddings.stores.faiss import FaissStore, search_mapped  # noqa: E402
 
 from tests.killing import survives  # noqa: E402  # isort: skip
@@ -126,20 +123,6 @@ def test_the_new_index_is_of_the_same_kind(factory: str, tmp_path: Path) -> None
     queries = INDEX_MAP(DOCUMENTS)
     own = after.search(queries, 1)[1][:, 0] == np.arange(500) * (3 if "IDMap" in factory else 1)
     assert own.mean() > (0.5 if "PQ" in factory else 0.97)
-
-
-def test_what_an_upgrade_has_left_that_was_killed_at_its_end_is_removed(tmp_path: Path) -> None:
-    old, new = saved(tmp_path, "Flat"), tmp_path / "new.faiss"
-
-    def attempt() -> None:
-        UnfinishedRows.close = lambda self, remove=False: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
-        upgrade(FaissStore(old, new), INDEX_MAP, progress=False)
-
-    assert not survives(attempt)
-    assert (tmp_path / "new.faiss.upgrade").is_dir()
-    with pytest.raises(FileExistsError, match=r"new\.faiss exists"):
-        upgrade(FaissStore(old, new), INDEX_MAP, progress=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.faiss", "old.faiss"]
 
 
 def test_a_full_disk_leaves_the_old_index_and_is_an_error(tmp_path: Path) -> None:

@@ -49,12 +49,6 @@ def test_the_new_vectors_are_searched_by_the_distance_of_the_old_ones(distance: 
     np.testing.assert_allclose(QdrantStore(client, "docs", vector_name="").describe().rows, 60)
 
 
-def test_a_second_run_finds_everything_done() -> None:
-    client = client_with({"old": params()})
-    upgrade(QdrantStore(client, "docs"), MAP, progress=False)
-    assert upgrade(QdrantStore(client, "docs", vector_name="old"), MAP, progress=False).mapped == 0
-
-
 def test_points_that_are_added_meanwhile_are_mapped_too() -> None:
     client = client_with({"old": params()})
     store = QdrantStore(client, "docs")

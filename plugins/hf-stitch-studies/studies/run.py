@@ -120,7 +120,8 @@ STUDIES: tuple[Study, ...] = (
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
     Study("embedding_upgrade.latency", named="embedding_latency"),
     Study("embedding_upgrade.lazy_upgrade", named="embedding_lazy"),
-    *(Study(f"{name}.{name}") for name in ("two_tokenizers", "few_pairs", "beyond_affine", "transfer")),
+    Study("language_models.two_tokenizers"),
+    *(Study(f"{name}.{name}") for name in ("few_pairs", "beyond_affine", "transfer")),
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "networks": {"type": Path, "required": True, "help": "folder of networks; missing ones are trained and saved"},
     "cache": {"type": Path, "required": True, "help": "folder of what is trained, encoded and measured"},
-    "texts": {"type": Path, "required": True, "help": "folder of English texts, .txt or .txt.gz, a passage a line"},
+    "texts": {"type": Path, "help": "folder of English texts, .txt or .txt.gz, a passage a line"},
     "encoders": {
         "choices": ("hub", "local"), "default": "hub",
         "help": "encoders from the Hub, or small ones of the same families, trained on the available data",
@@ -83,7 +83,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 
 def leave(
     name: str, record: Mapping[str, Any], page: Callable[[Record], str], pictures: Mapping[str, Figure],
-    out: Path | None,
+    out: Path | None, *, null: bool = False,
 ) -> None:  # fmt: skip
     """Print the page of a record, and write record, page and figures if an output folder is given.
 
@@ -93,8 +93,9 @@ def leave(
         page: Function from the record, as it is read from JSON, to the page.
         pictures: Name -> figure.
         out: Output folder, or ``None``.
+        null: Whether the page expects ``None`` where a number is NaN or infinite.
     """
-    lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record).items())
+    lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record, null).items())
     stored = f"{{\n{lines}\n}}\n"
     if out is not None:  # the record first: a mistake in the page must not lose it
         out.mkdir(parents=True, exist_ok=True)
@@ -108,18 +109,18 @@ def leave(
         write_whole(out / f"{picture}.png", partial(figure.savefig, dpi=120, format="png"))
 
 
-def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and containers as JSON with six significant digits; NaN becomes ``None``."""
+def plain(value: Any, null: bool = False) -> Any:
+    """Return dataclasses, arrays and containers as JSON with six significant digits."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return plain(asdict(value), null)
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return plain(value.tolist(), null)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(each, null) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(each) for each in value]
+        return [plain(each, null) for each in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return None if null and not math.isfinite(value) else float(f"{value:.6g}")
     return value
 
 

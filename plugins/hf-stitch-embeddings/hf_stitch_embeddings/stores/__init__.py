@@ -1,8 +1,9 @@
-"""Vector stores whose vectors are rewritten, or whose queries are mapped."""
+"""Vector stores whose vectors are rewritten, or whose queries are mapped.
 
-from __future__ import annotations
+Public names, listed in ``__init__.pyi``, are imported when they are first used: the command line lists stores, and
+imports neither them nor torch.
+"""
 
-from hf_stitch_embeddings.stores.arrays import ArrayStore
-from hf_stitch_embeddings.stores.base import Description, VectorStore
+import lazy_loader
 
-__all__ = ["ArrayStore", "Description", "VectorStore"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

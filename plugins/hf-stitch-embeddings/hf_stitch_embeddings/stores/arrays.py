@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from hf_stitch.storage.files import decoding, flush, readable_errors, write_whole
+from hf_stitch.storage.files import decoding, flush, readable_errors, sweep, write_whole
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
 from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
@@ -83,7 +84,8 @@ class UnfinishedRows:
         self._note()
 
     def _sweep(self) -> None:
-        """Remove the folder if nobody works in it and it has all rows: its process was killed after the last step."""
+        """Remove what a process has left that was killed after the last step: the folder, if it has all rows."""
+        sweep(self.target.parent, glob.escape(self.target.name))
         if not self.folder.is_dir():
             return
         with suppress(OSError, ValueError, KeyError, Timeout), self._lock:
@@ -204,6 +206,11 @@ class ArrayStore(VectorStore):
         self.metric: Metric = metric
         self._new = UnfinishedRows(self.target)
 
+    @classmethod
+    def holds(cls, path: Path) -> bool:
+        """A file ``.npy``."""
+        return path.suffix == ".npy"
+
     def _old(self) -> Vectors:
         return read_vectors(self.source, str(self.source))
 
@@ -256,7 +263,10 @@ class ArrayStore(VectorStore):
 
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
-        return np.array(read_vectors(self.target)[np.asarray(ids, dtype=np.int64)], dtype=np.float32)
+        there, rows = read_vectors(self.target), np.asarray(ids, dtype=np.int64)
+        if (unknown := (rows < 0) | (rows >= len(there))).any():
+            raise ValueError(f"{self.target} has no row {rows[unknown][0]}")
+        return np.array(there[rows], dtype=np.float32)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Overwrite rows; numbers of none are left out."""

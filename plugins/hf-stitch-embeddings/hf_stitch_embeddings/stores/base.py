@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -48,8 +49,18 @@ class VectorStore(ABC):
     searched changes; a process that is killed at any time continues with the next call.
 
     A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. As a context manager, a store
-    closes itself.
+    closes itself. The first parameter of its constructor is the place of the old vectors, for
+    :func:`~hf_stitch_embeddings.stores.open_store`; :func:`~hf_stitch_embeddings.testing.check_store` tests all of it.
     """
+
+    @classmethod
+    def holds(cls, path: Path) -> bool:
+        """Return whether a file or a folder that exists holds vectors of such a store, without opening it.
+
+        Args:
+            path: The file or folder.
+        """
+        return False
 
     def __enter__(self) -> Self:
         """Return the store."""
@@ -151,7 +162,10 @@ class VectorStore(ABC):
             ids: Ids of rows.
 
         Returns:
-            ``(n, width)`` float32.
+            ``(n, width)`` float32, in the order of the ids.
+
+        Raises:
+            ValueError: If there is no row with one of the ids.
         """
 
     @abstractmethod

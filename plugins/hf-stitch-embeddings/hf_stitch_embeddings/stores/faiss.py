@@ -113,6 +113,11 @@ class FaissStore(VectorStore):
         self._factory = factory
         self._unfinished = UnfinishedRows(self.target)
 
+    @classmethod
+    def holds(cls, path: Path) -> bool:
+        """A file ``.faiss`` or ``.index``."""
+        return path.suffix in (".faiss", ".index")
+
     @cached_property
     def _old(self) -> _Contents:
         return self._read(self.source)

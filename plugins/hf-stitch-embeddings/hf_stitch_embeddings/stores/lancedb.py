@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class LanceStore(VectorStore):
         self._key = self._fresh = ""
         self._version: int | None = None
         """Version after the last write of this object; None if it did not make the column of new vectors itself."""
+
+    @classmethod
+    def holds(cls, path: Path) -> bool:
+        """A folder with tables, which are folders ``.lance``."""
+        return next(path.glob("*.lance"), None) is not None
 
     def describe(self) -> Description:
         """Describe the column."""

@@ -68,6 +68,11 @@ class QdrantStore(VectorStore):
         self._old = ""
         self._started: str | None = None
 
+    @classmethod
+    def holds(cls, path: Path) -> bool:
+        """A folder of the local mode, which lists its collections in a file."""
+        return (path / "meta.json").is_file() and (path / "collection").is_dir()
+
     def describe(self) -> Description:
         """Describe the old vectors."""
         if not self._client.collection_exists(self.collection):

@@ -1,7 +1,7 @@
 """Are stitches that are not affine worth their parameters? Do final features first help training?
 
 Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
-(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/two_tokenizers/decoders.py``.
+(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
 
     python -m beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
     --decoders DECODERS --texts TEXTS
@@ -10,7 +10,6 @@ A pair that is done is not run again.
 """
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from dr_frankenstein import base_training, images, networks
+from language_models import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from two_tokenizers import decoders
 
 import hf_stitch
 from hf_stitch.adapters import untrained
@@ -38,7 +38,6 @@ from hf_stitch.pairs import Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.storage.files import write_whole
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
 
@@ -435,27 +434,18 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="folder of the data sets; default: the Hub")
-    parser.add_argument("--published", type=Path, help="folder of the authors' networks; default: train networks")
-    parser.add_argument("--networks", type=Path, required=True, help="folder of networks that are trained here")
+    options = "data-dir", "published", "networks", "texts"
+    parser = study.parser(__doc__, *options, presets=PRESETS, required={"texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and page")
     parser.add_argument("--only", choices=TITLES, action="append", help="pair to run. Repeatable. [default: all]")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only or TITLES:
-        kept = arguments.out / f"{name}.json"
-        if not kept.is_file():
-            pair = of_texts(preset, arguments) if name == "decoders" else of_images(name, preset, arguments)
-            write_whole(kept, partial(Path.write_text, data=json.dumps(run(pair), indent=1) + "\n"))
-    pairs = {
-        name: json.loads((arguments.out / f"{name}.json").read_text())
-        for name in TITLES if (arguments.out / f"{name}.json").is_file()
-    }  # fmt: skip
+
+    def measured(name: str) -> dict[str, Any]:
+        return run(of_texts(preset, arguments) if name == "decoders" else of_images(name, preset, arguments))
+
+    chosen = arguments.only or TITLES
+    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in chosen}
     if len(pairs) == len(TITLES):
         settings = (
             f"{preset.train[0]:,} images and {preset.train[1]:,} texts, {preset.steps[0]} steps of {preset.batch[0]} "
@@ -463,9 +453,7 @@ def main() -> None:
             f"{preset.test[0]:,} and {preset.test[1]:,} held-out ones"
         )
         record = {"settings": settings, "pairs": pairs}
-        for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", page(record))):
-            write_whole(arguments.out / f"{NAME}{suffix}", partial(Path.write_text, data=text))
-        print(page(record))
+        study.leave(NAME, record, page, {}, arguments.out)
 
 
 if __name__ == "__main__":

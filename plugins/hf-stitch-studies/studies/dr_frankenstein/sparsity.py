@@ -16,11 +16,12 @@ import study
 from dr_frankenstein import experiment, frankenstein, stitching
 from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
 from hf_stitch_studies import score_curves, sparsify, zero_share
+from hf_stitch_studies.matrices import matrices
 
 import hf_stitch
 from hf_stitch.analysis import Score
 from hf_stitch.artefacts.joining import join
-from hf_stitch.plots import curves, matrices
+from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer, as_linear
 

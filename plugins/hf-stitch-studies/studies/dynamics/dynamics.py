@@ -7,16 +7,15 @@ and activations on test images.
     python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from PIL import Image
 from scipy.stats import spearmanr
@@ -118,12 +117,7 @@ def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=tuple(PRESETS), default="small")
-    parser.add_argument("--data-dir", help="local folder with cifar10/{train,test}.parquet; default: the Hub")
-    parser.add_argument("--cache", type=Path, required=True, help="folder for the figures of networks that are done")
-    parser.add_argument("--out", type=Path, help="write page, record and figure to this folder")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache", presets=PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     paths = [arguments.cache / NAME / f"{arguments.preset}_{seed}.json" for seed in range(preset.seeds)]
     if not all(path.is_file() for path in paths):
@@ -133,14 +127,7 @@ def main() -> None:
     # A page needs the similarity to the last moment only.
     kept = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
     record = {"preset": arguments.preset, "sizes": asdict(preset), "runs": kept}
-    text = page(record)
-    print(text)
-    if arguments.out:
-        stored = json.dumps(record, indent=1) + "\n"
-        write_whole(arguments.out / f"{NAME}.json", lambda path: path.write_text(stored))
-        write_whole(arguments.out / f"{NAME}.md", lambda path: path.write_text(text))
-        figure = partial(dynamics.plot().savefig, dpi=120, format="png")
-        write_whole(arguments.out / f"{NAME}.png", figure)
+    study.leave(NAME, record, page, {NAME: dynamics.plot()}, arguments.out)
 
 
 def watch(preset: Preset, paths: list[Path], data_dir: str | None) -> None:
@@ -336,11 +323,11 @@ def page(record: dict[str, Any]) -> str:
         **sizes, accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}", strong=STRONG,
         thresholds=", ".join(map(str, THRESHOLDS)), verdict=verdict(record).capitalize(), preset=record["preset"],
         first=sum(first for first, _ in found), leads=sum(leads for _, leads in found),
-        orders=_markdown(("seed", *(f"rank correlation of depth with: {names[0]}", *names[1:])), orders),
-        curves=_markdown(
+        orders=study.markdown(("seed", *(f"rank correlation of depth with: {names[0]}", *names[1:])), orders),
+        curves=study.markdown(
             ("layer", *range(sizes["epochs"]), *(f"settles at {each}" for each in THRESHOLDS), "covered share"), curves
         ),
-        ends=_markdown(
+        ends=study.markdown(
             ("layer", "CKA with its own start", "CKA with the reference", "stitched into it: before training", "after",
              "mean only"), ends,
         ),
@@ -366,11 +353,6 @@ def _findings(runs: list[dict[str, Any]]) -> Iterator[str]:
 
 def _spread(values: list[float], digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
-
-
-def _markdown(header: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

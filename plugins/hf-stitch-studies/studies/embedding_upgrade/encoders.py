@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import study
 import torch
 from rich.console import Console
 from sklearn.decomposition import TruncatedSVD
@@ -397,25 +398,19 @@ def counts(texts: Corpus) -> dict[str, dict[str, int]]:
     return {part: {kind: kinds.count(kind) for kind in sorted(set(kinds))} for part, kinds in texts.kinds.items()}
 
 
-def arguments(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the arguments that say which texts are embedded, and where the vectors are kept."""
-    made.add_argument("--preset", choices=tuple(PRESETS), default="small", help="test: seconds")
-    made.add_argument("--data-dir", type=Path, required=True, help="folder of ntrex128, trec and tatoeba_en_es_fr_ja")
-    made.add_argument("--texts", type=Path, help="folder of files of English text, a passage a line")
-    made.add_argument("--cache", type=Path, required=True, help="folder of the vectors")
-    return made
+OPTIONS = ("data-dir", "texts", "cache")
 
 
 def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
     """Read the texts and their vectors."""
     sizes = PRESETS[given.preset]
-    texts = corpus(given.data_dir, given.texts, sizes)
+    texts = corpus(Path(given.data_dir), given.texts, sizes)
     return texts, embed(texts, sizes, given.cache)
 
 
 def main(given: Iterable[Any] | None = None) -> None:
     """Embed all texts."""
-    parser = arguments(argparse.ArgumentParser(description=__doc__))
+    parser = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     texts, _ = prepared(parser.parse_args(None if given is None else [str(each) for each in given]))
     Console().print(counts(texts))
 

@@ -3,7 +3,6 @@
 python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
-import argparse
 import json
 import os
 import re
@@ -17,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
+import study
 import torch
-from embedding_upgrade.encoders import Teacher, Vectors, arguments, prepared
+from embedding_upgrade.encoders import OPTIONS, PRESETS, Teacher, Vectors, prepared
 from embedding_upgrade.upgrade_table import stitch_of
 from hf_stitch_embeddings import EmbeddingMap
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch import registries
-from hf_stitch.storage.files import write_whole
 
 NAME = "embedding_latency"
 BATCH = 8192
@@ -214,8 +212,7 @@ def main() -> None:
         folder, count, width = sys.argv[2:5]
         print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))
         return
-    made = arguments(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
-    made.add_argument("--out", type=Path, help="output folder for the page and its record as JSON")
+    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     given = made.parse_args()
     torch.set_num_threads(1)
     texts, vectors = prepared(given)
@@ -230,12 +227,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         maps["ridge"].save_pretrained(folder)
         record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS[given.preset]]
-    stored = json.dumps(record, indent=1) + "\n"
-    text = page(json.loads(stored))
-    Console().print(text, markup=False)
-    if given.out:
-        write_whole(given.out / f"{NAME}.json", lambda path: path.write_text(stored))
-        write_whole(given.out / f"{NAME}.md", lambda path: path.write_text(text))
+    study.leave(NAME, record, page, {}, given.out)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
-import argparse
-import json
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,14 +10,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from embedding_upgrade.encoders import Vectors, arguments, counts, prepared
+import study
+from embedding_upgrade.encoders import OPTIONS, PRESETS, Vectors, counts, prepared
 from hf_stitch_embeddings import EmbeddingMap, LazyUpgrade, exact_search, fit_embedding_map, normalized, rows_first
 from hf_stitch_embeddings.lazy import First
 from hf_stitch_embeddings.stores import ArrayStore
 from matplotlib.figure import Figure
 from rich.console import Console
-
-from hf_stitch.storage.files import write_whole
 
 NAME = "embedding_lazy"
 PAIRS = (("hidden_3", "final"), ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"))
@@ -255,8 +252,7 @@ def picture(record: dict[str, Any]) -> Figure:
 
 def main() -> None:
     """Measure all pairs of encoders, and write record, page and picture."""
-    made = arguments(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
-    made.add_argument("--out", type=Path, help="output folder for the page, its record as JSON and a figure as PNG")
+    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     given = made.parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
@@ -267,14 +263,8 @@ def main() -> None:
     sizes = counts(texts)
     record = {"preset": given.preset, "texts": sizes, "index": len(texts.parts["index"]),
               "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2, "measured": found}  # fmt: skip
-    stored = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-    text = page(json.loads(stored))
-    Console().print(text, markup=False)
-    if given.out:
-        matplotlib.use("Agg")
-        write_whole(given.out / f"{NAME}.json", lambda path: path.write_text(stored))
-        write_whole(given.out / f"{NAME}.md", lambda path: path.write_text(text))
-        write_whole(given.out / f"{NAME}.png", lambda path: picture(record).savefig(path, format="png", dpi=110))
+    matplotlib.use("Agg")
+    study.leave(NAME, record, page, {NAME: picture(record)} if given.out else {}, given.out)
 
 
 if __name__ == "__main__":

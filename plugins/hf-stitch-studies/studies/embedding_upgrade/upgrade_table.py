@@ -5,23 +5,21 @@ Fitted cells are kept in the cache, so that a run that is interrupted goes on wh
     python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
-import argparse
-import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+import study
 import torch
-from embedding_upgrade.encoders import PRESETS, Corpus, Vectors, arguments, counts, prepared
+from embedding_upgrade.encoders import OPTIONS, PRESETS, Corpus, Vectors, counts, prepared
 from hf_stitch_embeddings import Direction, EmbeddingMap, fit_embedding_map, normalized, verdict
 from matplotlib.figure import Figure
-from rich.console import Console
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -33,7 +31,6 @@ from hf_stitch.matchers.base import ClosedFormMatcher, RowsMatcher
 from hf_stitch.matchers.retrieval import Retrieval
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
-from hf_stitch.storage.files import write_whole
 
 NAME = "embedding_upgrade"
 PAIRS = (
@@ -763,12 +760,10 @@ def plan(preset: str, available: int) -> list[tuple[tuple[str, str], int, int]]:
 
 def main() -> None:
     """Run the cells that the cache does not have, and write record, page and picture."""
-    made = arguments(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
-    made.add_argument("--out", type=Path, help="output folder for the page, its record as JSON and a figure as PNG")
+    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
     given = made.parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
-    console = Console(stderr=True)
     texts, vectors = prepared(given)
     folder = given.cache / f"cells_{given.preset}"
 
@@ -779,13 +774,9 @@ def main() -> None:
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
     for pair, count, seed in plan(given.preset, len(texts.parts["pairs"])):
         path = folder / f"{'-'.join(pair)}-{count}-{seed}.json"
-        if not path.is_file():
-            if given.only_kept:
-                continue
-            found = json.dumps(cell(pair, count, seed, parts_of(pair)))
-            write_whole(path, lambda to, found=found: to.write_text(found))  # type: ignore[misc]
-            console.print(path.name)
-        cells.setdefault(pair, {})[count, seed] = json.loads(path.read_text())
+        if path.is_file() or not given.only_kept:
+            made = partial(cell, pair, count, seed, parts_of(pair))
+            cells.setdefault(pair, {})[count, seed] = study.kept(path, made)
     record: dict[str, Any] = {"preset": given.preset, "sizes": asdict(PRESETS[given.preset]), "texts": counts(texts),
                               "counts": {name: len(part) for name, part in texts.sections.items()}}  # fmt: skip
     record |= summary(cells)
@@ -794,31 +785,18 @@ def main() -> None:
         rows = [row for row in record["choices"] if tuple(row["pair"]) == pair and row["seed"] == 0]
         last = max(rows, key=lambda row: row["pairs"])
         path = folder / f"{'-'.join(pair)}-beside.json"
-        if not path.is_file():
-            found = json.dumps(beside(pair, parts_of(pair), texts, last["rules"]["auto"]["map"], last["pairs"]))
-            write_whole(path, lambda to, found=found: to.write_text(found))  # type: ignore[misc]
-            console.print(path.name)
-        extra["→".join(pair)] = json.loads(path.read_text())
+        made = partial(beside, pair, parts_of(pair), texts, last["rules"]["auto"]["map"], last["pairs"])
+        extra["→".join(pair)] = study.kept(path, made)
     record["beside"] = extra
     record["product"] = {}
     for pair, found_cells in cells.items():
         path = folder / f"{'-'.join(pair)}-product.json"
-        if not path.is_file():
-            numbers = sorted({count for count, seed in found_cells if seed == 0})
-            found = json.dumps(product(parts_of(pair), numbers))
-            write_whole(path, lambda to, found=found: to.write_text(found))  # type: ignore[misc]
-            console.print(path.name)
-        record["product"]["→".join(pair)] = json.loads(path.read_text())
+        numbers = sorted({count for count, seed in found_cells if seed == 0})
+        record["product"]["→".join(pair)] = study.kept(path, partial(product, parts_of(pair), numbers))
     record["verdicts"] = verdicts(record["choices"])
     record["prediction"] = predicted(record["choices"], {key: each["similarity"] for key, each in extra.items()})
-    stored = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-    text = page(json.loads(stored))
-    Console().print(text, markup=False)
-    if given.out:
-        matplotlib.use("Agg")
-        write_whole(given.out / f"{NAME}.json", lambda path: path.write_text(stored))
-        write_whole(given.out / f"{NAME}.md", lambda path: path.write_text(text))
-        write_whole(given.out / f"{NAME}.png", lambda path: picture(record).savefig(path, format="png", dpi=110))
+    matplotlib.use("Agg")
+    study.leave(NAME, record, page, {NAME: picture(record)} if given.out else {}, given.out)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from dr_frankenstein import images, networks
 from few_pairs.sentence_encoders import KINDS, passages
@@ -374,13 +375,8 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="folder of the data sets; default: the Hub")
-    parser.add_argument("--published", type=Path, required=True, help="folder of the networks of Csiszárik et al.")
-    parser.add_argument("--networks", type=Path, required=True, help="folder of the sentence encoders")
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and page")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
+    options = "data-dir", "published", "networks", "texts"
+    parser = study.parser(__doc__, *options, presets=PRESETS, required={"published", "texts", "out"})
     parser.add_argument(
         "--only", action="append", default=[], help="beginning of the names of pairs to run. Repeatable."
     )
@@ -412,9 +408,7 @@ def main() -> None:
             "machine": f"{platform.machine()}, torch {torch.__version__}",
             "seconds": sum(each["seconds"] for each in done.values()),
         }  # fmt: skip
-        for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", page(record))):
-            write_whole(arguments.out / f"{NAME}{suffix}", partial(Path.write_text, data=text))
-        print(page(record))
+        study.leave(NAME, record, page, {}, arguments.out)
 
 
 if __name__ == "__main__":

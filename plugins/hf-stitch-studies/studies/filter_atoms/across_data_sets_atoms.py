@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import Images, Recipe
 from hf_stitch_filter_atoms import FilterAtoms, train_atoms_only
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import nn
 
 NAME = "across_data_sets_atoms"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import Images
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import nn
 
 from hf_stitch.metrics import linear_cka

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import ensembles, networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.federated import atomic, stand_in
 from filter_atoms.federated_ensembles import MEMBERS, Gain, gain
 from filter_atoms.federated_methods import State, personal, snapshot
 from filter_atoms.networks import AlexNet, Images, Recipe
 from hf_stitch_filter_atoms import train_atoms_only
-from study import leave, markdown, parser
+from study import markdown, parser
 
 NAME = "continual"
 CLASSES = 10

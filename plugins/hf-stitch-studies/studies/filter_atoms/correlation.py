@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.pairwise import (
     Array,
     additive,
@@ -31,7 +31,7 @@ from filter_atoms.pairwise import (
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
 from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, WeightCosine
 from matplotlib.figure import Figure
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import nn
 
 NAME = "correlation"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.pairwise import Array, additive, bootstrap, correlations, shown, upper
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, channel_decorrelation
 from matplotlib.figure import Figure
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import Tensor, nn
 
 NAME = "decorrelation"

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import VGG11, AlexNet, Images, Recipe, Schedule
 from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import nn
 
 import hf_stitch
@@ -134,7 +134,7 @@ def main() -> None:
         found, values = tasks(sizes, preset, train, test, place)
         record["tasks"].append(found)
         dynamics = Dynamics.of(place / "cosine-0" / "recordings", "filter_atoms")
-        pictures[f"{NAME}_{sizes.architecture}"] = dynamics.plot(scale="data", thresholds=THRESHOLDS)
+        pictures[f"{NAME}_{sizes.architecture}"] = dynamics.plot()
         pictures[f"{NAME}_{sizes.architecture}_tasks"] = between(values, TITLES[sizes.architecture])
     leave(NAME, record, page, pictures, arguments.out)
 

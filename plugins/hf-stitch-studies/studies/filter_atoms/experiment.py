@@ -11,6 +11,7 @@ DEMONSTRATION = (
 )
 OPTIONS = ("data-dir", "published", "networks")
 claim = partial(study.claim, "3")
+leave = partial(study.leave, null=True)
 
 
 def footer(name: str, options: str = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT") -> str:

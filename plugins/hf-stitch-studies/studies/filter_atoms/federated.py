@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import ensembles, networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.federated_methods import METHODS, Plan, State, federate, snapshot
 from filter_atoms.networks import TITLES, AlexNet, Images, Recipe
 from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
@@ -21,7 +21,7 @@ from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import Tensor, nn
 
 NAME = "federated"

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import ensembles, federated, networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.federated import CLASSES, Array, Client, local, stand_in
 from filter_atoms.federated_methods import METHODS, Plan, State, federate, personal, personalised, snapshot
 from filter_atoms.networks import Images, Recipe
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import Tensor, nn
 
 NAME = "federated_ensembles"

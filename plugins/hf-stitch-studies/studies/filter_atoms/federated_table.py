@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import federated, networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.federated import Array, atomic, local, stand_in
 from filter_atoms.federated_methods import METHODS, Plan, federate, personalised
 from filter_atoms.networks import TITLES, AlexNet, Images, Recipe, joined
-from study import leave, markdown, parser
+from study import markdown, parser
 
 NAME = "federated_table"
 OURS = "evolving"

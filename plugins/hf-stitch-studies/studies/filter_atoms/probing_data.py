@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from filter_atoms import correlation, networks, task_networks
 from filter_atoms.correlation import ARMS, MAIN, TARGETS
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import TITLES, Images
 from filter_atoms.pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms
-from study import leave, markdown, parser
+from study import markdown, parser
 
 NAME = "probing_data"
 OWN = "cifar100"

@@ -3,17 +3,15 @@
 python -m filter_atoms.propositions --out OUT
 """
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filter_atoms.experiment import PAPER_TITLE, claim, footer
+from filter_atoms.experiment import PAPER_TITLE, claim, footer, leave
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from study import leave, markdown
+from study import markdown, parser
 
 NAME = "propositions"
 Array = NDArray[np.float64]
@@ -47,10 +45,7 @@ PRESETS = {"small": Preset(2_000, 500), "paper": Preset(20_000, 2_000), "test": 
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, help="output folder for the page, its record as JSON and the figure")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, presets=PRESETS).parse_args()
     preset, random = PRESETS[arguments.preset], np.random.default_rng(0)
     features, bounds = changes(random, preset.draws)
     record = {

@@ -3,18 +3,16 @@
 python -m filter_atoms.toy_regression --out OUT
 """
 
-import argparse
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filter_atoms.experiment import PAPER_TITLE, claim, footer
+from filter_atoms.experiment import PAPER_TITLE, claim, footer, leave
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
-from study import leave, markdown
+from study import markdown, parser
 from torch import Tensor, nn
 
 from hf_stitch.metrics import linear_cka
@@ -50,10 +48,7 @@ PRESETS = {"small": Preset(500, 1000, 6), "paper": Preset(5000, 5000, 30), "test
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, help="output folder for the page and its record as JSON")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, presets=PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     kinds = {
         name: [compared(preset, name, seed) for seed in range(preset.pairs)] for name in STARTS

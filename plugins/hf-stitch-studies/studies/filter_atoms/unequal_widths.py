@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer
+from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterGram
 from numpy.typing import NDArray
-from study import leave, markdown, parser
+from study import markdown, parser
 from torch import nn
 
 from hf_stitch.metrics import linear_cka

@@ -8,14 +8,13 @@ architecture: Tiny-10, ResNet-20 or the small ViT.
     python -m how_not_to_stitch.bench --data-dir DATA --networks TINY10 VITS --out OUT
 """
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
@@ -56,13 +55,8 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--networks", type=Path, nargs="+", required=True, help="folders with safetensors files of trained networks"
-    )
-    parser.add_argument("--data-dir", help="local folder with cifar10/<split>.parquet; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, help="output folder for the page and its figures as JSON")
+    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
+    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (images.samples("cifar10", split, preset[split], arguments.data_dir) for split in ("train", "test"))
@@ -73,10 +67,7 @@ def main() -> None:
         Console(width=140).print(found)
         name = folder.name.removeprefix("drfrankenstein_")
         record["architectures"][name] = {**summary(found), "seconds": round(time.process_time() - start)}
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-        (arguments.out / "bench.md").write_text(page(json.loads(json.dumps(record))))
+    study.leave("bench", record, page, {}, arguments.out)
 
 
 def measured(
@@ -119,17 +110,9 @@ def summary(found: Bench) -> dict[str, Any]:
     }
     return {
         "networks": len(found.networks), "layers": list(found.layers), "pooling": found.pooling, "n": found.n,
-        "scores": _rounded(record["scores"]), "accuracies": accuracies, "references": references,
+        "scores": record["scores"], "accuracies": accuracies, "references": references,
         "undefined": undefined,
     }  # fmt: skip
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return round(value, 4) if isinstance(value, float) else value
 
 
 FEW = 5

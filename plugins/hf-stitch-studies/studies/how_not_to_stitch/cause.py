@@ -8,22 +8,19 @@ is not why task loss succeeds.
     python -m how_not_to_stitch.cause --data-dir DATA --networks NETWORKS --out OUT
 """
 
-import argparse
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
+import study
 from dr_frankenstein import images, networks
 from how_not_to_stitch.strange_activations import ACCURATE, DIRECT, read_array, rounded, rows
 from numpy.typing import NDArray
-from rich.console import Console
 
 import hf_stitch
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
@@ -86,12 +83,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=Path, required=True, help="folder with safetensors files of networks")
-    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, required=True, help="output folder for the page and its figures as JSON")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"}).parse_args()
     preset = PRESETS[arguments.preset]
     loaded, cuts = networks.read_folder(arguments.networks)
     layers_a, layers_b = ([cuts[place] for place in places] for places in (preset.sources, preset.targets))
@@ -100,13 +92,8 @@ def main() -> None:
         for split, count in (("train", preset.train), ("test", preset.test))
     )
     names = list(loaded)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    place = arguments.out / "cause.json"
-    record = json.loads(place.read_text()) if place.is_file() else {"pairs": {}}
-    record |= {"layers": [layers_a, layers_b], "preset": {"name": arguments.preset, **vars(preset)}}
-    for a, b in [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)]:
-        if f"{a} -> {b}" in record["pairs"]:
-            continue
+
+    def measured(a: str, b: str) -> dict[str, Any]:
         start = time.perf_counter()
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers_a, layers_b=layers_b,
@@ -114,7 +101,7 @@ def main() -> None:
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
         labels = {**{name: name for name in CLOSED}, **{n: matcher.label for n, matcher in preset.matchers.items()}}
-        record["pairs"][f"{a} -> {b}"] = {
+        return {
             "matchers": {
                 name: {f: rounded(grid.values(label, f)) for f in ("relative_accuracy", "structural_error")}
                 | {d: rounded(found.figures[label]["auroc"][..., 0]) for d, found in grid.detections.items()}
@@ -123,10 +110,14 @@ def main() -> None:
             "far": {d: rounded(found.controls["far"][:, 1]) for d, found in grid.detections.items()},
             "seconds": round(time.perf_counter() - start),
         }
-        write_whole(place, lambda path: path.write_text(json.dumps(record, indent=1) + "\n"))
-        text = page(json.loads(place.read_text()))
-        (arguments.out / "cause.md").write_text(text)
-    Console(width=140).print(text, markup=False)
+
+    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)]
+    places = {(a, b): arguments.out / f"{a} {b}.json" for a, b in pairs}
+    record = {
+        "pairs": {f"{a} -> {b}": study.kept(place, partial(measured, a, b)) for (a, b), place in places.items()},
+        "layers": [layers_a, layers_b], "preset": {"name": arguments.preset, **vars(preset)},
+    }  # fmt: skip
+    study.leave("cause", record, page, {}, arguments.out)
 
 
 PAGE = """# Is strangeness why task loss succeeds? (after Balogh & Jelasity, AAAI 2025, section 4)

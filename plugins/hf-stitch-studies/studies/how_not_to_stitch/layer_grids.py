@@ -8,16 +8,14 @@ ResNet-20 or the small ViT.
     python -m how_not_to_stitch.layer_grids --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
 """
 
-import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 from dr_frankenstein import images, networks
-from rich.console import Console
 from tqdm.auto import tqdm
 
 import hf_stitch
@@ -51,13 +49,8 @@ PRESETS = {"small": (600, 1000), "paper": (100, 10_000), "test": (150, 60)}
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--networks", type=Path, nargs="+", required=True, help="folders with safetensors files of trained networks"
-    )
-    parser.add_argument("--data-dir", help="local folder with cifar10/<split>.parquet; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, help="output folder for the page and its figures as JSON")
+    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
+    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     arguments = parser.parse_args()
     fitted, scored = PRESETS[arguments.preset]
     train, test = (
@@ -71,12 +64,7 @@ def main() -> None:
             for folder in arguments.networks
         },
     }
-    text = page(json.loads(json.dumps(record)))
-    Console(width=140).print(text, markup=False)
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "layer_grids.json").write_text(json.dumps(record, indent=1) + "\n")
-        (arguments.out / "layer_grids.md").write_text(text)
+    study.leave("layer_grids", record, page, {}, arguments.out)
 
 
 def measured(

@@ -8,16 +8,14 @@ grids, means otherwise.
     python -m how_not_to_stitch.layer_identification --data-dir DATA --networks TINY10 RESNET20 --out OUT
 """
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from dr_frankenstein import images, networks
-from rich.console import Console
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
@@ -45,14 +43,8 @@ PRESETS = {"small": (2000, 20), "paper": (10_000, 40), "test": (100, 4)}
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--networks", type=Path, nargs="+", required=True,
-        help="folders with safetensors files of trained networks, one architecture each: Tiny-10, ResNet-20, small ViT",
-    )  # fmt: skip
-    parser.add_argument("--data-dir", help="local folder with cifar10/test.parquet; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, help="output folder for the page and its figures as JSON")
+    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
+    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     arguments = parser.parse_args()
     count, resamples = PRESETS[arguments.preset]
     samples = images.samples("cifar10", "test", count, arguments.data_dir)
@@ -63,12 +55,7 @@ def main() -> None:
         record["families"][type(next(iter(loaded.values())).model).__name__] = measured(
             loaded, layers, samples, resamples
         )
-    text = page(json.loads(json.dumps(record)))
-    Console(width=140).print(text, markup=False)
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "layer_identification.json").write_text(json.dumps(record, indent=1) + "\n")
-        (arguments.out / "layer_identification.md").write_text(text)
+    study.leave("layer_identification", record, page, {}, arguments.out)
 
 
 def measured(

@@ -25,21 +25,18 @@ corresponding layers lost up to .04 of their accuracy in training, this part tak
     python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
 """
 
-import argparse
 import copy
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.strange_activations import ACCURATE, as_json, rows
+from how_not_to_stitch.strange_activations import ACCURATE, rows
 from numpy.typing import NDArray
-from rich.console import Console
 from scipy.stats import kendalltau
 from torch import Tensor
 
@@ -49,7 +46,6 @@ from hf_stitch.matchers import ClosedFormMatcher, Lstsq
 from hf_stitch.papers import BALOGH_2025, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
@@ -149,12 +145,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=Path, required=True, help="folder with safetensors files of networks")
-    parser.add_argument("--data-dir", help="local folder with cifar10/<split>.parquet; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, required=True, help="output folder for the page and its figures as JSON")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS).parse_args()
     preset, start = PRESETS[arguments.preset], time.perf_counter()
     loaded, layers = networks.read_folder(arguments.networks)
     train, longer, test = (
@@ -177,12 +168,7 @@ def main() -> None:
     a, b = (loaded[name] for name in pairs[0])
     record["lack"] = Experiment(longer, test, preset).lack(a, b, [layers[place] for place in preset.places])
     record["seconds"] = round(time.perf_counter() - start)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    place = arguments.out / "low_rank_layers.json"
-    write_whole(place, lambda path: path.write_text(as_json(record)))
-    text = page(json.loads(place.read_text()))
-    (arguments.out / "low_rank_layers.md").write_text(text)
-    Console(width=140).print(text, markup=False)
+    study.leave("low_rank_layers", record, page, {}, arguments.out)
 
 
 @dataclass(frozen=True)

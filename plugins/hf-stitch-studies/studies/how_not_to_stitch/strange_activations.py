@@ -9,26 +9,22 @@ reported on the other half. Histograms of the scores at one layer (figure 1c) ar
     python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
 """
 
-import argparse
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
 
 import hf_stitch
 from hf_stitch.analysis import Score, StitchGrid, identify_layers
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
@@ -83,15 +79,11 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=Path, required=True, help="folder with safetensors files of networks")
-    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     parser.add_argument(
         "--steps", nargs="+", type=int, help="steps of task-loss matching; default: those of the preset"
     )
-    parser.add_argument("--out", type=Path, required=True, help="output folder for the page and its figures as JSON")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
     preset = dataclasses.replace(preset, steps=tuple(arguments.steps or preset.steps))
@@ -126,10 +118,7 @@ def main() -> None:
         drawn = draw_histograms(found[f"{a} -> {b}"]["histograms"], f"{a} into {b}")
         drawn.savefig(arguments.out / f"strange_activations {a} {b}.png", dpi=150)
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
-        write_whole(place, lambda path: path.write_text(as_json(record)))
-    text = page(json.loads(place.read_text()))
-    (arguments.out / "strange_activations.md").write_text(text)
-    Console(width=140).print(text, markup=False)
+        study.leave("strange_activations", record, page, {}, arguments.out)
 
 
 def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
@@ -211,12 +200,6 @@ def draw_histograms(counted: Mapping[str, Mapping[str, Any]], title: str) -> Fig
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(f"Scores of detectors, {title}")
     return figure
-
-
-def as_json(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON, with each list of numbers on one line."""
-    text = json.dumps(record, indent=1)
-    return re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 def rounded(values: Array) -> list[Any]:

@@ -20,29 +20,25 @@ After the first figures, and outside the rule: a gentler task loss, to see wheth
     python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 """
 
-import argparse
 import collections
 import copy
 import itertools
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from how_not_to_stitch.strange_activations import rows
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
-from rich.console import Console
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_stitch
 from hf_stitch.analysis import Audit
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import TaskLoss
 
 DIRECT = ("lstsq", "recoloured")
@@ -100,11 +96,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="local folder with trec and tatoeba_en_es_fr_ja; default: the Hub for TREC")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--out", type=Path, required=True, help="output folder for the page and its figures as JSON")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", presets=PRESETS).parse_args()
     preset, start = PRESETS[arguments.preset], time.perf_counter()
     questions, test = (
         texts.trec(split, count, arguments.data_dir)
@@ -124,12 +116,7 @@ def main() -> None:
         "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far, preset),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    place = arguments.out / "text_audit.json"
-    write_whole(place, lambda path: path.write_text(as_json(record)))
-    text = page(json.loads(place.read_text()))
-    (arguments.out / "text_audit.md").write_text(text)
-    Console(width=140).print(text, markup=False)
+    study.leave("text_audit", record, page, {}, arguments.out)
 
 
 def encoder(
@@ -220,13 +207,6 @@ def recorded(one: Audit) -> dict[str, Any]:
             for name, found in one.detections["body"].items()
         },
     }  # fmt: skip
-
-
-def as_json(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON, with each audit on one line."""
-    audits = ",\n".join(f"  {json.dumps(one)}" for one in record["audits"])
-    rest = {key: value for key, value in record.items() if key != "audits"}
-    return f'{json.dumps(rest, indent=1)[:-2]},\n "audits": [\n{audits}\n ]\n}}\n'
 
 
 PAGE = """# Audits of stitched text encoders (beyond Balogh & Jelasity, AAAI 2025)

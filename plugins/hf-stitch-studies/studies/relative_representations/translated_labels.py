@@ -8,10 +8,9 @@ other languages by 500 parallel anchors. A ladder of encoders shows how alike en
     python -m relative_representations.translated_labels --data-dir DATA --cache CACHE --out OUT
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,7 +35,6 @@ from hf_stitch.matchers import ClosedFormMatcher, InverseRelative, Procrustes, R
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
 from hf_stitch.statistics import Moments
-from hf_stitch.storage.files import write_whole
 
 NAME = "translated_labels"
 
@@ -998,15 +996,8 @@ def main() -> None:
         parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
     sizes = PRESETS[arguments.preset]
     found = measured(arguments.data_dir, arguments.cache, sizes)
-    written = json.dumps({"preset": arguments.preset, "sizes": asdict(sizes), **found}) + "\n"
-    record = json.loads(written)
-    text = page(record)
-    print(text)
-    if arguments.out is not None:
-        figure = picture(record)
-        write_whole(arguments.out / f"{NAME}.png", lambda path: figure.savefig(path, dpi=150, format="png"))
-        write_whole(arguments.out / f"{NAME}.md", lambda path: path.write_text(text))
-        write_whole(arguments.out / f"{NAME}.json", lambda path: path.write_text(written))
+    record = {"preset": arguments.preset, "sizes": sizes, **found}
+    study.leave(NAME, record, page, {NAME: picture(study.plain(record))}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -663,8 +663,7 @@ def measured(preset: Preset, folder: Path, data_dir: str, cache: Path) -> dict[s
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", "cache")
-    parser.add_argument("--texts", type=Path, required=True, help="folder of English texts, .txt or .txt.gz")
+    parser = study.parser(__doc__, "data-dir", "cache", "texts", required={"texts"})
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")

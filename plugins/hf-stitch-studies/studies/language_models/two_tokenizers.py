@@ -2,24 +2,23 @@
 
 ``decoders.py`` trains the decoders. Then:
 
-    python -m two_tokenizers.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
+    python -m language_models.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
 """
 
-import argparse
 import json
 import math
 import platform
 import time
 from collections import Counter, defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import study
 import torch
+from language_models.decoders import KINDS, passages
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from two_tokenizers.decoders import KINDS, passages
 
 import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
@@ -32,7 +31,6 @@ from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
-from hf_stitch.storage.files import write_whole
 from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.kinds import task_named
 
@@ -50,7 +48,7 @@ blocks of the target (`hf_stitch.stitch(…, align="prefix", own=True)`). Figure
 English passages. Less is better; intervals of 95% are from a bootstrap over passages.
 
 Decoders: {about}. Each was trained once on half of some 20 MB of texts of Debian packages
-(`studies/two_tokenizers/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
+(`studies/language_models/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
 scored on {test:,} held-out ones of the same texts. A model of the last {last} characters (Witten-Bell, fitted to 8,000
 passages) needs {ngram:.2f} bits per character. Hardware: {machine}; {minutes:.0f} minutes.
 
@@ -331,16 +329,9 @@ PRESETS: dict[str, dict[str, int]] = {
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--networks", type=Path, required=True, help="folder of the decoders")
-    parser.add_argument("--out", type=Path, required=True, help="folder for record and page")
-    parser.add_argument("--preset", choices=PRESETS, default="small")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "texts", "networks", presets=PRESETS, required={"texts", "out"}).parse_args()
     record = run(arguments.texts, arguments.networks, PRESETS[arguments.preset], (0.25, 0.5, 0.75))
-    for name, text in ((f"{NAME}.json", json.dumps(record, indent=1)), (f"{NAME}.md", page(record))):
-        write_whole(arguments.out / name, partial(Path.write_text, data=text + "\n" * (not text.endswith("\n"))))
-    print(page(record))
+    study.leave(NAME, record, page, {}, arguments.out)
 
 
 if __name__ == "__main__":

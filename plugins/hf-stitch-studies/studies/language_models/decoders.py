@@ -3,7 +3,7 @@
 ``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
 words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
 
-    python -m two_tokenizers.decoders --texts TEXTS --networks NETWORKS
+    python -m language_models.decoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
