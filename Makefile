@@ -34,7 +34,7 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
-test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, examples and studies
+test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, and studies
 	$(INSTALL) --quiet -e ".[browser]"
 	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
 
@@ -55,7 +55,7 @@ requirements: test-newest ## renew requirements/tested.txt, if the tests pass wi
 	mkdir -p build
 	$(UV) pip freeze --python .venv-newest/bin/python --exclude-editable | sed "s/+.*//; s/$$/ ; python_version == '$$( \
 		.venv-newest/bin/python -c 'import sysconfig; print(sysconfig.get_python_version())')'/" > build/newest.txt
-	printf '%s\n' "-e .[dev,docs,browser]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatchling editables uv > build/all.in
+	printf '%s\n' "-e .[dev,docs,browser]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatch-fancy-pypi-readme hatchling editables uv > build/all.in
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
 		--constraints build/newest.txt build/all.in --output-file build/tested.txt
 	( echo "# The versions with which all tests passed (make requirements), on the Python of that run; for others, what goes with them."; \
@@ -93,10 +93,10 @@ bench: $(READY) ## run the benchmarks
 
 # It goes on after the terminal is closed, skips what is done and shares the work with other runs of the same folder.
 RESULTS ?= results
-results: $(READY) ## run all experiments in the background: make results DATA=folder NETWORKS=folder of published networks
+results: $(READY) ## run all studies in the background: make results DATA=folder NETWORKS=folder of published networks
 	$(if $(NETWORKS),,$(error set NETWORKS to the folder of published networks))
 	mkdir -p $(RESULTS)
-	OMP_NUM_THREADS=1 nohup $(BIN)/python examples/results.py run --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
+	OMP_NUM_THREADS=1 nohup $(BIN)/python plugins/hf-stitch-studies/studies/run.py all --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
 	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
 
 clean: ## remove the environment and everything cached

@@ -159,7 +159,7 @@ def crossed(job: Callable[[], Any]) -> set[CodeType]:
 
 def measure() -> dict[str, Any]:
     """Measure the house."""
-    tasks = set(hf_stitch.registries.heads.names())
+    tasks = set(hf_stitch.registries.tasks.names())
     for path in sources(ROOT):
         named = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
         tasks |= {name for node in named if holds(node.value, tasks) for name in names(node.targets[0])}

@@ -1,8 +1,9 @@
 """Sweep over model families: the smallest model of every timm module and a tiny config of every transformers type.
 
-``python benchmarks/zoo.py`` examines each family in a separate process, so that a crash or a timeout does not affect
-the others, and appends one line of JSON per family. ``--report`` writes the report at the end. A second run resumes
-where the first one stopped.
+``python benchmarks/zoo.py`` renews ``docs/zoo.json``, a row per family, of which the documentation makes a page. It
+examines the families whose row was measured with other versions of torch, timm and transformers, or that have none, so
+that a second run resumes where the first one stopped. Each runs in a separate process: a crash or a timeout does not
+affect the others.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import json
 import multiprocessing
 import resource
 import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,50 +32,14 @@ from tqdm import tqdm
 import hf_stitch
 from benchmarks import exactness, tiny
 from benchmarks.timing import paired
-from benchmarks.zoo_report import report
+from benchmarks.zoo_records import FILE, Record, read, write
 
 SUITES = ("timm", *tiny.SUITES)
 SECONDS, GIGABYTES = 900, 8
 LARGE, SOME = 50_000_000, 5
+VERSIONS = ", ".join(f"{each.__name__} {each.__version__.partition('+')[0]}" for each in (torch, timm, transformers))
 BUSY, MOST = 0.05, 128
 """Minimum seconds of a timed forward pass, and the maximum number of samples to reach it."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Results for one family.
-
-    Attributes:
-        suite: ``timm``, or a head of transformers.
-        family: Module of ``timm.models``, or model type of transformers.
-        model: Name of the timm model, or of the transformers class.
-        parameters: Number of parameters.
-        candidates: Number of blocks that are candidates for cuts.
-        listed: Verified cuts. Only five candidates are tried in networks with more than 50 million parameters.
-        exact: Number of listed cuts that :mod:`benchmarks.exactness` found exact.
-        plans: Plan -> number of cuts that use it.
-        middle: The listed cut in the middle.
-        operations: Floating-point operations of encode and decode at the middle cut over those of one forward pass.
-        seconds: Seconds of encode and decode at the middle cut over those of one forward pass.
-        reason: Why there are fewer than two cuts, or an empty string.
-        inexact: The listed cut that is not exact and the inputs that show it, or an empty string.
-        took: Seconds to examine the family.
-    """
-
-    suite: str
-    family: str
-    model: str = ""
-    parameters: int = 0
-    candidates: int = 0
-    listed: tuple[str, ...] = ()
-    exact: int = 0
-    plans: dict[str, int] = field(default_factory=dict)
-    middle: str = ""
-    operations: float | None = None
-    seconds: float | None = None
-    reason: str = ""
-    inexact: str = ""
-    took: float = 0.0
 
 
 def families(suite: str) -> tuple[str, ...]:
@@ -114,24 +77,20 @@ def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
 
 def examine(suite: str, family: str) -> Record:
     """Find and check the cuts of a family. Errors are stored in the record."""
-    start = time.monotonic()
-    record = Record(suite, family)
+    record = Record(suite, family, versions=VERSIONS)
     try:
-        record = _examined(record, adapter_of(suite, family))
+        return _examined(record, adapter_of(suite, family))
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        record = dataclasses.replace(record, reason=message)
-    return dataclasses.replace(record, took=round(time.monotonic() - start, 1))
+        return dataclasses.replace(record, reason=message)
 
 
 def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     model: Any = adapter.model
     name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") if record.suite == "timm" else None
-    record = dataclasses.replace(
-        record, model=name or type(model).__name__, parameters=sum(p.numel() for p in model.parameters())
-    )
+    record = dataclasses.replace(record, model=name or type(model).__name__)
     candidates = adapter.candidates
-    if record.parameters > LARGE and len(candidates) > SOME:
+    if sum(p.numel() for p in model.parameters()) > LARGE and len(candidates) > SOME:
         candidates = tuple(candidates[i * (len(candidates) - 1) // (SOME - 1)] for i in range(SOME))
     else:
         _ = adapter.layers  # verifies all of them together
@@ -143,7 +102,7 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     record = dataclasses.replace(
         record,
         candidates=len(adapter.candidates),
-        listed=listed,
+        cuts=len(listed),
         plans=dict(Counter(str(infos[n].plan) for n in listed)),
         reason=reason[:400],
     )
@@ -166,8 +125,8 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
         exact=exact,
         inexact=inexact,
         middle=middle,
-        operations=exactness.cost(adapter, middle, inputs),
-        seconds=ratio,
+        operations=round(exactness.cost(adapter, middle, inputs), 2),
+        seconds=round(ratio, 2),
     )
 
 
@@ -198,32 +157,23 @@ def apart(suite: str, family: str) -> Record:
     try:
         if ours.poll(SECONDS):
             return Record(**ours.recv())
-        return Record(suite, family, reason=f"took more than {SECONDS} s", took=SECONDS)
+        return Record(suite, family, reason=f"took more than {SECONDS} s", versions=VERSIONS)
     except EOFError:
         process.join()
-        return Record(suite, family, reason=f"the process died (exit code {process.exitcode})")
+        return Record(suite, family, reason=f"the process died (exit code {process.exitcode})", versions=VERSIONS)
     finally:
         process.kill()
         process.join()
 
 
-def read(path: Path) -> dict[tuple[str, str], Record]:
-    """Read the records of a file: (suite, family) -> the last record."""
-    if not path.exists():
-        return {}
-    records = [Record(**json.loads(line)) for line in path.read_text().splitlines()]
-    return {(record.suite, record.family): record for record in records}
-
-
 def main() -> None:
-    """Run the sweep and write the report."""
+    """Renew the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", choices=SUITES, action="append", help="suite to examine, repeatable; default: all")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="examine families that match, e.g. 'resnet*'")
-    parser.add_argument("--again", action="store_true", help="examine families again that have a record")
-    parser.add_argument("--failed", action="store_true", help="examine families again whose record contains a failure")
-    parser.add_argument("--records", type=Path, default=Path("build/zoo.jsonl"), help="file of records")
-    parser.add_argument("--report", type=Path, help="write the report to this file, e.g. docs/zoo.md")
+    parser.add_argument("--again", action="store_true", help="examine families again that have a row of these versions")
+    parser.add_argument("--failed", action="store_true", help="examine families again whose row contains a failure")
+    parser.add_argument("--records", type=Path, default=FILE, help="file of the rows [default: docs/zoo.json]")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -237,24 +187,19 @@ def main() -> None:
         and (
             options.again
             or (suite, family) not in done
+            or done[suite, family].versions != VERSIONS
             or (options.failed and (done[suite, family].reason or done[suite, family].inexact))
         )
     ]
     adapter_of("text", "llama")  # import shared modules before forking
-    options.records.parent.mkdir(parents=True, exist_ok=True)
-    with options.records.open("a") as file:
-        for suite, family in tqdm(wanted, "families", file=sys.stderr):
-            record = apart(suite, family)
-            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-            file.flush()
-            done[suite, family] = record
-            print(
-                f"{suite}:{family} {record.model} {len(record.listed)} cuts, {record.exact} exact {record.plans} "
-                f"{record.reason} {record.inexact} ({record.took} s)",
-                flush=True,
-            )
-    if options.report:
-        options.report.write_text(report(done.values()))
+    for suite, family in tqdm(wanted, "families", file=sys.stderr):
+        record = done[suite, family] = apart(suite, family)
+        write(done.values(), options.records)
+        print(
+            f"{suite}:{family} {record.model} {record.cuts} cuts, {record.exact} exact {record.plans} "
+            f"{record.reason} {record.inexact}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

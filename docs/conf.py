@@ -1,6 +1,9 @@
 """Sphinx configuration: `make docs` builds the site, and a broken link or reference fails."""
 
 import pkgutil
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils.nodes import Element
@@ -9,6 +12,9 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
 import hf_stitch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import zoo_records
 
 project = "hf-stitch"
 author = "The hf-stitch authors"
@@ -54,6 +60,20 @@ def _same(name: str, found: Any) -> bool:
         return False
 
 
+def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
+    """Offer pages of plugins, which are no part of the site, as files: a link to them works in the repository only."""
+    source[0] = re.sub(r"\[([^\]]+)\]\((\.\./plugins/[^)]+\.md)\)", r"{download}`\1 <\2>`", source[0])
+
+
+def make_pages(app: Sphinx) -> None:
+    """Write the page of the zoo from its records."""
+    page, text = Path(app.srcdir) / "zoo.md", zoo_records.report(zoo_records.read().values())
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the resolver."""
+    """Register the resolver and the offer, and make pages before Sphinx looks for them."""
+    app.connect("source-read", offer_outside)
     app.connect("missing-reference", resolve)
+    app.connect("builder-inited", make_pages)

@@ -9,6 +9,7 @@ Example:
 """
 
 import warnings
+from pkgutil import resolve_name
 
 import transformers
 
@@ -20,9 +21,9 @@ def _register(kind: type[StitchedModel]) -> None:
     getattr(transformers, kind.auto_class).register(StitchConfig, kind, exist_ok=True)
 
 
-_register(StitchedModel)
-for _task in registries.heads:
+for _task in registries.tasks:
     try:
-        _register(registries.heads.get(_task))
+        for _kind in registries.tasks.get(_task).models.values():
+            _register(resolve_name(_kind))
     except PluginError as _error:  # a broken plugin must not prevent the import
         warnings.warn(str(_error), stacklevel=2)

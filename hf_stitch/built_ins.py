@@ -110,10 +110,14 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "random": "hf_stitch.relative.selection:Random",
         "stratified": "hf_stitch.relative.selection:Stratified",
     },
-    "heads": {
-        "image-classification": "hf_stitch.artefacts.classification:StitchedModelForImageClassification",
-        "text-classification": "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification",
-        "text-generation": "hf_stitch.artefacts.language:StitchedModelForCausalLM",
+    "tasks": {
+        "feature-extraction": "hf_stitch.tasks.vectors:Vectors",
+        "image-classification": "hf_stitch.tasks.classification:ImageClassification",
+        "multi-label-classification": "hf_stitch.tasks.multi_label:MultiLabel",
+        "regression": "hf_stitch.tasks.regression:Regression",
+        "text-classification": "hf_stitch.tasks.classification:TextClassification",
+        "text-generation": "hf_stitch.tasks.tokens:NextToken",
+        "token-classification": "hf_stitch.tasks.words:Words",
     },
     "networks": {
         "Head": "hf_stitch.artefacts.head:Head",
@@ -167,7 +171,7 @@ BASES: dict[str, str] = {
     "detectors": "hf_stitch.detectors.base:Detector",
     "similarities": "hf_stitch.relative.similarities:Similarity",
     "anchors": "hf_stitch.relative.selection:Selection",
-    "heads": "hf_stitch.artefacts.modeling:StitchedModel",
+    "tasks": "hf_stitch.tasks.base:Task",
     "networks": "transformers:PreTrainedModel",
     "data": "hf_stitch.data.sources:DataSource",
     "results": "hf_stitch.results:Result",

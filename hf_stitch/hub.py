@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -145,36 +143,61 @@ def explained(failure: str, error: BaseException) -> OSError | None:
         return None
     # A file that is not in the cache hides why the Hub did not send it.
     cause = next((link for link in found if not isinstance(link, errors.LocalEntryNotFoundError)), found[0])
-    if isinstance(cause, errors.HFValidationError):
-        return FileNotFoundError(
-            f"{failure}: it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'"
-        )
-    if isinstance(cause, errors.GatedRepoError):
-        return PermissionError(
-            f"{failure}: it is gated; request access on its page, then log in (hf auth login) or pass token="
-        )
-    if isinstance(cause, errors.RevisionNotFoundError):
-        return FileNotFoundError(f"{failure}: it has no such revision; check its branches and commits on the Hub")
-    if isinstance(cause, errors.RepositoryNotFoundError):
-        return FileNotFoundError(
-            f"{failure}: the Hub has no such model, or it is private and the token may not see it; check the id, log "
-            "in (hf auth login) or pass token="
-        )
-    if isinstance(cause, errors.LocalEntryNotFoundError):
-        return FileNotFoundError(
-            f"{failure}: it is not in the cache (or not whole), and the Hub was not contacted{_reason(cause)}; connect "
-            "to the network and download it once (local_files_only=False)"
-        )
-    if isinstance(cause, errors.EntryNotFoundError):
-        return FileNotFoundError(f"{failure}: {error}")
-    if isinstance(cause, errors.LocalTokenNotFoundError):
-        return PermissionError(f"{failure}: this machine is not logged in; hf auth login, or pass token=")
-    if isinstance(cause, errors.HfHubHTTPError):
-        return _http_error(failure, cause.response.status_code, cause.server_message)
-    return ConnectionError(
-        f"{failure}: the Hub did not respond, or the connection broke{_reason(cause)}; try again: nothing was left "
-        "half done"
-    )
+    status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
+    words = f" ({message})" if status and (message := getattr(cause, "server_message", None)) else ""
+    table: tuple[tuple[bool, type[OSError], str], ...] = (
+        (
+            isinstance(cause, errors.HFValidationError), FileNotFoundError,
+            "it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'",
+        ),
+        (
+            isinstance(cause, errors.GatedRepoError), PermissionError,
+            "it is gated; request access on its page, then log in (hf auth login) or pass token=",
+        ),
+        (
+            isinstance(cause, errors.RevisionNotFoundError), FileNotFoundError,
+            "it has no such revision; check its branches and commits on the Hub",
+        ),
+        (
+            isinstance(cause, errors.RepositoryNotFoundError), FileNotFoundError,
+            "the Hub has no such model, or it is private and the token may not see it; check the id, log in (hf auth "
+            "login) or pass token=",
+        ),
+        (
+            isinstance(cause, errors.LocalEntryNotFoundError), FileNotFoundError,
+            f"it is not in the cache (or not whole), and the Hub was not contacted{_reason(cause)}; connect to the "
+            "network and download it once (local_files_only=False)",
+        ),
+        (isinstance(cause, errors.EntryNotFoundError), FileNotFoundError, str(error)),
+        (
+            isinstance(cause, errors.LocalTokenNotFoundError), PermissionError,
+            "this machine is not logged in; hf auth login, or pass token=",
+        ),
+        (
+            status in (401, 403), PermissionError,
+            f"the token may not do this{words}; log in (hf auth login) or pass token=",
+        ),
+        (
+            status == 404, FileNotFoundError,
+            f"the Hub has no such model or file{words}; check the id and the revision",
+        ),
+        (
+            status in (409, 412), OSError,
+            f"it changed while it was written{words}; check the changes and push again",
+        ),
+        (
+            status == 429, ConnectionError,
+            f"too many requests, status 429{words}; log in (hf auth login), or wait",
+        ),
+        (status >= 500, ConnectionError, f"the Hub returned status {status}{words}; try again later"),
+        (status > 0, OSError, f"the Hub returned status {status}{words}"),
+        (
+            True, ConnectionError,
+            f"the Hub did not respond, or the connection broke{_reason(cause)}; try again: nothing was left half done",
+        ),
+    )  # fmt: skip
+    kind, advice = next((kind, advice) for applies, kind, advice in table if applies)
+    return kind(f"{failure}: {advice}")
 
 
 def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[DownloadOptions]) -> OSError | None:
@@ -201,68 +224,6 @@ def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[
 
 
 @contextmanager
-def without_waiting(failure: str) -> Iterator[None]:
-    """Let libraries use the cache only if the Hub cannot be reached, which they would try for most of a minute.
-
-    The Hub is asked once. If nothing answers, the client is in offline mode inside the context, in all threads.
-    """
-    if (offline := _unreachable(failure)) is None:
-        yield
-        return
-    with _OFFLINE:
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, OSError) or explained(failure, error):
-                raise offline from error
-            raise
-
-
-def _unreachable(failure: str) -> OSError | None:
-    """Return why the Hub does not answer at all; ``None`` if it does, or may not be contacted."""
-    from huggingface_hub import constants, errors, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return None
-    try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except errors.HTTPError as error:
-        return ConnectionError(
-            f"{failure}: the Hub cannot be reached{_reason(error)}, and it is not in the cache; connect to the network "
-            "and try again, or pass the path of a local folder"
-        )
-    return None
-
-
-class _Offline:
-    """Offline mode of the client, from the first of several threads that enter until the last one leaves."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._changed: list[Any] = []
-
-    def __enter__(self) -> None:
-        from huggingface_hub import constants
-
-        modules: tuple[Any, ...] = (constants, sys.modules.get("datasets.config"))  # this has a copy from its import
-        with self._lock:
-            self._inside += 1
-            for module in modules:
-                if module is not None and not module.HF_HUB_OFFLINE:
-                    module.HF_HUB_OFFLINE = True
-                    self._changed.append(module)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            while self._changed and not self._inside:
-                self._changed.pop().HF_HUB_OFFLINE = False
-
-
-_OFFLINE = _Offline()
-
-
-@contextmanager
 def _readable_errors(failure: str) -> Iterator[None]:
     """Translate errors of the Hub client into built-in exceptions with advice."""
     try:
@@ -278,25 +239,6 @@ def _readable_errors(failure: str) -> Iterator[None]:
         if isinstance(error, OSError):
             raise OSError(f"{failure}: {error}") from error
         raise
-
-
-def _http_error(failure: str, status: int, message: str | None) -> OSError:
-    """Return the exception for an HTTP status of the Hub."""
-    words = f" ({message})" if message else ""
-    kind: type[OSError]
-    if status in (401, 403):
-        kind, advice = PermissionError, f"the token may not do this{words}; log in (hf auth login) or pass token="
-    elif status == 404:
-        kind, advice = FileNotFoundError, f"the Hub has no such model or file{words}; check the id and the revision"
-    elif status in (409, 412):
-        kind, advice = OSError, f"it changed while it was written{words}; check the changes and push again"
-    elif status == 429:
-        kind, advice = ConnectionError, f"too many requests, status 429{words}; log in (hf auth login), or wait"
-    elif status >= 500:
-        kind, advice = ConnectionError, f"the Hub returned status {status}{words}; try again later"
-    else:
-        kind, advice = OSError, f"the Hub returned status {status}{words}"
-    return kind(f"{failure}: {advice}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

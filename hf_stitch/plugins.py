@@ -16,6 +16,7 @@ A file registers its entries when it runs (``registries.matchers.register``), an
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -28,11 +29,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["CHANGES", "FilePlugin", "PluginEntry", "PluginError", "contract_of", "installed", "load_plugin"]
+__all__ = ["CONTRACT", "Entry", "FilePlugin", "PluginError", "installed", "load_plugin"]
 
-CHANGES: dict[str, tuple[str, ...]] = {}
-"""From registry to what changed with contract 2, 3, …: changes after which an entry that was written for the former
-contract must be adapted. A registry that is not listed is at contract 1."""
+CONTRACT = "contract_1"
+"""The present contract of all registries. It rises when entries of plugins must be adapted."""
 
 VARIABLE = "HF_STITCH_PLUGINS"
 """Environment variable with paths of files, separated as in ``PATH``."""
@@ -42,142 +42,9 @@ class PluginError(ImportError):
     """Raised if an entry of a plugin cannot be used; ``__cause__`` holds the original error, if there is one."""
 
 
-def contract_of(kind: str) -> int:
-    """Return the present contract of a registry.
-
-    Args:
-        kind: Name of the registry.
-
-    Returns:
-        A number that rises when entries of plugins must be adapted.
-
-    Example:
-        >>> contract_of("metrics")
-        1
-    """
-    return 1 + len(CHANGES.get(kind, ()))
-
-
 def normalized(distribution: str) -> str:
     """Return the name of a distribution with hyphens and in lower case, as package indexes compare names."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-@dataclass(frozen=True)
-class PluginEntry:
-    """An entry of a registry that an installed distribution provides; reading it imports nothing.
-
-    Attributes:
-        kind: Name of the registry.
-        point: The entry point.
-
-    Example:
-        >>> entry = PluginEntry("shapes", EntryPoint("disc", "shape_plugin:Disc", "hf_stitch.shapes"))
-        >>> entry.origin
-        'plugin shape_plugin:Disc'
-    """
-
-    kind: str
-    point: EntryPoint
-
-    @property
-    def distribution(self) -> str:
-        """Normalized name of the distribution."""
-        return normalized(self.point.dist.name) if self.point.dist is not None else ""
-
-    @property
-    def full_name(self) -> str:
-        """``distribution/name``, by which entries with the same name are told apart."""
-        return f"{self.distribution}/{self.point.name}"
-
-    @property
-    def origin(self) -> str:
-        """For example ``plugin hf-stitch-diagonal 0.1.0``."""
-        dist = self.point.dist
-        return f"plugin {dist.name} {dist.version}" if dist is not None else f"plugin {self.point.value}"
-
-    @property
-    def summary(self) -> str:
-        """Summary of the distribution."""
-        dist = self.point.dist
-        return str(dist.metadata.json.get("summary", "")) if dist is not None else ""
-
-    @property
-    def problem(self) -> str:
-        """Why the entry cannot be used with this version of hf-stitch; empty if nothing is known against it."""
-        built_for, present = self._contract(), contract_of(self.kind)
-        if built_for is None or built_for == present:
-            return ""
-        if built_for > present:
-            return (
-                f"it was built for contract {built_for} of {self.kind}, and this hf-stitch has contract {present}; "
-                "upgrade hf-stitch, or install an earlier version of the plugin"
-            )
-        changes = "; ".join(CHANGES[self.kind][built_for - 1 :])
-        return (
-            f"it was built for contract {built_for} of {self.kind}, and this hf-stitch has contract {present}. Since "
-            f"then: {changes}. Upgrade the plugin, or install an earlier version of hf-stitch"
-        )
-
-    def _contract(self) -> int | None:
-        """The contract for which the distribution was built; ``None`` if it states none."""
-        if self.point.dist is None:
-            return None
-        for stated in self.point.dist.entry_points.select(group="hf_stitch.contracts", name=self.kind):
-            if (found := re.fullmatch(r"contract_(\d+)", stated.value)) is None:
-                raise PluginError(
-                    f"the {self.origin} states {stated.value!r} as its contract of {self.kind}; expected contract_1, "
-                    "contract_2, …"
-                )
-            return int(found[1])
-        return None
-
-    def load(self) -> Any:
-        """Import the class or function.
-
-        Returns:
-            The class or function.
-
-        Raises:
-            PluginError: If it cannot be imported, or was built for another contract.
-        """
-        what = f"{self.point.name!r} among {self.kind} comes from the {self.origin}"
-        if problem := self.problem:
-            raise PluginError(f"{what}, which cannot be used: {problem}")
-        try:
-            return self.point.load()
-        except Exception as error:
-            raise PluginError(
-                f"{what}, which cannot be imported ({self.point.value}): {type(error).__name__}: {error}. Repair or "
-                "uninstall that distribution."
-            ) from error
-
-
-def install_hint(kind: str, name: str) -> str:
-    """Return how to install a name that this installation lacks, for messages.
-
-    The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
-    """
-    table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
-    found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
-    return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")
-
-
-def installed(kind: str) -> list[PluginEntry]:
-    """Return the entries that installed distributions add to a registry; imports nothing.
-
-    Args:
-        kind: Name of the registry.
-
-    Returns:
-        The entries, sorted by their full names.
-
-    Example:
-        >>> installed("no_such_registry")
-        []
-    """
-    found = (PluginEntry(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
-    return sorted(found, key=lambda entry: entry.full_name)
 
 
 @dataclass(frozen=True)
@@ -208,6 +75,128 @@ class FilePlugin:
         _LOADED.pop(self.path, None)
         while self.undo:
             self.undo.pop()()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a registry, and where it comes from; making it imports nothing.
+
+    Attributes:
+        name: Its name, without the distribution.
+        source: The class or function, as ``module:attribute``.
+        load: What imports and returns the class or function. Of plugins, it raises :class:`PluginError` if they are
+            broken, or were built for another contract.
+        about: What returns the summary.
+        origin: ``built-in``, ``plugin <distribution> <version>``, ``file <name> (sha256 <hash>)`` or ``registered at
+            run time``.
+        distribution: Name and version of the distribution; ``None`` for entries that no plugin installs.
+        file: The file that registered it; ``None`` for entries from elsewhere.
+        problem: Why it cannot be used with this version of hf-stitch; empty if nothing is known against it.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> entry = registries.matchers.entry("lstsq")
+        >>> entry.origin, entry.source
+        ('built-in', 'hf_stitch.matchers.lstsq:Lstsq')
+        >>> entry.summary.partition(",")[0]
+        'Least squares: the affine map with minimum squared error'
+    """
+
+    name: str
+    source: str
+    load: Callable[[], Any] = field(repr=False)
+    about: Callable[[], str] = field(repr=False)
+    origin: str = "built-in"
+    distribution: tuple[str, str] | None = None
+    file: FilePlugin | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, name: str, factory: Callable[..., Any], file: FilePlugin | None = None) -> Entry:
+        """Describe a class or function that is registered at run time, perhaps by a file."""
+        defined = factory if hasattr(factory, "__qualname__") else type(factory)
+        return cls(
+            name, f"{defined.__module__}:{defined.__qualname__}", lambda: factory,
+            about=lambda: first_line(inspect.getdoc(factory)),
+            origin="registered at run time" if file is None else file.origin, file=file,
+        )  # fmt: skip
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring; for an entry of a plugin, the summary of its distribution."""
+        return self.about()
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, by which entries with the same name are told apart."""
+        return f"{normalized(self.distribution[0]) if self.distribution else ''}/{self.name}"
+
+    @property
+    def provider(self) -> tuple[str, str] | None:
+        """The distribution with its version, or the file with its hash, that an entry of a plugin comes from."""
+        return self.distribution if self.file is None else (self.file.path.name, f"sha256:{self.file.sha256}")
+
+
+def first_line(docstring: str | None) -> str:
+    """Return the first line of a docstring."""
+    return (docstring or "").partition("\n")[0]
+
+
+def entry_of(kind: str, point: EntryPoint) -> Entry:
+    """Describe the entry that an installed distribution adds to a registry."""
+    dist = point.dist
+    origin = f"plugin {point.value}" if dist is None else f"plugin {dist.name} {dist.version}"
+    stated = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts", name=kind)
+    problem = "".join(
+        f"it was built for {each.value} of {kind}, and this hf-stitch has {CONTRACT}; install versions of both that fit"
+        for each in stated
+        if each.value != CONTRACT
+    )
+
+    def load() -> Any:
+        what = f"{point.name!r} among {kind} comes from the {origin}"
+        if problem:
+            raise PluginError(f"{what}, which cannot be used: {problem}")
+        try:
+            return point.load()
+        except Exception as error:
+            raise PluginError(
+                f"{what}, which cannot be imported ({point.value}): {type(error).__name__}: {error}. Repair or "
+                "uninstall that distribution."
+            ) from error
+
+    return Entry(
+        point.name, point.value, load,
+        about=lambda: "" if dist is None else str(dist.metadata.json.get("summary", "")),
+        origin=origin, distribution=None if dist is None else (dist.name, dist.version), problem=problem,
+    )  # fmt: skip
+
+
+def install_hint(kind: str, name: str) -> str:
+    """Return how to install a name that this installation lacks, for messages.
+
+    The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
+    """
+    table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
+    found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
+    return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")
+
+
+def installed(kind: str) -> list[Entry]:
+    """Return the entries that installed distributions add to a registry; imports nothing.
+
+    Args:
+        kind: Name of the registry.
+
+    Returns:
+        The entries, sorted by their full names.
+
+    Example:
+        >>> installed("no_such_registry")
+        []
+    """
+    found = (entry_of(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
+    return sorted(found, key=lambda entry: entry.full_name)
 
 
 _RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
@@ -246,7 +235,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "own.py").write_text(code)
         ...     plugin = load_plugin(Path(folder, "own.py"))
-        >>> registries.anchors.origin("own").partition(" (")[0]
+        >>> registries.anchors.entry("own").origin.partition(" (")[0]
         'file own.py'
         >>> plugin.unload()
     """

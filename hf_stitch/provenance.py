@@ -17,7 +17,7 @@ Method = tuple[str, str]
 
 def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
     """Return the versions of the packages that a result depends on."""
-    plugins = [_provider(kind, name) for kind, name in methods if name in registries[kind]]
+    plugins = [registries[kind].entry(name).provider for kind, name in methods if name in registries[kind]]
     return {
         "hf_stitch": __version__,
         "python": platform.python_version(),
@@ -42,18 +42,11 @@ def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
     """List the methods that are not built into hf-stitch, with the distributions that provide them."""
     found = []
     for kind, name in dict.fromkeys(methods):
-        if registries[kind].origin(name) != "built-in":
-            provider, release = _provider(kind, name) or (None, None)
-            by = "distribution" if registries[kind].file(name) is None else "file"
+        if (entry := registries[kind].entry(name)).origin != "built-in":
+            provider, release = entry.provider or (None, None)
+            by = "distribution" if entry.file is None else "file"
             found.append({"registry": kind, "name": name, "distribution": None, by: provider, "version": release})
     return found
-
-
-def _provider(kind: str, name: str) -> tuple[str, str] | None:
-    """Distribution and version, or file and hash, of a method of a plugin."""
-    if (file := registries[kind].file(name)) is not None:
-        return file.path.name, f"sha256:{file.sha256}"
-    return registries[kind].distribution(name)
 
 
 def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> None:

@@ -7,24 +7,22 @@ files add entries as :mod:`hf_stitch.plugins` describes.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
+from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
-    FilePlugin,
-    PluginEntry,
+    Entry,
     PluginError,
+    first_line,
     install_hint,
     installed,
     load_named,
@@ -33,30 +31,28 @@ from hf_stitch.plugins import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hf_stitch.adapters import Adapter, Override
-    from hf_stitch.adapters.rewriting import Rewrite
-    from hf_stitch.artefacts import StitchedModel
-    from hf_stitch.data import DataSource
-    from hf_stitch.detectors import Detector
-    from hf_stitch.matchers import Matcher
-    from hf_stitch.metrics import Metric
-    from hf_stitch.relative import Selection, Similarity
-    from hf_stitch.results import Result
-    from hf_stitch.stitches import Stitch
+    from hf_stitch.built_ins import (
+        Adapter,
+        DataSource,
+        Detector,
+        Matcher,
+        Metric,
+        Override,
+        PreTrainedModel,
+        Result,
+        Rewrite,
+        Selection,
+        Similarity,
+        Stitch,
+        Task,
+    )
 
 __all__ = [
+    "Entry",
     "PluginError",
     "Registries",
     "Registry",
     "UnknownNameError",
-    "check_choice",
-    "check_name",
-    "check_number",
-    "did_you_mean",
-    "label_of",
-    "options_in",
     "registries",
 ]
 
@@ -69,28 +65,6 @@ class UnknownNameError(ValueError, KeyError):
 
     # KeyError prints its message with quotes around it, as if it were a key.
     __str__ = Exception.__str__
-
-
-def label_of(config: Any) -> str:
-    """Return the name of a matcher or detector with all options that differ from their defaults.
-
-    Args:
-        config: A frozen dataclass with a ``name``, whose fields are its options.
-
-    Returns:
-        For example ``ridge(ridge=0.5)``.
-
-    Example:
-        >>> label_of(registries.matchers.build("ridge", ridge=0.5)), label_of(registries.matchers.build("lstsq"))
-        ('ridge(ridge=0.5)', 'lstsq')
-    """
-    changed = []
-    for option in fields(config):
-        value = getattr(config, option.name)
-        shown = label_of(value) if hasattr(value, "name") else value
-        if shown != (option.default if option.default_factory is MISSING else option.default_factory()):
-            changed.append(f"{option.name}={shown}")
-    return str(config.name) + (f"({', '.join(changed)})" if changed else "")
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
@@ -109,118 +83,16 @@ def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Find the valid name that is most similar to a mistyped one, ignoring case.
-
-    Args:
-        name: The mistyped name.
-        options: The valid names.
-
-    Returns:
-        The most similar valid name, or an empty string if none is similar enough.
-
-    Example:
-        >>> did_you_mean("procustes", ["lstsq", "procrustes", "ridge"])
-        'procrustes'
-        >>> did_you_mean("transformer", ["lstsq", "procrustes", "ridge"])
-        ''
-    """
-    by_lower = {option.lower(): option for option in options}
-    closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[closest[0]] if closest else ""
-
-
-def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Check an option that has a fixed number of choices.
-
-    Args:
-        name: The name of the option.
-        value: What was given.
-        choices: What may be given.
-
-    Raises:
-        ValueError: If the value is not among the choices.
-
-    Example:
-        >>> check_choice("side", "left", ["left", "right"])
-    """
-    known = list(choices)
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
-
-
-def check_name(**names: object) -> None:
-    """Check arguments that are names, for example of layers.
-
-    Args:
-        **names: What was given, by the name of the argument.
-
-    Raises:
-        TypeError: If one is no text.
-
-    Example:
-        >>> check_name(layer="layer1.0")
-    """
-    for argument, name in names.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{argument} must be a name, got {name!r}")
-
-
-def check_number(least: int, **numbers: object) -> None:
-    """Check arguments that are whole numbers.
-
-    Args:
-        least: The smallest valid number.
-        **numbers: What was given, by the name of the argument.
-
-    Raises:
-        TypeError: If one is no whole number.
-        ValueError: If one is too small.
-
-    Example:
-        >>> check_number(1, batch_size=64)
-    """
-    for argument, number in numbers.items():
-        if not isinstance(number, Integral) or isinstance(number, bool):
-            raise TypeError(f"{argument} must be a whole number, got {number!r}")
-        if number < least:
-            raise ValueError(f"{argument} must be at least {least}, got {number}")
-
-
-def options_in(spec: str) -> tuple[str, dict[str, Any]]:
-    """Split a name with its options, ``name:key=value,…``, as it is written on a command line.
-
-    Args:
-        spec: A name, or a name with options. Values are Python or JSON literals (``True`` and ``true``, ``0.5``);
-            anything else is text.
-
-    Returns:
-        The name and the options.
-
-    Raises:
-        ValueError: If an option has no value.
-
-    Example:
-        >>> options_in("linear_cka:debiased=True")
-        ('linear_cka', {'debiased': True})
-        >>> options_in("mutual_knn:k=5,distance=euclidean")
-        ('mutual_knn', {'k': 5, 'distance': 'euclidean'})
-    """
-    name, _, rest = spec.partition(":")
-    options: dict[str, Any] = {}
-    for option in filter(None, rest.split(",")):
-        key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not key or not value:
-            raise ValueError(f"options are written name:key=value,key=value, got {spec!r}")
-        options[key] = _literal(value)
-    return name, options
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except json.JSONDecodeError:
-        return text
+def _docstring(source: str) -> str:
+    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
+    module, _, name = source.partition(":")
+    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
+    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return first_line(ast.get_docstring(node))
+    return first_line(ast.get_docstring(tree))  # of a typer app, which has none
 
 
 class Registry(Generic[T]):
@@ -247,7 +119,7 @@ class Registry(Generic[T]):
         ...         super().__init__(width=width)
         >>> shapes.names()
         ('ordered', 'plain')
-        >>> shapes.origin("plain")
+        >>> shapes.entry("plain").origin
         'registered at run time'
         >>> shapes.build("plain", width=3)
         {'width': 3}
@@ -256,9 +128,10 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, built_ins: Mapping[str, str], base: str) -> None:
         self.kind = kind
         self._base = base
-        self._built_ins = dict(built_ins)
-        self._registered: dict[str, Callable[..., Any]] = {}
-        self._files: dict[str, FilePlugin] = {}
+        self._entries = {
+            name: Entry(name, source, partial(resolve_name, source), partial(_docstring, source))
+            for name, source in built_ins.items()
+        }
 
     def __repr__(self) -> str:
         """Return for example ``<registry of matchers: identity, low_rank, lstsq>``."""
@@ -266,9 +139,9 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         """Whether the registry contains a name; imports nothing."""
-        return name in self._built_ins or (
-            isinstance(name, str) and bool(self._named(name) or name in self._registered)
-        )
+        if name in self._entries:
+            return True
+        return isinstance(name, str) and bool(self._named(name) or name in self._entries)  # of a file, loaded just now
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in sorted order."""
@@ -282,8 +155,8 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names in sorted order; imports no entry, so that broken plugins are listed too."""
-        of_plugins = {self._name_of(entry) for entry in self._plugins}
-        return tuple(sorted({*self._built_ins, *of_plugins, *self._registered}))
+        of_plugins = [self._name_of(entry) for entry in self._plugins]  # loads files, which register their entries
+        return tuple(sorted({*self._entries, *of_plugins}))
 
     def check(self, name: str) -> None:
         """Raise an error if a name is not in the registry; imports nothing.
@@ -319,16 +192,38 @@ class Registry(Generic[T]):
             >>> registries.matchers.get("ridge").__name__
             'Ridge'
         """
-        self.check(name)
-        if name in self._registered:
-            return self._registered[name]
-        if name in self._built_ins:
-            return resolve_name(self._built_ins[name])
-        entry = self._entry(name)
+        entry = self.entry(name)
         found = entry.load()
-        if (recorded := self._name_of(entry)) != entry.point.name and hasattr(found, "name"):
-            found.name = recorded  # records must tell it from the other entry with its name
+        if entry is not self._entries.get(name) and self._name_of(entry) != entry.name and hasattr(found, "name"):
+            found.name = entry.full_name  # records must tell it from the other entry with its name
         return found
+
+    def entry(self, name: str) -> Entry:
+        """Describe the entry behind a name; imports nothing.
+
+        Args:
+            name: The name.
+
+        Returns:
+            Where it comes from, where it is defined, and what is known against it.
+
+        Raises:
+            UnknownNameError: If the registry has no such name.
+
+        Example:
+            >>> registries.matchers.entry("lstsq").origin
+            'built-in'
+        """
+        self.check(name)
+        if name in self._entries:
+            return self._entries[name]
+        found = self._named(name)
+        if len(found) > 1:
+            raise UnknownNameError(
+                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
+                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
+            )
+        return found[0]
 
     def usable(self) -> Iterator[Any]:
         """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
@@ -346,32 +241,13 @@ class Registry(Generic[T]):
             except PluginError as error:
                 warnings.warn(f"{error} It is left out.", stacklevel=3)
 
-    def problem(self, name: str) -> str:
-        """Return why the entry of a plugin cannot be used with this version of hf-stitch; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The reason; empty if nothing is known against the entry.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.problem("lstsq")
-            ''
-        """
-        self.check(name)
-        return "" if name in self._built_ins or name in self._registered else self._entry(name).problem
-
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
         """Build an instance from a name and options.
 
         Args:
-            spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`options_in`); a record, that is, a
-                mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which is returned
-                unchanged.
+            spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`hf_stitch.options.options_in`); a
+                record, that is, a mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which
+                is returned unchanged.
             **options: Options of the class behind the name. Options that are left out keep their defaults.
 
         Returns:
@@ -419,6 +295,37 @@ class Registry(Generic[T]):
         self._check_options(spec, factory, options)
         return factory(**options)
 
+    def build_all(
+        self, specs: Iterable[str | Mapping[str, Any] | T], argument: str | None = None, *, needed: bool = False
+    ) -> dict[str, T]:
+        """Build several instances.
+
+        Args:
+            specs: What :meth:`build` takes, each.
+            argument: Name of the argument in errors. Default: :attr:`kind`.
+            needed: Whether an empty list is refused.
+
+        Returns:
+            Label -> instance, in the given order.
+
+        Raises:
+            TypeError: If ``specs`` is no list, or for the reasons of :meth:`build`.
+            ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
+
+        Example:
+            >>> list(registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"]))
+            ['lstsq', 'ridge(ridge=0.5)']
+        """
+        argument = argument or self.kind
+        check(Iterable[str | Mapping[str, Any] | self.base], **{argument: specs})  # type: ignore[name-defined]
+        built: list[Any] = [self.build(spec) for spec in specs]
+        if needed and not built:
+            raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
+        found = {entry.label: entry for entry in built}
+        if len(found) < len(built):
+            raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
+        return found
+
     def check_kind(self, name: str, found: Any) -> None:
         """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.
 
@@ -443,12 +350,7 @@ class Registry(Generic[T]):
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
         known = {p.name: p for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
-        for option in options.keys() - known.keys():
-            hint = did_you_mean(option, known)
-            raise TypeError(
-                f"{name!r} among {self.kind} has no option {option!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"Its options: {', '.join(known) or 'none'}"
-            )
+        check_names(f"{name!r} among {self.kind}", options, known)
         for parameter in known.values():
             if parameter.default is parameter.empty and parameter.name not in options:
                 raise TypeError(
@@ -482,148 +384,32 @@ class Registry(Generic[T]):
         if factory is None:
             return lambda decorated: self.register(name, decorated)
         if name in self:
+            entry = self.entry(name)
             raise ValueError(
-                f"{name!r} among {self.kind} is taken ({self.origin(name)}, {self.source(name)}); choose another name"
+                f"{name!r} among {self.kind} is taken ({entry.origin}, {entry.source}); choose another name"
             )
-        self._registered[name] = factory
-        if (file := running()) is not None:
-            self._files[name] = file
-            file.undo.extend([partial(self._registered.pop, name), partial(self._files.pop, name)])
+        file = running()
+        self._entries[name] = Entry.of(name, factory, file)
+        if file is not None:
+            file.undo.append(partial(self._entries.pop, name))
         return factory
 
-    def origin(self, name: str) -> str:
-        """Return where an entry comes from.
-
-        Args:
-            name: The name.
-
-        Returns:
-            ``built-in``, ``plugin <distribution> <version>``, ``file <name> (sha256 <hash>)`` or ``registered at run
-            time``.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.origin("lstsq")
-            'built-in'
-        """
-        self.check(name)
-        if name in self._built_ins:
-            return "built-in"
-        if name in self._registered:
-            return self._files[name].origin if name in self._files else "registered at run time"
-        return self._entry(name).origin
-
-    def distribution(self, name: str) -> tuple[str, str] | None:
-        """Return the distribution and version of the plugin that an entry comes from.
-
-        Args:
-            name: The name.
-
-        Returns:
-            Name and version of the distribution; ``None`` for built-in entries and entries registered at run time.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-        """
-        self.check(name)
-        if name in self._built_ins or name in self._registered:
-            return None
-        dist = self._entry(name).point.dist
-        return (dist.name, dist.version) if dist is not None else None
-
-    def file(self, name: str) -> FilePlugin | None:
-        """Return the file that registered an entry.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The file and its hash; ``None`` for entries from elsewhere.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-        """
-        self.check(name)
-        return self._files.get(name)
-
-    def source(self, name: str) -> str:
-        """Return where the class or function behind a name is defined; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            ``module:attribute``.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.source("lstsq")
-            'hf_stitch.matchers.lstsq:Lstsq'
-        """
-        self.check(name)
-        if name in self._registered:
-            factory = self._registered[name]
-            return f"{factory.__module__}:{factory.__qualname__}"
-        return self._built_ins[name] if name in self._built_ins else self._entry(name).point.value
-
-    def summary(self, name: str) -> str:
-        """Describe an entry in one line; imports nothing.
-
-        Args:
-            name: The name.
-
-        Returns:
-            The first line of the docstring; for an entry of a plugin, the summary of its distribution.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
-        Example:
-            >>> registries.matchers.summary("lstsq").partition(",")[0]
-            'Least squares: the affine map with minimum squared error'
-        """
-        self.check(name)
-        if name in self._registered:
-            return _first_line(inspect.getdoc(self._registered[name]))
-        if name in self._built_ins:
-            return _docstring(self._built_ins[name])
-        return self._entry(name).summary
-
     @cached_property
-    def _plugins(self) -> list[PluginEntry]:
+    def _plugins(self) -> list[Entry]:
         """Entries of installed distributions, read once, after the files that the environment names were loaded."""
         load_named()
         return installed(self.kind)
 
-    def _named(self, name: str) -> list[PluginEntry]:
+    def _named(self, name: str) -> list[Entry]:
         """Entries of plugins with this name, or with this full name."""
         distribution, _, plain = name.rpartition("/")
-        return [
-            entry
-            for entry in self._plugins
-            if entry.point.name == name
-            or (entry.point.name == plain and entry.distribution == normalized(distribution))
-        ]
+        full = f"{normalized(distribution)}/{plain}"
+        return [entry for entry in self._plugins if entry.name == name or (distribution and entry.full_name == full)]
 
-    def _name_of(self, entry: PluginEntry) -> str:
-        """The name of an entry, in full if its short name is taken."""
-        short = entry.point.name
-        alone = len(self._named(short)) == 1 and short not in self._built_ins
-        return short if alone else entry.full_name
-
-    def _entry(self, name: str) -> PluginEntry:
-        """The entry of a plugin by a name that exists."""
-        found = self._named(name)
-        if len(found) > 1:
-            raise UnknownNameError(
-                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
-                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
-            )
-        return found[0]
+    def _name_of(self, entry: Entry) -> str:
+        """The name of an entry of a plugin, in full if its short name is taken."""
+        taken = entry.name in self._entries or len(self._named(entry.name)) > 1
+        return entry.full_name if taken else entry.name
 
 
 @dataclass(frozen=True)
@@ -642,7 +428,7 @@ class Registries:
         detectors: Detectors of out-of-distribution activations.
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
-        heads: Stitched models by task.
+        tasks: Tasks by which stitched models are scored and trained.
         networks: Networks defined by this package.
         data: Sources of data sets.
         results: Classes of results, which pages restore.
@@ -655,7 +441,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'heads', 'networks', 'data', 'results', 'commands']
+         'tasks', 'networks', 'data', 'results', 'commands']
     """
 
     adapters: Registry[Adapter]
@@ -667,7 +453,7 @@ class Registries:
     detectors: Registry[Detector]
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
-    heads: Registry[StitchedModel]
+    tasks: Registry[Task]
     networks: Registry[PreTrainedModel]
     data: Registry[DataSource]
     results: Registry[Result]
@@ -686,19 +472,3 @@ class Registries:
 
 
 registries = Registries(**{kind: Registry(kind, names, BASES[kind]) for kind, names in BUILT_INS.items()})
-
-
-def _first_line(docstring: str | None) -> str:
-    return (docstring or "").partition("\n")[0]
-
-
-def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
-    module, _, name = source.partition(":")
-    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
-    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return _first_line(ast.get_docstring(node))
-    return _first_line(ast.get_docstring(tree))  # of a typer app, which has none

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import check, checked
 
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
 Pooling = Literal["none", "flatten", "mean", "cls", "last"]
@@ -46,7 +46,7 @@ class RepresentationSpec:
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        check_choice("layout", self.layout, LAYOUTS)
+        check(Layout, layout=self.layout)
         if self.prefix_tokens and self.layout != "bnd":
             raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
         if self.grid is not None:
@@ -99,7 +99,7 @@ class Representation:
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        check_choice("layout", self.layout, LAYOUTS)
+        check(Layout, layout=self.layout)
         if self.values.dim() != len(self.layout):
             raise ValueError(
                 f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}"
@@ -150,6 +150,19 @@ class Representation:
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
+    def to(self, device: torch.device | str) -> Representation:
+        """Return the representation with its values and mask on a device; the context stays where it is.
+
+        Args:
+            device: The device.
+
+        Example:
+            >>> Representation(torch.zeros(2, 3), "bd").to("meta").values.device
+            device(type='meta')
+        """
+        return self.replace(values=self.values.to(device), mask=None if self.mask is None else self.mask.to(device))
+
+    @checked
     def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """Convert to an n x d matrix with a pooling.
 
@@ -167,7 +180,6 @@ class Representation:
                 ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without real
                 tokens, or any except ``cls`` if the padding is unknown.
         """
-        check_choice("pooling", pooling, POOLINGS)
         self.check_padding_known(pooling)
         if self.layout == "bd":
             return self.values
@@ -188,6 +200,7 @@ class Representation:
         )
         return (total / mask.sum(1, keepdim=True)).to(tokens.dtype)
 
+    @checked
     def check_padding_known(self, pooling: Pooling) -> None:
         """Check that a pooling does not include padding.
 
@@ -204,6 +217,7 @@ class Representation:
                 "real; use 'cls' or another layer, or leave out the mask if no text is padded"
             )
 
+    @checked
     def row_samples(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
         """Return the sample of each row of :meth:`rows`.
 
@@ -267,6 +281,7 @@ class Representation:
         return self.values[torch.arange(self.batch, device=self.values.device), place]
 
     # -- conversion -------------------------------------------------------------------------------------------------
+    @checked
     def to_layout(self, layout: Layout) -> Representation:
         """Convert to another layout of tokens or grid, without prefix tokens.
 
@@ -348,9 +363,3 @@ def concatenate(batches: Sequence[Tensor]) -> Tensor:
         trailing = [0, 0] * (batches[0].dim() - 2)
         batches = [functional.pad(batch, [*trailing, 0, longest - batch.shape[1]]) for batch in batches]
     return torch.cat(list(batches))
-
-
-def pooling_from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record of version 0.1.0, where ``pooling`` was ``rows`` and its value ``none`` was ``positions``."""
-    values = {"pooling" if key == "rows" else key: value for key, value in record.items()}
-    return values | {"pooling": "none"} if values.get("pooling") == "positions" else values

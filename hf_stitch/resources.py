@@ -1,9 +1,10 @@
-"""Memory and disk that are free, refusal of what does not fit, and the threads of torch."""
+"""Memory and disk that are free, refusal of what does not fit, the time that work takes, and the threads of torch."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,23 @@ def check_fits(what: str, size: int, device: torch.device, instead: str) -> None
     """Refuse what does not fit into memory, before work is lost."""
     if size > (free := free_memory(device)):
         raise ValueError(f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}")
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that work takes, the second time."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(device)
+
+    work()
+    wait()
+    start = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - start
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from hf_stitch.options import Count, Natural, check, check_fields, check_names
 from hf_stitch.processes import ALONE, Processes
-from hf_stitch.registry import check_number, did_you_mean
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -72,12 +72,15 @@ class Run:
         True
     """
 
-    batch_size: int = 64
-    seed: int = 0
+    batch_size: Count = 64
+    seed: Natural = 0
     progress: bool = True
     processes: Processes = ALONE
     checkpoint_dir: Path | None = None
     planning: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     @contextmanager
@@ -111,25 +114,12 @@ class Run:
         planning = options.pop(PLANNING, False)
         given = {option: options.pop(option) for option in ALL if option in options}
         own = [each.name for each in inspect.signature(job).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        for option in (*given, *(() if rest else options)):
-            if option not in (known := [*own, *takes]):
-                close = did_you_mean(option, known)
-                raise TypeError(
-                    f"{job.__name__} has no option {option!r}{f'; did you mean {close!r}?' if close else '.'} Its "
-                    f"options: {', '.join(known)}"
-                )
-        check_number(1, batch_size=given.get("batch_size", 1))
-        check_number(0, seed=given.get("seed", 0))
-        if not isinstance(progress := given.get("progress", True), bool):
-            raise TypeError(f"progress must be True or False, got {progress!r}")
-        if not isinstance(folder := given.pop("checkpoint_dir", None), str | Path | None):
-            raise TypeError(f"checkpoint_dir must be a folder, got {folder!r}")
-        processes = Processes.of(given.pop("accelerator", None))
-        with processes.together(job.__name__):
-            yield cls(
-                **given, processes=processes, checkpoint_dir=None if folder is None else Path(folder),
-                planning=planning,
-            )  # fmt: skip
+        check_names(job.__name__, (*given, *(() if rest else options)), [*own, *takes])
+        check(str | Path | None, checkpoint_dir=(folder := given.pop("checkpoint_dir", None)))
+        given["processes"] = Processes.of(given.pop("accelerator", None))
+        run = cls(**given, checkpoint_dir=None if folder is None else Path(folder), planning=planning)
+        with run.processes.together(job.__name__):
+            yield run
 
     @property
     def options(self) -> RunOptions:

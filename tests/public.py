@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -84,7 +84,8 @@ def publics() -> Iterator[Public]:
             continue
         made_by_verbs = is_dataclass(each) and each not in registered  # records and results
         if inspect.isfunction(each.__init__) and not made_by_verbs:
-            yield Public(name, each, each.__init__)
+            call = _without_state(each.__init__) if inspect.isabstract(each) else each
+            yield Public(name, call, each.__init__)
         for key, member in vars(each).items():
             inner = getattr(member, "__func__", member)
             if key.startswith("_") or not inspect.isfunction(inner):
@@ -115,6 +116,6 @@ def outside(annotation: Any, wrong: str) -> Any:
         return tuple(outside(part, wrong) for part in parts)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {wrong: outside(parts[1], wrong)}
-    if isinstance(origin, type) and issubclass(origin, Collection):
+    if isinstance(origin, type) and issubclass(origin, Iterable):
         return [outside(parts[0], wrong)]
     return outside(next(part for part in parts if choices(part)), wrong)

@@ -70,14 +70,15 @@ def public() -> set[str]:
         "anchors",
         "data",
         "detectors",
-        "heads",
         "matchers",
         "metrics",
         "rewrites",
         "similarities",
+        "tasks",
     ):
         registry = getattr(registries, kind)
         found |= {registry.get(name) for name in registry.names()}
+    found |= {task.model_for(kind) for task in map(registries.tasks.build, registries.tasks) for kind in task.models}
     for page in (ROOT / "docs" / "reference").glob("*.md"):
         for kind, name in re.findall(r"auto(module|class|function):: (\S+)", page.read_text(encoding="utf-8")):
             module = importlib.import_module(name if kind == "module" else name.rpartition(".")[0])

@@ -18,36 +18,6 @@ from hf_stitch.running import RunOptions
 from public import Public, choices, outside, publics  # isort: skip
 
 WRONG = "no such choice"
-UNCHECKED = {
-    "hf_stitch.Representation.check_padding_known: pooling",
-    "hf_stitch.Representation.row_samples: pooling",
-    "hf_stitch.Representation.to_layout: layout",
-    "hf_stitch.SimilarityAtlas.best_matches: axis",
-    "hf_stitch.SimilarityAtlas.match_p_values: axis",
-    "hf_stitch.StitchedModel.parent: allow_changed",
-    "hf_stitch.StitchedModel.parent: side",
-    "hf_stitch.Stitcher.attach: allow_changed",
-    "hf_stitch.analysis.Identification.favourite: axis",
-    "hf_stitch.analysis.Identification.verdicts: axis",
-    "hf_stitch.metrics.ActivationMetric.min_rows: side",
-    "hf_stitch.plots.strips: parts",
-    "hf_stitch.statistics.Statistic.add_state: reduce",
-    "hf_stitch.training.DynamicsRecorder: pooling",
-    "hf_stitch.training.ProbingCallback: every",
-    "hf_stitch.training.SimilarityCallback: pooling",
-    "hf_stitch_embeddings.EmbeddingMap.old_model: metric",
-    "hf_stitch_filter_atoms.FilterAtomAngle.function: gauge",
-    "hf_stitch_filter_atoms.FilterAtoms.function: gauge",
-    "registries.metrics[cca].min_rows: side",
-    "registries.metrics[linear_cka].min_rows: side",
-    "registries.metrics[linear_regression].min_rows: side",
-    "registries.metrics[minibatch_cka].min_rows: side",
-    "registries.metrics[pwcca].min_rows: side",
-    "registries.metrics[rsa].min_rows: side",
-    "registries.metrics[shape_distance].min_rows: side",
-    "registries.metrics[svcca].min_rows: side",
-}
-"""Enumerated options that are not checked, or too late. The list may only become shorter."""
 
 
 def _complaint(each: Public, parameter: str) -> str:
@@ -71,7 +41,7 @@ def test_every_enumerated_option_is_checked_before_any_work() -> None:
     }
     assert len(found) > 80
     failed = {name: complaint for name, complaint in found.items() if complaint}
-    assert failed.keys() == UNCHECKED, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
+    assert not failed, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
 
 
 def _adapter(seed: int = 0) -> hf_stitch.Adapter:
@@ -111,57 +81,6 @@ class Thing:
     """What no parameter takes."""
 
 
-UNNAMED = {
-    "audit: auxiliary_data",
-    "audit: far_data",
-    "audit: max_dose",
-    "audit: min_relative_accuracy",
-    "audit: paired_data",
-    "audit: source",
-    "audit: target",
-    "audit: train_data",
-    "bench: distances",
-    "bench: functional_samples",
-    "bench: matchers",
-    "bench: metrics",
-    "bench: own_network",
-    "bench: probe_batch_size",
-    "bench: probe_epochs",
-    "bench: ranks",
-    "bench: references",
-    "bench: sensitivity_layers",
-    "bench: task",
-    "bench: test_data",
-    "compare: metrics",
-    "compare: paired_data",
-    "compare_all: metrics",
-    "evaluate: baselines",
-    "evaluate: paired_data",
-    "evaluate: source",
-    "evaluate: target",
-    "relative_model: anchors",
-    "relative_model: encoder",
-    "relative_model: similarities",
-    "relative_model: task",
-    "stitch: paired_data",
-    "stitch: source",
-    "stitch: target",
-    "stitch: task",
-    "stitch: test_data",
-    "stitch_grid: auxiliary_data",
-    "stitch_grid: far_data",
-    "stitch_grid: task",
-    "stitch_grid: test_data",
-    "swap: anchors",
-    "swap: baselines",
-    "swap: encoder",
-    "swap: paired_anchors",
-    "swap: paired_data",
-    "swap: task",
-}
-"""Parameters of verbs that take or tell a wrong type badly. The list may only become shorter."""
-
-
 def _complaint_of_type(call: Callable[[], Any], parameter: str) -> str:
     try:
         call()
@@ -182,7 +101,7 @@ def test_every_verb_names_the_parameter_that_has_a_wrong_type(verbs: Any) -> Non
         if described.kind is not described.VAR_KEYWORD
     }
     failed = {name: complaint for name, complaint in found.items() if complaint}
-    assert failed.keys() == UNNAMED, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
+    assert not failed, "\n".join(f"{name}  {why:.150}" for name, why in failed.items())
 
 
 @pytest.mark.parametrize("option", RunOptions.__annotations__)
@@ -195,15 +114,15 @@ def test_every_verb_checks_the_options_of_a_run_or_does_not_have_them(verbs: Any
 @pytest.mark.parametrize(
     ("verb", "wrong", "said"),
     [
-        ("evaluate", {"resamples": 0}, "resamples must be at least 2, got 0"),
-        ("evaluate", {"stitched": 5}, "stitched must be a stitched model, got int"),
+        ("evaluate", {"resamples": 0}, "resamples must be an integer >= 2, got 0"),
+        ("evaluate", {"stitched": 5}, "stitched must be a StitchedModel, got 5"),
         ("audit", {"detectors": []}, "detectors must contain at least one detector"),
-        ("audit", {"stitched": 5}, "stitched must be a stitched model or a list of some, got int"),
+        ("audit", {"stitched": 5}, "stitched must be a StitchedModel or a list, got 5"),
         ("bench", {"networks": []}, "networks must contain at least one network"),
-        ("compare_all", {"networks": {1: "a"}}, "name 0 of networks must be a name, got 1"),
-        ("stitch", {"source_layer": None}, "source_layer must be a name, got None"),
-        ("stitch", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("stitch_grid", {"seed": "x"}, "seed must be a whole number, got 'x'"),
+        ("compare_all", {"networks": {1: "a"}}, "key 1 of networks must be a text, got 1"),
+        ("stitch", {"source_layer": None}, "source_layer must be a text, got None"),
+        ("stitch", {"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ("stitch_grid", {"seed": "x"}, "seed must be an integer >= 0, got 'x'"),
         ("compare", {"accelerator": 5}, "accelerator must be an accelerate.Accelerator, got 5"),
         ("compare", {"checkpoint_dir": __file__}, "checkpoint_dir must be a folder"),
         ("evaluate", {"batchsize": 5}, "evaluate has no option 'batchsize'; did you mean 'batch_size'?"),
@@ -211,7 +130,7 @@ def test_every_verb_checks_the_options_of_a_run_or_does_not_have_them(verbs: Any
         ("swap", {"checkpoint_dir": "x"}, "swap has no option 'checkpoint_dir'"),
         ("relative_model", {"batchsize": 5}, "relative_model has no option 'batchsize'; did you mean 'batch_size'?"),
         ("relative_model", {"centre": True}, "relative_model has no option 'centre'; did you mean 'center'?"),
-        ("compare", {"layers_a": [5]}, r"layers_a\[0\] must be a name, got 5"),
+        ("compare", {"layers_a": [5]}, r"layers_a\[0\] must be a text, got 5"),
     ],
 )
 def test_what_was_given_by_mistake_is_named(verbs: Any, verb: str, wrong: dict[str, Any], said: str) -> None:

@@ -103,8 +103,8 @@ def test_its_entries_are_registered_once(file: Path) -> None:
     plugin = load_plugin(file)
     assert load_plugin(str(file)) is plugin
     assert plugin.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert registries.matchers.origin("file_lstsq") == f"file own.py (sha256 {plugin.sha256[:8]})"
-    assert registries.matchers.distribution("file_lstsq") is None
+    assert registries.matchers.entry("file_lstsq").origin == f"file own.py (sha256 {plugin.sha256[:8]})"
+    assert registries.matchers.entry("file_lstsq").distribution is None
     assert registries.matchers.build("file_lstsq").times == 1.0  # type: ignore[attr-defined]
 
 
@@ -173,7 +173,7 @@ def test_results_and_artefacts_record_it(file: Path) -> None:
 
 
 def test_the_environment_names_files(file: Path) -> None:
-    code = "from hf_stitch import registries; print(registries.matchers.origin('file_lstsq'))"
+    code = "from hf_stitch import registries; print(registries.matchers.entry('file_lstsq').origin)"
 
     def run(named: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "HF_STITCH_PLUGINS": named}

@@ -113,7 +113,7 @@ def test_a_sample_without_a_real_token_is_refused(pooling: str) -> None:
 
 
 def test_policies_that_do_not_exist_here_are_refused() -> None:
-    with pytest.raises(ValueError, match="one of none, flatten, mean, cls, last, got 'tokens'"):
+    with pytest.raises(ValueError, match="one of 'none', 'flatten', 'mean', 'cls', 'last', got 'tokens'"):
         ragged("right").rows("tokens")
     with pytest.raises(ValueError, match="'flatten' needs samples of equal length"):
         ragged("right").rows("flatten")
@@ -174,7 +174,7 @@ def test_positions_without_a_grid_take_no_other_shape() -> None:
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
-        ("layout must be one of bd, bnd, bchw, bhwc, got 'nchw'", {"shape": (2, 3, 4, 4), "layout": "nchw"}),
+        ("layout must be one of 'bd', 'bnd', 'bchw', 'bhwc', got 'nchw'", {"shape": (2, 3, 4, 4), "layout": "nchw"}),
         ("layout bnd needs 3 axes, got shape", {"shape": (2, 3), "layout": "bnd"}),
         ("need the layout bnd, got bd", {"shape": (2, 3), "layout": "bd", "prefix_tokens": 1}),
         (

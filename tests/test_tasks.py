@@ -20,26 +20,22 @@ from transformers.models.auto import modeling_auto
 
 import hf_stitch
 from benchmarks.tiny import config as tiny_config
-from hf_stitch.adapters.heads import HEADS, unscored_head
+from hf_stitch.adapters.heads import task_of_head, unscored_head
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
+from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks.heads import TASKS, class_loss, task_of
+from hf_stitch.tasks.heads import task_of
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
-REFUSED = "only heads for classification with one class per sample and causal language models can be scored"
+TASKS = [name for name in registries.tasks if name != "feature-extraction"]
+REFUSED = r"which no task scores \(tasks: feature-extraction, "
 BERT = "bert.encoder.layer.1"
 TEXTS = [f"{a} {b} {c}" for a, b, c in zip(WORDS, WORDS[7:] + WORDS[:7], WORDS[20:] + WORDS[:20], strict=True)]
 DATA = Samples.of(TEXTS, label=[i % 2 for i in range(len(TEXTS))])
 HEADS_OF_BERT = {
-    "regression": ("BertForSequenceClassification", {"num_labels": 1}),
-    "regression of several numbers": ("BertForSequenceClassification", {"num_labels": 3, "problem_type": "regression"}),
-    "multi-label classification": (
-        "BertForSequenceClassification",
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-    ),
-    "token classification": ("BertForTokenClassification", {"num_labels": 3}),
     "masked LM": ("BertForMaskedLM", {}),
     "question answering": ("BertForQuestionAnswering", {}),
     "next sentence prediction": ("BertForNextSentencePrediction", {}),
@@ -88,7 +84,7 @@ def a_network(auto: str) -> hf_stitch.Adapter | None:
 def test_every_class_with_a_head_has_a_task_or_is_named() -> None:
     classes = {made for table in AUTO.values() for made in table.values()}
     for name in classes:
-        task = next((task for part, task in HEADS.items() if part in name), "")
+        task = task_of_head(name, None)
         assert bool(task) + bool(unscored_head(name, None)) == bool(task or re.search("For[A-Z]", name)), name
     assert len(classes) > 500
 
@@ -109,22 +105,19 @@ def test_networks_of_every_auto_class_are_scored_by_their_task_or_refused(auto: 
     if network.unscored:
         for verb in verbs.values():
             for task in ("auto", *TASKS):
-                with pytest.raises(ValueError, match=f"{name} has a head for {network.unscored}, and {REFUSED}"):
+                with pytest.raises(ValueError, match=f"{name} has a head for {network.unscored}, {REFUSED}"):
                     verb(task)
         return
-    fitting = {"ForImageClassification": TASKS[0], "ForSequenceClassification": TASKS[1]}
-    assert network.task == next((task for part, task in fitting.items() if part in name), network.task)
-    for task in {*TASKS} - {network.task, *(TASKS[:2] if network.task in TASKS[:2] else ())}:
+    family = task_named(network.task).family
+    for task in (each for each in TASKS if each != network.task and (not family or task_named(each).family != family)):
         for verb in verbs.values():
             with pytest.raises(ValueError, match=f"task='{task}' (is not the task of|needs) "):
                 verb(task)
-    if network.task in TASKS[:2]:
-        assert task_of(network, "auto") == network.task
-    elif network.task:  # BERT without is_decoder
+    if network.task == "text-generation":  # BERT without is_decoder
         with pytest.raises(ValueError, match="the logits of BertLMHeadModel for a token depend on later tokens: use"):
             task_of(network, "auto")
     else:
-        assert task_of(network, "auto") is None
+        assert task_of(network, "auto") == network.task
 
 
 # -- one family in every verb ------------------------------------------------------------------------------------------
@@ -132,10 +125,10 @@ def test_networks_of_every_auto_class_are_scored_by_their_task_or_refused(auto: 
 def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> None:
     name, options = HEADS_OF_BERT[head]
     network = bert(name, **options)
-    message = f"has a head for {head.removesuffix(' of several numbers')}, and {REFUSED}: stitch with task=None"
+    message = f"has a head for {head}, {REFUSED}.*: stitch with task=None"
     layers = {"source_layer": BERT, "target_layer": BERT}
     anchors = DATA.take(20)
-    grids = {"layers": [BERT], "metrics": ["linear_cka"], "references": 1, "progress": False}
+    grids = {"layers": [BERT], "metrics": ["linear_cka"], "references": 2, "progress": False}
     verbs: list[Callable[[], Any]] = [
         lambda: bench({"a": network, "b": network}, DATA, functional=["lstsq"], **grids),
         lambda: hf_stitch.swap(
@@ -143,8 +136,7 @@ def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> Non
         ),
         lambda: StitchabilityCallback(network, DATA, layers=[BERT]).measure(bert("BertModel"), step=0),
     ]
-    forced = [network.task] if network.task else TASKS[1:]
-    for model in [joined(network, task) for task in (None, *forced)]:
+    for model in [joined(network, task) for task in (None, "text-classification", "regression", "text-generation")]:
         verbs += [
             lambda model=model: hf_stitch.evaluate(model, DATA, target=network, progress=False),
         ]
@@ -152,7 +144,7 @@ def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> Non
             verbs.append(lambda model=model: TaskLoss(max_steps=1).fit(model, DATA, target=network, progress=False))
             verbs.append(lambda model=model: hf_stitch.audit(model, DATA, target=network, progress=False))
             verbs.append(lambda model=model: hf_stitch.evaluate(model, DATA, target=joined(network, None)))
-        if model.task in TASKS[:2]:
+        if model.task == "text-classification":
             verbs.append(lambda model=model: TrajectoryRecorder(model, DATA, target=network))
             verbs.append(
                 lambda model=model: mode_connectivity(
@@ -172,50 +164,6 @@ def test_other_heads_are_refused_in_every_verb(head: str, tmp_path: Path) -> Non
     assert "pipeline_tag" not in (card := (tmp_path / "README.md").read_text()) and "argmax" not in card
 
 
-def test_a_card_of_a_head_without_scores_names_it_and_has_none(tmp_path: Path) -> None:
-    for number, head in enumerate(("regression", "multi-label classification")):
-        name, options = HEADS_OF_BERT[head]
-        model = joined(bert(name, **options), "text-classification")
-        wrong = {"accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}}  # as earlier versions recorded them
-        model.config.scores = {"task": model.task, "n": 60, "data": "sha256:0", "scores": {"stitched": wrong}}
-        model.save_pretrained(tmp_path / str(number))
-        card = (tmp_path / str(number) / "README.md").read_text()
-        assert f"print(output.logits)  # {head}" in card
-        assert "argmax" not in card and "accuracy" not in card
-
-
-# -- what stays right --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [
-        (HEADS_OF_BERT["regression"][1], torch.tensor([0.5, -2.0])),
-        (HEADS_OF_BERT["regression"][1], torch.tensor([[0.5], [-2.0]])),
-        (HEADS_OF_BERT["regression of several numbers"][1], torch.randn(2, 3)),
-        (HEADS_OF_BERT["multi-label classification"][1], torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])),
-    ],
-)
-def test_a_stitched_module_has_the_loss_of_its_target(options: dict[str, Any], labels: torch.Tensor) -> None:
-    network = bert("BertForSequenceClassification", **options)
-    model, inputs = joined(network, "text-classification"), network.preprocess(TEXTS[:2])
-    found = model(**inputs, labels=labels).loss
-    torch.testing.assert_close(found, network.model(**inputs, labels=labels).loss)
-    found.backward()
-    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
-
-
-def test_regression_needs_as_many_labels_as_logits() -> None:
-    with pytest.raises(RuntimeError, match="shape"):
-        class_loss(torch.zeros(3, 3), torch.zeros(3), "regression")
-
-
-def test_a_swap_without_data_keeps_a_head_for_several_labels() -> None:
-    network = bert("BertForSequenceClassification", **HEADS_OF_BERT["multi-label classification"][1])
-    model = hf_stitch.swap(
-        network, bert("BertModel", 1), DATA.take(20), encoder_layer="encoder.layer.1", target_layer=BERT, progress=False
-    )
-    assert (model.task, model.config.problem_type) == ("text-classification", "multi_label_classification")
-
-
 # -- modules of torch and timm -----------------------------------------------------------------------------------------
 def test_modules_with_a_single_output_are_no_classifiers() -> None:
     images = torch.randn(60, 3, 8, 8)
@@ -226,22 +174,17 @@ def test_modules_with_a_single_output_are_no_classifiers() -> None:
     )
     of_timm = hf_stitch.load(timm.create_model("resnet10t", num_classes=1, channels=(8, 8, 8, 8)).eval())
     for net in (*own, texts, of_timm):
-        assert net.task is None
-        for task in TASKS[:2]:
+        assert net.task == task_of(net, "auto") == "regression"
+        for task in ("image-classification", "text-classification"):
             with pytest.raises(ValueError, match=r"at least 2 classes\), but \w+ outputs \(2, 1\): leave out task"):
                 task_of(net, task)
-    with pytest.raises(ValueError, match=r"needs logits \(samples, tokens, vocabulary\) for token ids \(2, 3\)"):
+    with pytest.raises(ValueError, match="task='text-generation' is not the task of Sequential, whose"):
         task_of(texts, "text-generation")
     with pytest.raises(ValueError, match="at least 2 classes"):
         hf_stitch.stitch(*own, images, source_layer="2", target_layer="2", task="image-classification")
     data = Samples.of(list(images), label=[i % 2 for i in range(60)])
-    with pytest.warns(UserWarning, match="labels of the data are not used: a model without a head"):
-        model = hf_stitch.stitch(*own, data, source_layer="2", target_layer="2", progress=False)
+    model = hf_stitch.stitch(*own, data, source_layer="2", target_layer="2", progress=False)
     assert model.evaluation is not None and "accuracy" not in model.evaluation.scores["stitched"]
-    with pytest.raises(ValueError, match="has a head for regression"):  # as artefacts of earlier versions have it
-        hf_stitch.evaluate(joined(own[0], "image-classification", "2"), data, target=own[0], progress=False)
-    with pytest.raises(ValueError, match="has a head for regression"):
-        TaskLoss(max_steps=1, labels="hard").fit(joined(own[0], "image-classification", "2"), data, progress=False)
 
 
 def test_a_new_head_needs_two_classes() -> None:

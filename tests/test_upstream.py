@@ -18,7 +18,6 @@ from typing import Any
 
 import accelerate
 import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 import safetensors.torch
@@ -274,7 +273,7 @@ CONFIGS = [
          "hf_stitch/adapters/libraries/transformers.py, _interface"),
     fact("configs have id2label, by default LABEL_0",
          lambda: hf.BertConfig().id2label == {0: "LABEL_0", 1: "LABEL_1"},
-         "hf_stitch/analysis/classes.py, _names_of, and analysis/scoring.py, _classes"),
+         "hf_stitch/data/classes.py, _names_of, and scoring/halves.py, _classes"),
     fact("configs have problem_type, by these names",
          lambda: hf.BertConfig().problem_type is None
          and all(f'"{name}"' in source(hf.BertForSequenceClassification)
@@ -537,21 +536,6 @@ SENTENCES = [
 
 
 # -- huggingface_hub, datasets ----------------------------------------------------------------------------------------
-def offline_at_once() -> bool:
-    """Nothing is sent once the constant is set, also by libraries that have asked before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        ask = huggingface_hub.get_session().head
-        refused = refuses(huggingface_hub.errors.OfflineModeIsEnabled, ask, "http://127.0.0.1:9")
-        return refused and huggingface_hub.is_offline_mode() and hf.utils.hub.is_offline_mode()
-
-
-def offline_of_datasets() -> bool:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        return refuses(ConnectionError, datasets.utils.file_utils._raise_if_offline_mode_is_enabled)
-
-
 def files_of_images() -> Any:
     from datasets.table import embed_table_storage
     from PIL import Image
@@ -566,9 +550,6 @@ def lines() -> Any:
 
 
 DATA = [
-    fact("the constant HF_HUB_OFFLINE is read at each request", offline_at_once,
-         "hf_stitch/hub.py, _unreachable and _Offline"),
-    fact("datasets has a copy of HF_HUB_OFFLINE", offline_of_datasets, "hf_stitch/hub.py, _Offline"),
     fact("a data set with a transform has the format custom",
          lambda: lines().with_transform(dict).format["type"] == "custom", "hf_stitch/data/tables.py, Stored"),
     fact("dtypes of columns have these names",

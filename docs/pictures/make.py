@@ -1,4 +1,4 @@
-"""Make the pictures of README and how-tos, and the transcript: small trained networks, a terminal, a real browser.
+"""Make the pictures and the transcript of the documentation: small trained networks, a terminal, a real browser.
 
     python docs/pictures/make.py
 

@@ -211,7 +211,7 @@ class Adapter(ABC):
     @property
     @abstractmethod
     def task(self) -> str | None:
-        """Task of the head: ``image-classification``, ``text-classification``, ``text-generation`` or ``None``."""
+        """Task of the head, a name in ``hf_stitch.registries.tasks``; ``None`` without a head."""
 
     def check_lengths(self, samples: Samples) -> None:  # noqa: B027
         """Check before any work that the network takes all texts, if it reads them with another tokenizer."""

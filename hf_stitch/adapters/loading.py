@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
+from hf_stitch.options import Constraint, check
 from hf_stitch.reference import FUNCTION, ModelReference
 from hf_stitch.registry import most_special, registries
 from hf_stitch.storage.files import reading
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def load(
@@ -67,10 +65,9 @@ def load(
         TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
             any option is given with an adapter. If the processor cannot be called.
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
-            cached and the Hub may not be contacted.
+            cached and the Hub cannot be reached, or may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
-        ConnectionError: If the Hub is not available, or the connection broke. Where it cannot be reached at all, a
-            model is taken from the cache, or this is raised at once.
+        ConnectionError: If the Hub is not available, or the connection broke.
 
     Example:
         >>> import hf_stitch
@@ -97,17 +94,14 @@ def load(
         _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
         kind = registries.adapters.get(reference.library)
-        untrained = reference.library == "timm" and options.get("pretrained") is False
-        here = reference.is_local or untrained or options.get("local_files_only")
-        with nullcontext() if here else hub.without_waiting(f"{reference} could not be loaded"):
-            files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
-            try:
-                with reading(files):
-                    loaded: Adapter = kind.load(reference, **given, **options)
-            except Exception as error:
-                if (found := _explained(reference, options, error)) is None:
-                    raise
-                raise found from error
+        files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
+        try:
+            with reading(files):
+                loaded: Adapter = kind.load(reference, **given, **options)
+        except Exception as error:
+            if (found := _explained(reference, options, error)) is None:
+                raise
+            raise found from error
         return loaded
     if options:
         raise TypeError(
@@ -184,18 +178,30 @@ def _check_no_file(name: str) -> None:
         )
 
 
-def _mistaken(model: Any) -> str | None:
-    """Return a message for what is often passed in place of a network; ``None`` for other objects."""
-    from torch import Tensor
+class Loadable(Constraint):
+    """What :func:`load` takes."""
 
-    if isinstance(model, type):
-        return f"model must be a network, got the class {model.__name__}: pass an instance, with its weights"
-    if isinstance(model, Mapping) and model and all(isinstance(value, Tensor) for value in model.values()):
-        return (
-            f"model must be a network, got a state dict of {len(model)} tensors: load it into its network, "
-            "net.load_state_dict(state), and pass that"
-        )
-    return None
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is a name, an adapter, or a network that an adapter serves."""
+        known = isinstance(value, str | os.PathLike | nn.Module | Adapter)
+        return known or any(kind.serves(value) for kind in registries.adapters.usable())
+
+    def __str__(self) -> str:
+        """All kinds of networks."""
+        names = ", ".join(kind.library for kind in registries.adapters.usable())
+        return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
+
+    def hint(self, value: Any) -> str:
+        """Say what to do about a class or a state dict."""
+        if isinstance(value, type):
+            return "pass an instance, with its weights"
+        if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values()):
+            return "of a state dict, load the weights into a network, net.load_state_dict(state), and pass that"
+        return ""
+
+
+NetworkLike = Annotated[str | nn.Module | Adapter, Loadable()]
+"""A network, in any form that :func:`load` takes."""
 
 
 def _is_damaged(file: Path) -> bool:
@@ -211,20 +217,13 @@ def _serving(model: Any) -> type[Adapter]:
 
     A class that extends another one that also serves the network takes precedence over it.
     """
-    kinds = list(registries.adapters.usable())
-    serving = [kind for kind in kinds if kind.serves(model)]
+    check(NetworkLike, model=model)
+    serving = [kind for kind in registries.adapters.usable() if kind.serves(model)]
     chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
-    if len(chosen) != 1:
+    if len(chosen) > 1:
+        names = ", ".join(kind.library for kind in chosen)
         what = f"{type(model).__module__}.{type(model).__name__}"
-        names = ", ".join(kind.library for kind in (chosen or kinds))
-        if not chosen and (mistaken := _mistaken(model)):
-            raise TypeError(mistaken)
-        raise TypeError(
-            f"several adapters serve objects of type {what}: {names}; uninstall all but one"
-            if chosen
-            else f"model must be a name, an nn.Module, or a network of a library that has an adapter ({names}), got an "
-            f"object of type {what}"
-        )
+        raise TypeError(f"several adapters serve objects of type {what}: {names}; uninstall all but one")
     return chosen[0]
 
 
@@ -252,9 +251,6 @@ def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Ad
 
 LABELS = ("id2label", "label2id")
 
-CLASSES, PIXELS = 2**15, 2**24
-"""Largest number of classes, and of values of one image, that a record may set: memory is used for them at once."""
-
 
 def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
     """Load the network of a record, which may come from an untrusted source.
@@ -269,7 +265,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
 
     Raises:
         ValueError: If the record sets an option that is not in ``trusted_options`` of the adapter, or whose value may
-            be a path, code to download or an enormous size, and the user does not pass the same option.
+            be a path or code to download, and the user does not pass the same option.
         OSError: If the network does not exist.
 
     Example:
@@ -278,12 +274,18 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
         Traceback (most recent call last):
         ValueError: the record of timm:resnet10t sets the loading option checkpoint_path='weights.pth', ...
     """
+    from hf_stitch.adapters.libraries.rebuilding import is_installed
+
     trusted = registries.adapters.get(reference.library).trusted_options
     foreign = [
         name
         for name, value in reference.kwargs.items()
         if name not in options
-        and (name not in trusted or ("/" in str(value) and name not in LABELS) or not _is_harmless(name, value))
+        and (
+            name not in trusted
+            or ("/" in str(value) and name not in LABELS)
+            or (name.endswith("attn_implementation") and not is_installed(value))
+        )
     ]
     if foreign:
         raise ValueError(
@@ -291,30 +293,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
             f"{', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}, which a record may not set on its own: "
             "pass the option yourself if you trust it"
         )
-    _check_pixels({**reference.kwargs, **dict.fromkeys(options)}, reference)
     return load(str(reference), task=reference.task, **{**reference.kwargs, **options})
-
-
-def _is_harmless(name: str, value: Any) -> bool:
-    """Return whether a loading option neither downloads code nor takes much memory; images are checked as a whole."""
-    from hf_stitch.adapters.libraries.rebuilding import is_installed
-
-    if name.endswith("attn_implementation"):
-        return is_installed(value)
-    if name in LABELS:
-        return isinstance(value, dict) and len(value) <= CLASSES
-    return name not in ("num_classes", "num_labels") or (type(value) is int and 0 <= value <= CLASSES)
-
-
-def _check_pixels(options: Mapping[str, Any], reference: ModelReference) -> None:
-    """Raise an error if the options of a record describe an image that no network takes."""
-    channels, sides = options.get("in_chans"), options.get("img_size", options.get("image_size"))
-    shape = [3 if channels is None else channels, *(sides if isinstance(sides, list) else [sides or 1] * 2)]
-    if not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > PIXELS:
-        raise ValueError(
-            f"the record of {reference} describes images of the shape {shape}; expected positive whole numbers and at "
-            f"most {PIXELS} values: pass in_chans= and img_size= or image_size= yourself if you trust it"
-        )
 
 
 def unwrap(module: Any) -> Any:
@@ -334,8 +313,6 @@ def unwrap(module: Any) -> Any:
         >>> unwrap(torch.compile(net)) is net
         True
     """
-    import torch
-
     if isinstance(module, torch._dynamo.OptimizedModule):
         return unwrap(module._orig_mod)
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):

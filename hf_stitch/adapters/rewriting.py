@@ -6,10 +6,11 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_stitch.options import Configured
 from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
 
@@ -24,15 +25,13 @@ REWRITES = "rewrites"
 
 
 @dataclasses.dataclass(frozen=True)
-class Rewrite(ABC):
+class Rewrite(Configured, ABC):
     """Base class of rewrites: frozen dataclasses that exchange modules of a network for others.
 
-    The fields of a rewrite are its options, which are JSON values and which ``__post_init__`` validates and converts
-    (JSON has lists, but no tuples). :func:`rewrite` applies a rewrite and records it: the blueprint of the network then
-    contains it, and a stitched model with a half of this network can be saved and loaded.
-
-    Attributes:
-        name: Name in the registry of rewrites.
+    The fields of a rewrite are its options, which are JSON values, checked against their annotations
+    (:class:`hf_stitch.options.Configured`); JSON has lists, but no tuples. :func:`rewrite` applies a rewrite and
+    records it: the blueprint of the network then contains it, and a stitched model with a half of this network can be
+    saved and loaded.
 
     Example:
         >>> from dataclasses import dataclass
@@ -50,8 +49,6 @@ class Rewrite(ABC):
         (Identity(), [{'name': 'without_dropout'}])
     """
 
-    name: ClassVar[str]
-
     @abstractmethod
     def apply(self, model: nn.Module) -> None:
         """Exchange modules of a network in place.
@@ -66,10 +63,6 @@ class Rewrite(ABC):
         Raises:
             ValueError: If the network has nothing to rewrite, or the options do not fit it.
         """
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values, for ``registries.rewrites.build``."""
-        return {"name": self.name, **dataclasses.asdict(self)}
 
 
 def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None:

@@ -1,23 +1,19 @@
-"""Building a network from an untrusted config without weights, at a bounded cost."""
+"""Building a network from an untrusted config without weights, and comparing networks with what they are built from."""
 
 from __future__ import annotations
 
-import ctypes
 import dis
 import inspect
 import sys
-import threading
-import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,18 +23,9 @@ from hf_stitch.adapters.pins import Pins, attributes_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import Settings
 
-ROOM = 2**26
-"""Maximum number of bytes of live tensors while building; further tensors are put on the meta device."""
-
-SMALL = 2**10
-"""Tensors up to this many bytes are not counted, because constructors read values from them (drop rates per layer)."""
-
-SECONDS, PER_SECOND = 5, 2**24
-"""CPU time for building in seconds, and number of bytes of weights that allow one second more.
-
-The networks of timm and transformers that take longest need a quarter of it.
-"""
-
+ROOM, SMALL = 2**26, 2**10
+"""Bytes of the largest tensor that is computed while building; and of those that may have values although nothing was
+written into them, because constructors read them (drop rates per layer)."""
 
 NOT_SET = ...
 """Value of an attribute that a module does not have."""
@@ -56,23 +43,13 @@ MOST_NAMED = 4
 """Number of differences between a network and its record that an error names."""
 
 
-class TooCostlyError(ValueError):
-    """Raised when a config describes a network that takes longer to build than its weights explain."""
-
-    def __str__(self) -> str:
-        """Return the message; the class is raised without arguments in a thread that runs."""
-        return "the config describes a network that takes longer to build than any network with so few weights"
-
-
 @contextmanager
-def weightless(size: int = 0) -> Iterator[None]:
-    """Build networks without weights: without memory for them, without network access, and in a limited time.
+def weightless() -> Iterator[None]:
+    """Build networks without weights: without memory for them, without network access or programs.
 
-    Tensors without values, and further ones once they exceed 64 MiB, are on the meta device. The limit of CPU time,
-    without imports, grows with the size of the weights. The state of the random number generator does not change.
+    Tensors without values are on the meta device. The state of the random number generator does not change.
     """
-    seconds = SECONDS + size / PER_SECOND
-    with sealed(), _at_most(seconds), torch.random.fork_rng(devices=[]), _WithoutMemory():
+    with sealed(), torch.random.fork_rng(devices=[]), _WithoutMemory():
         yield
 
 
@@ -95,7 +72,7 @@ def differences(model: nn.Module, weights: Mapping[str, Tensor], skeleton: nn.Mo
 def changed_by_hand(model: nn.Module, build: Callable[[], nn.Module]) -> tuple[Settings, Settings] | None:
     """Compare a network with the one that its record gives, as :func:`changed` does, if that can be built."""
     try:
-        with weightless(sum(tensor.nbytes for tensor in model.state_dict().values())):
+        with weightless():
             skeleton = build()
     except Exception:  # user code, or what its library cannot build: saving it whole raises the error
         return None
@@ -266,12 +243,10 @@ def _kind(module: nn.Module) -> str:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Runs an operation on the meta device if its result has no values, or if there is no memory left for it."""
+    """Runs an operation on the meta device if its result has no values, or is larger than any computed one.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.filled, self.full = 0, False
-        self.made: list[tuple[StorageWeakRef, int]] = []
+    A mode concerns one thread only, in contrast to ``accelerate.init_empty_weights``, which changes ``nn.Module``.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
@@ -283,29 +258,9 @@ class _WithoutMemory(TorchDispatchMode):
             planned = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
         except (NotImplementedError, RuntimeError):  # depends on values
             return func(*args, **(kwargs or {}))
-        if mixed:
-            return planned
         size = 0 if _is_view(func) else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
-        if size <= SMALL:
-            return func(*args, **(kwargs or {}))
-        if func.overloadpacket is torch.ops.aten.empty or not self._room(size):
-            return planned
-        result = func(*args, **(kwargs or {}))
-        self.filled += size
-        self.made += [
-            (StorageWeakRef(leaf.untyped_storage()), _size(leaf))
-            for leaf in _pytree.tree_leaves(result)
-            if isinstance(leaf, Tensor)
-        ]
-        return result
-
-    def _room(self, size: int) -> bool:
-        """Return whether this many bytes fit, after subtracting tensors that have been freed."""
-        if size <= ROOM < self.filled + size and not self.full:
-            there = [(memory, each) for memory, each in self.made if not memory.expired()]
-            self.full = len(there) == len(self.made) > 0  # permanently, to avoid a long scan each time
-            self.made, self.filled = there, sum(each for _, each in there)
-        return self.filled + size <= ROOM
+        without = size > SMALL and func.overloadpacket is torch.ops.aten.empty
+        return planned if mixed or without or size > ROOM else func(*args, **(kwargs or {}))
 
 
 def _is_view(func: Any) -> bool:
@@ -323,53 +278,3 @@ def _device(func: Any) -> dict[str, Any]:
 
 def _size(leaf: Any) -> int:
     return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Stop this thread with an error in the body of the ``with`` statement after this much CPU time without imports.
-
-    No list of fields could do this: constructors repeat layers and compute tables in loops over many sizes.
-    """
-    thread, over = ctypes.c_ulong(threading.get_ident()), threading.Event()
-    clock = _clock_of(threading.get_ident())
-
-    def watch() -> None:
-        before, spent = clock(), 0.0
-        while not over.wait(0.05):
-            now = clock()
-            if not _is_importing(thread.value):
-                spent += now - before
-                if spent > seconds:  # repeatedly, because a library may catch the error and go on
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TooCostlyError))
-            before = now
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        try:
-            over.set()
-        finally:  # again, if the error arrived in the line above
-            with suppress(TooCostlyError):  # one that arrives only now: the body has ended
-                over.set()
-                watcher.join()
-                over.is_set()  # errors arrive when a function is called
-
-
-def _is_importing(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _clock_of(thread: int) -> Callable[[], float]:
-    """Return a function that reads the CPU time of a thread, or else the time."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return time.monotonic
-    clock = time.pthread_getcpuclockid(thread)
-    return lambda: time.clock_gettime(clock)

@@ -14,7 +14,7 @@ from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.permutation import PermutationTestResult, permutation_test
 from hf_stitch.analysis.planning import Plan
-from hf_stitch.analysis.scoring import Score
+from hf_stitch.scoring.measured import Score
 
 __all__ = [
     "Activations",

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
+from hf_stitch.options import did_you_mean
 from hf_stitch.processes import Processes
-from hf_stitch.registry import did_you_mean
-from hf_stitch.representation import POOLINGS, Pooling, Representation, pooling_from_1
+from hf_stitch.representation import POOLINGS, Pooling, Representation
 from hf_stitch.resources import sized
 from hf_stitch.storage.files import decoding, digest, write_whole
 from hf_stitch.storage.folders import load_whole, replacing
@@ -197,7 +197,6 @@ class Activations:
         read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         with decoding(path):
             values, about = read(path)
-            about = pooling_from_1(about)
             found = ids if ids is not None else about.get("ids")
             if found is None:
                 raise ValueError(f"{path} has no ids, which identify the samples; pass ids=")

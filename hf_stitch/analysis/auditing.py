@@ -11,11 +11,10 @@ import numpy as np
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.tasks.base import HIGHER
+from hf_stitch.scoring.measured import Score
 from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
@@ -73,7 +72,8 @@ class Audit(Result):
     def figure(self) -> str:
         """Name of the figure on which :attr:`is_accurate` is based."""
         scores = self.evaluation.scores["stitched"]
-        return next(figure for figure in task_named(self.evaluation.task).figures if figure in scores)
+        figures = [figure for figure in task_named(self.evaluation.task).compared if figure in scores]
+        return next((figure for figure in figures if not np.isnan(scores[figure].value)), figures[0])
 
     @property
     def is_accurate(self) -> bool:
@@ -83,7 +83,7 @@ class Audit(Result):
         """
         scores = {who: row[self.figure] for who, row in self.evaluation.scores.items()}
         own, rivals = scores["stitched"], [scores[who].value for who in ("mean_only", "chance")]
-        if self.figure not in HIGHER:
+        if not task_named(self.evaluation.task).figures[self.figure]:
             return own.value <= 1 / self.min_relative_accuracy and own.high < min(rivals)
         return own.value >= self.min_relative_accuracy and own.low > max(rivals)
 

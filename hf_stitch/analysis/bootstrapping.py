@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from hf_stitch.analysis.resampling import Array, Places, check_count, chosen_metric, rows_by_sample
+from hf_stitch.analysis.resampling import (
+    Array,
+    Places,
+    SampleMoments,
+    SampleRows,
+    chosen_metric,
+    rows_by_sample,
+)
 from hf_stitch.metrics._rows import Rows, paired
-from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
+from hf_stitch.metrics.base import ActivationMetric, Metric
+from hf_stitch.options import Natural, Several, Within, checked
 from hf_stitch.results import Result
-from hf_stitch.statistics import Moments
 
 if TYPE_CHECKING:
     import pandas
@@ -86,15 +93,16 @@ class ConfidenceInterval(Result):
 
 
 @torch.no_grad()
+@checked
 def bootstrap(
     metric: str | Metric | type[Metric],
     x: Rows,
     y: Rows,
     *,
     samples: Sequence[Any] | ArrayLike | Tensor | None = None,
-    resamples: int = 200,
-    seed: int = 0,
-    confidence: float = 0.95,
+    resamples: Several = 200,
+    seed: Natural = 0,
+    confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95,
     **options: Any,
 ) -> ConfidenceInterval:
     """Compute a metric with a confidence interval by a half-sample bootstrap.
@@ -136,9 +144,6 @@ def bootstrap(
         True
     """
     chosen = chosen_metric(metric, options)
-    check_count("resamples", resamples)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:
@@ -157,33 +162,14 @@ def bootstrap(
 def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
     """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
     if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
-        return _from_blocks(metric, x, y, groups)  # type: ignore[arg-type]
+        moments = SampleMoments(SampleRows(x, groups), SampleRows(y, groups))
+        return lambda chosen: metric.from_moments(moments.of(chosen))  # type: ignore[attr-defined]
 
     def from_rows(chosen: Places) -> float:
         rows = torch.from_numpy(np.sort(np.concatenate([groups[i] for i in chosen]))).to(x.device)
         return metric.function(x[rows], y[rows], **metric.options).item()
 
     return from_rows
-
-
-def _from_blocks(metric: MomentsMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
-    dx, mean = x.shape[1], torch.cat([x.mean(0), y.mean(0)])
-    # Centring all blocks on the overall mean, which is close to the mean of any half, keeps their sums accurate.
-    rows = torch.cat([x, y], 1) - mean
-    blocks = [rows[torch.from_numpy(places).to(x.device)] for places in groups]
-    counts = torch.tensor([len(block) for block in blocks])
-    sums = torch.stack([block.sum(0) for block in blocks])
-    squares = torch.stack([block.T @ block for block in blocks])
-
-    def value(chosen: Places) -> float:
-        which = torch.from_numpy(chosen).to(x.device)
-        n, total = counts[torch.from_numpy(chosen)].sum(), sums[which].sum(0)
-        scatter = squares[which].sum(0) - torch.outer(total, total) / n
-        means = mean + total / n
-        parts = (scatter[:dx, :dx], scatter[dx:, dx:], scatter[:dx, dx:])
-        return metric.from_moments(Moments.of(int(n), means[:dx], means[dx:], *parts))
-
-    return value
 
 
 def _scored(metric: ActivationMetric, score: Callable[[Places], float], halves: Iterator[Places]) -> Iterator[float]:

@@ -10,7 +10,8 @@ import numpy as np
 from hf_stitch.analysis.evaluation import Example
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.tasks.base import Answers, Array
+from hf_stitch.tasks.base import Answers, Task
+from hf_stitch.tasks.classification import named
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
@@ -27,42 +28,26 @@ def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict
     classes = (predicted[who]["class"].astype(int).tolist() for who in ("target", "stitched"))
     found: dict[str, dict[str, int]] = {}
     for (target, own), count in sorted(Counter(zip(*classes, strict=True)).items()):
-        row = found.setdefault(_name(target, names), {})  # several classes may have one name
-        row[_name(own, names)] = row.get(_name(own, names), 0) + count
+        row = found.setdefault(named(target, names), {})  # several classes may have one name
+        row[named(own, names)] = row.get(named(own, names), 0) + count
     return found
 
 
 def differing(
-    predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
+    task: Task, predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
 ) -> tuple[Example, ...]:
     """Find the samples on which the stitched model and the target differ most."""
     if not count:
         return ()
     own, target = predicted["stitched"], predicted["target"]
-    language = "tokens" in own
-    losses = {who: _per_token(predicted[who]) for who in ("stitched", "target")} if language else {}
-    distance = np.abs(losses["stitched"] - losses["target"]) if language else own["distance"]
+    distance = task.apart(own, target)
     order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
     chosen = samples.select(order)
     (batch,) = chosen.batches(len(order))
-
-    def text(who: str, place: int) -> str:
-        return f"{losses[who][place]:.3f} nats per token" if language else _name(predicted[who]["class"][place], names)
-
-    labels = target.get("label")
     return tuple(
         Example(
-            str(chosen.ids[number]), float(distance[place]), text("stitched", place), text("target", place),
-            None if labels is None else _name(labels[place], names), batch.samples[number],
+            str(chosen.ids[number]), float(distance[place]), task.shown(own, place, names),
+            task.shown(target, place, names), task.label_shown(target, place, names), batch.samples[number],
         )
         for number, place in enumerate(order)
     )  # fmt: skip
-
-
-def _per_token(answers: Answers) -> Array:
-    tokens = answers["tokens"]
-    return np.divide(answers["cross_entropy"], tokens, out=np.zeros_like(tokens), where=tokens > 0)
-
-
-def _name(number: float, names: Mapping[int, str]) -> str:
-    return str(names.get(int(number), int(number)))

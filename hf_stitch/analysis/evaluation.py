@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas

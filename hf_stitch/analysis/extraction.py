@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
+from hf_stitch.adapters.recording import record
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.caching.layers import LayerCache, Recorded
-from hf_stitch.data import Samples
-from hf_stitch.data.samples import Batch
-from hf_stitch.processes import Processes
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation, concatenate
-from hf_stitch.resources import check_fits
+from hf_stitch.analysis.caching import LayerCache, Recorded
+from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_per_sample
+from hf_stitch.data import Batch, Samples
+from hf_stitch.options import checked
+from hf_stitch.representation import Pooling, Representation
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.storage.cache import Cache
 
 
-@torch.no_grad()
+@checked
 def extract_activations(
     model: str | nn.Module | Adapter,
     data: Any,
@@ -63,25 +62,24 @@ def extract_activations(
             into memory, or the code of a network cannot be read (TorchScript) and there is a cache.
 
     Example:
-        >>> import hf_stitch
+        >>> import hf_stitch, torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
-    check_choice("pooling", pooling, POOLINGS)
     if not isinstance(cache, bool | str | Path) or cache == "":
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     with Run.of(extract_activations, options, ("batch_size", "progress", "accelerator")) as run:
-        processes, batch_size = run.processes, run.batch_size
+        processes = run.processes
         adapter = load_on(model, processes.device)
         samples = Samples.of(data)
-        start, stop = processes.part(len(samples), batch_size)
-        share = samples if processes.count == 1 else samples.select(range(start, stop))
+        if run.planning:
+            return _planned(adapter, samples, tuple(layers or adapter.candidates), pooling, run)
         kept = None
         if cache is not False and processes.rank == 0:
             folder = None if cache is True else Path(cache)
-            kept = LayerCache(Cache(folder), adapter, samples, pooling, _batches(len(samples), batch_size, processes))
+            kept = LayerCache(Cache(folder), adapter, samples, pooling, _batches(len(samples), run))
         if layers is not None:
             names = list(dict.fromkeys(layers))
         elif cache is False:
@@ -92,8 +90,7 @@ def extract_activations(
         if cache is not False:
             found = processes.agree({} if kept is None else kept.read(names))
         if missing := [name for name in names if name not in found]:
-            batches = processes.watched(share.batches(batch_size, run.shown("recording")))
-            recorded = _record(adapter, batches, missing, pooling, processes, len(samples))
+            recorded = _record(adapter, samples, missing, pooling, run)
             if kept is not None:
                 kept.write(recorded)
             found |= recorded
@@ -103,42 +100,52 @@ def extract_activations(
     return Activations(values, samples.ids, pooling, next(masks, None), grids)
 
 
-def _batches(count: int, batch_size: int, processes: Processes) -> str:
+def _batches(count: int, run: Run) -> str:
     """Return what decides which samples share a forward: batches, or processes that have less than one each."""
-    whole = -(-count // batch_size) >= processes.count
-    return f"of {min(batch_size, count)}" if whole else f"in {processes.count} processes"
+    whole = -(-count // run.batch_size) >= run.processes.count
+    return f"of {min(run.batch_size, count)}" if whole else f"in {run.processes.count} processes"
 
 
 def _record(
-    adapter: Adapter, batches: Iterable[Batch], names: Sequence[str], pooling: Pooling, processes: Processes, count: int
+    adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run
 ) -> dict[str, Recorded]:
-    """Run the network on the samples of this process, and return the activations of all processes."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    masks: dict[str, list[Tensor]] = {name: [] for name in names}
+    """Run the network on the samples."""
     grids: dict[str, tuple[int, int]] = {}
+    read = partial(_read, adapter, names, pooling, grids)
+    what = f"the activations of {len(names)} layers on {len(samples):,} samples"
+    instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
+    found = record(samples, run, "recording", read, what, instead)
+    return {name: Recorded(found[name, "values"], found.get((name, "mask")), grids.get(name)) for name in names}
 
-    def keep(name: str, representation: Representation) -> None:
+
+def _read(
+    adapter: Adapter, names: Sequence[str], pooling: Pooling, grids: dict[str, tuple[int, int]], batch: Batch
+) -> dict[tuple[str, str], Tensor]:
+    """Return values and masks of a batch, and keep the grids."""
+    found: dict[tuple[str, str], Tensor] = {}
+
+    def keep(name: str, representation: Representation) -> None:  # copies: the network may overwrite its values
         if pooling != "none" or representation.layout == "bd":
-            parts[name].append(representation.rows(pooling).to("cpu", copy=True))
+            found[name, "values"] = representation.rows(pooling).to("cpu", copy=True)
             return
         representation.check_padding_known(pooling)
-        parts[name].append(representation.positions().to("cpu", copy=True))
+        found[name, "values"] = representation.positions().to("cpu", copy=True)
         if representation.grid is not None:
             grids[name] = representation.grid
         if representation.mask is not None:
-            masks[name].append(representation.mask[:, representation.prefix_tokens :].cpu())
+            found[name, "mask"] = representation.mask[:, representation.prefix_tokens :].to("cpu", copy=True)
 
-    for number, batch in enumerate(batches):
-        adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
-        if not number:
-            size = sum(own[0].nbytes for own in parts.values()) * count // len(batch.samples)
-            instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
-            check_fits(
-                f"the activations of {len(names)} layers on {count:,} samples", size, torch.device("cpu"), instead
-            )
-    found = {}
-    for name in names:
-        values = concatenate([part for own in processes.gather(parts.pop(name)) for part in own])
-        real = [mask for own in processes.gather(masks.pop(name)) for mask in own]
-        found[name] = Recorded(values, concatenate(real) if real else None, grids.get(name))
+    adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
     return found
+
+
+def _planned(adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run) -> Any:
+    """Record one batch, and extrapolate."""
+    count, found = len(samples), list[dict[tuple[str, str], Tensor]]()
+    seconds = seconds_per_sample(
+        lambda batch: found.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device
+    )
+    size = sum(values.nbytes for values in found[0].values()) * count // min(run.batch_size, count)
+    memory = {NETWORKS: bytes_of_weights(adapter.model), "activations": size}
+    job = f"extract_activations, {len(names)} layers, {count} samples"
+    return Plan.of(job, {"recording": count * seconds}, memory, {}, adapter.device, run)

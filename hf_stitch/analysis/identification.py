@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_stitch.analysis.scoring import Score
+from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas
@@ -77,6 +78,7 @@ class Identification(Result):
         """Return the accuracy along an axis, e.g. ``identification["a"]``."""
         return self.scores[axis]
 
+    @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
         """Return what was found for each layer.
 
@@ -92,6 +94,7 @@ class Identification(Result):
         others = np.where(self.candidates[axis] > 0, "miss", "undefined")
         return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
 
+    @checked
     def favourite(self, axis: Axis) -> tuple[str, float]:
         """Return the candidate that is found most often.
 
@@ -132,11 +135,20 @@ class Identification(Result):
         Returns:
             The matplotlib figure, with a frame around the corresponding layers.
         """
-        from hf_stitch.plots import confusion
+        from hf_stitch.plots import heatmaps
 
-        return confusion(
-            {f"{title}: {self.scores[axis]}": self.winners[axis] for axis, title in AXES.items()},
-            self.layers, row_title="layer", column_title="most similar layer", label="share of the pairs of networks",
+        with np.errstate(invalid="ignore"):  # of a layer that nothing was taken for
+            shares = {axis: self.winners[axis] / self.winners[axis].sum(1, keepdims=True) for axis in AXES}
+        return heatmaps(
+            [
+                {
+                    "values": shares[axis], "row_labels": self.layers, "column_labels": self.layers,
+                    "low": 0, "high": 1, "title": f"{title}: {self.scores[axis]}", "row_title": "layer",
+                    "column_title": "most similar layer", "label": "share of the pairs of networks",
+                    "marked": np.eye(len(self.layers)),
+                }
+                for axis, title in AXES.items()
+            ]
         )  # fmt: skip
 
     def __rich__(self) -> Table:

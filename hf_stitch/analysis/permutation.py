@@ -14,11 +14,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from hf_stitch.analysis.resampling import Array, Places, check_count, chosen_metric, rows_by_sample
+from hf_stitch.analysis.resampling import Array, Places, chosen_metric, rows_by_sample
+from hf_stitch.metrics._cka import debiased_from
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
+from hf_stitch.options import Natural, Several, checked
 from hf_stitch.results import Result
-from hf_stitch.statistics import DebiasedMoments, Moments
+from hf_stitch.statistics import Moments
 
 if TYPE_CHECKING:
     import pandas
@@ -123,14 +125,15 @@ class PermutationTestResult(Result):
 
 
 @torch.no_grad()
+@checked
 def permutation_test(
     metric: str | Metric | type[Metric],
     x: Rows,
     y: Rows,
     *,
     samples: Sequence[Any] | ArrayLike | Tensor | None = None,
-    permutations: int = 200,
-    seed: int = 0,
+    permutations: Several = 200,
+    seed: Natural = 0,
     **options: Any,
 ) -> PermutationTestResult:
     """Compare a similarity with its values after permuting the samples of ``y`` at random.
@@ -166,7 +169,6 @@ def permutation_test(
         (1.0, 0.01, 1.0)
     """
     chosen = chosen_metric(metric, options)
-    check_count("permutations", permutations)
     x, y = paired(chosen.name, x, y)
     groups = rows_by_sample(samples, len(x))
     exchangeable = _exchangeable(groups)
@@ -205,21 +207,16 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
 
 def pairing(metric: ActivationMetric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
     """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once."""
-    debiased = metric.statistic == "debiased"
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
         return lambda order: metric.function(x, y[order], **metric.options).item()
-    kept = DebiasedMoments(x.shape[1], y.shape[1], x.device).update(x, y)
+    kept = Moments(x.shape[1], y.shape[1], x.device).update(x, y)
     x, y = x - kept.mean_x, y - kept.mean_y
 
-    def from_moments(order: Tensor) -> float:
-        parts = (kept.mean_x, kept.mean_y, kept.sxx, kept.syy)
-        return metric.from_moments(Moments.of(kept.n, *parts, x.T @ y[order]))
-
-    def from_debiased(order: Tensor) -> float:
+    def score(order: Tensor) -> float:
         other = y[order]
-        k = torch.stack([x.square().sum(1), other.square().sum(1)])
-        moments = DebiasedMoments.of(kept.n, kept.mean_x, kept.mean_y, kept.sxx, kept.syy, x.T @ other)
-        moments.kz, moments.kk = k @ torch.cat([x, other], 1), k @ k.T
-        return metric.from_debiased(moments)  # type: ignore[attr-defined]
+        moments = Moments.of(kept.n, kept.mean_x, kept.mean_y, kept.sxx, kept.syy, x.T @ other)
+        if metric.statistic != "debiased":
+            return metric.from_moments(moments)
+        return debiased_from(moments, torch.stack([x.square().sum(1), other.square().sum(1)]))
 
-    return from_debiased if debiased else from_moments
+    return score

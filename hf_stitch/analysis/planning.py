@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from hf_stitch.resources import sized
+from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.resources import free_disk, free_memory, seconds_of, sized
 from hf_stitch.results import Result
+from hf_stitch.running import Run
+from hf_stitch.scoring.passing import Scoring
 
 if TYPE_CHECKING:
     import pandas
@@ -53,6 +58,30 @@ class Plan(Result):
     free_disk: int
     processes: int = 1
     left_out: str = ""
+
+    @classmethod
+    def of(
+        cls, job: str, stages: Mapping[str, float], memory: Mapping[str, int], disk: Mapping[str, int],
+        device: torch.device, run: Run, left_out: str = "", **more: Any,
+    ) -> Self:  # fmt: skip
+        """Put together a plan, with what is free on this machine.
+
+        Args:
+            job: As the attribute.
+            stages: As the attribute.
+            memory: As the attribute.
+            disk: As the attribute.
+            device: Where the job takes memory.
+            run: How it runs.
+            left_out: As the attribute.
+            **more: Attributes of a subclass.
+
+        Example:
+            >>> Plan.of("stitch", {"fitting": 1.0}, {}, {}, torch.device("cpu"), Run()).processes
+            1
+        """
+        free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
+        return cls(job, stages, memory, disk, *free, run.processes.count, left_out, **more)
 
     @property
     def seconds(self) -> float:
@@ -111,19 +140,24 @@ def bytes_of_weights(*networks: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes, the second time."""
+def planned_scoring(
+    job: str, scoring: Scoring, samples: PairedSamples, run: Run, *, stages: Mapping[str, float] | None = None,
+    left_out: str,
+) -> Any:  # fmt: skip
+    """Return the plan of a job that scores samples, after other stages; ``Any``, as a job is typed by its result."""
+    seconds, measured = scoring.cost(samples, run)
+    memory = {NETWORKS: bytes_of_weights(*scoring.networks)}
+    vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
+    if size := sum(vectors):
+        memory["vectors"] = len(samples) * size // min(run.batch_size, len(samples))
+    return Plan.of(job, {**(stages or {}), "scoring": seconds}, memory, {}, scoring.device, run, left_out)
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
-    work()
-    wait()
-    start = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - start
+@torch.no_grad()
+def seconds_per_sample(read: Callable[[Batch], object], samples: Samples, run: Run, device: torch.device) -> float:
+    """Measure one batch; return the seconds for each sample of a job, whose samples the processes share."""
+    batch = next(samples.batches(min(run.batch_size, len(samples))))
+    return seconds_of(lambda: read(batch), device) / len(batch.samples) / run.processes.count
 
 
 def speed() -> float:

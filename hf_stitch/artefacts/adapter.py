@@ -179,7 +179,7 @@ class StitchedAdapter(TransformersAdapter):
     def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the model that a :meth:`blueprint` describes."""
         config = StitchConfig.from_dict(dict(blueprint["config"]))
-        return class_for(config.task)(config)
+        return class_for(config)(config)
 
     @classmethod
     def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.preprocess import place_of
-from hf_stitch.tasks.heads import EXCLUDED
+from hf_stitch.tasks.tokens import EXCLUDED
 
 NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.

@@ -19,7 +19,6 @@ from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
-from hf_stitch.tasks.heads import CLASSIFIES, TASKS
 
 T = TypeVar("T", Description, ModelReference)
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -41,11 +40,6 @@ REPORT = "report.html"
 """Page of the evaluation beside a card."""
 
 PREDICTORS = ("stitched", "identity", "mean_only", "source", "target", "chance")
-FIGURES = (
-    "accuracy", "relative_accuracy", "perplexity", "relative_perplexity", "cross_entropy", "agreement", "r2", "cosine",
-    "cka", "knn_overlap",
-)  # fmt: skip
-LESS_IS_BETTER = ("perplexity", "relative_perplexity", "cross_entropy")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
 HELD_OUT = "held-out"
 LISTS = ("tags", "model-index")
@@ -162,7 +156,7 @@ def _by_hand(card: RepoCard) -> dict[str, Any]:
     if found is None:
         return data
     generated, parents, own = found[0], data.get("base_model") or [], {"library_name"}
-    if data.get("pipeline_tag") in TASKS:
+    if data.get("pipeline_tag") in {tag for kind in registries.tasks.usable() for tag in kind.pipelines.values()}:
         own |= {"pipeline_tag"}
     named = [parents] if isinstance(parents, str) else parents
     if all(f"[{id}](https://huggingface.co/{id}" in generated for id in named):
@@ -196,14 +190,14 @@ def _metadata(described: Description, name: str | None, tags: list[str]) -> dict
     if parents:
         data["base_model"] = list(dict.fromkeys(parents))
         data["base_model_relation"] = "merge" if described.whole else "adapter"
-    if described.task in TASKS:
-        data["pipeline_tag"] = described.task
-    if results := _results(described.scores):
+    if pipeline := described.pipeline:
+        data["pipeline_tag"] = pipeline
+    if results := _results(described.scores, described.pipeline):
         data["model-index"] = [{"name": name.split("/")[-1] if name else kind, "results": results}]
     return data
 
 
-def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _results(scores: Mapping[str, Any], pipeline: str) -> list[dict[str, Any]]:
     """Return the scores for the model index: all figures of the model, and the first figure of each baseline."""
     metrics = [
         {
@@ -219,7 +213,7 @@ def _results(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not metrics:
         return []
     dataset = {"type": HELD_OUT, "name": _samples(scores), "args": {"fingerprint": scores["data"]}}
-    return [{"task": {"type": scores["task"]}, "dataset": dataset, "metrics": metrics}]
+    return [{"task": {"type": pipeline or scores["task"]}, "dataset": dataset, "metrics": metrics}]
 
 
 def _papers(described: Description) -> list[Paper]:
@@ -259,25 +253,25 @@ def _headline(scores: Mapping[str, Any]) -> str:
     if not table.get("stitched"):
         return ""
     figure = next(iter(table["stitched"]))
-    own = table["stitched"][figure]
+    own, higher = table["stitched"][figure], _figures(scores).get(figure, True)
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
     compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in others.items())
     rivals = [who for who in others if who not in ("source", "target")]
-    level = [names.get(who, who) for who in rivals if not _beats(own, others[who], figure)]
-    if {"source", "target"} <= others.keys() and not _beats(own, others["source"], figure):
-        level += [names["source"]] * _beats(own, others["target"], figure)  # it may only show that the source is better
+    level = [names.get(who, who) for who in rivals if not _beats(own, others[who], higher)]
+    if {"source", "target"} <= others.keys() and not _beats(own, others["source"], higher):
+        level += [names["source"]] * _beats(own, others["target"], higher)  # it may only show that the source is better
     warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
     compared = f" (for comparison: {compared})" if compared else ""
     return f"Its {figure.replace('_', ' ')} on {_samples(scores)} is **{_cell(own)}**{compared}.{warning}"
 
 
-def _beats(own: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> bool:
+def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: bool) -> bool:
     """Return whether the whole interval is better than the value of another predictor."""
     low, high, value = _number(own["low"]), _number(own["high"]), _number(other["value"])
     if low is None or high is None or value is None:
         return False
-    return high < value if figure in LESS_IS_BETTER else low > value
+    return low > value if higher_is_better else high < value
 
 
 def _audit(described: Description) -> str:
@@ -344,7 +338,14 @@ def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     def sort(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
         return {key: values[key] for key in sorted(values, key=lambda k: first.index(k) if k in first else len(first))}
 
-    return {who: sort(row, FIGURES) for who, row in sort(scores.get("scores", {}), PREDICTORS).items()}
+    figures = tuple(_figures(scores))
+    return {who: sort(row, figures) for who, row in sort(scores.get("scores", {}), PREDICTORS).items()}
+
+
+def _figures(scores: Mapping[str, Any]) -> Mapping[str, bool]:
+    """Return the figures of the task that was scored, and whether higher is better; empty if it is not installed."""
+    name = str(scores.get("task"))
+    return registries.tasks.get(name).figures if name in registries.tasks else {}
 
 
 def _cell(score: Mapping[str, Any] | None, interval: bool = True) -> str:
@@ -384,14 +385,12 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
         f"sample = {default}",
         "inputs = model.preprocess([sample])",
     ]
-    if described.task == "text-generation":
+    if described.task in registries.tasks and registries.tasks.get(str(described.task)).causal:
         lines.append("print(model.processor.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
     else:
         lines.append("output = model(**inputs)")
-    if described.unscored:
-        lines.append(f"print(output.logits)  # {described.unscored}")
-    elif described.task in CLASSIFIES:
-        lines.append("print(model.config.id2label[output.logits.argmax(-1).item()])")
+    if described.task in registries.tasks and (usage := registries.tasks.build(str(described.task)).usage()):
+        lines.append(usage)
     return "\n".join(lines)
 
 

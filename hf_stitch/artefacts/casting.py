@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.adapters.skeleton import weightless
-from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
@@ -36,7 +35,7 @@ def cast(model: StitchedModel, dtype: torch.dtype) -> None:
     """
     for side, half in (("source", model.source), ("target", model.target)):
         network: Any = half.model
-        if isinstance(network, registries.heads.base):  # a stitched model
+        if getattr(network, "config_class", None) is type(model.config):  # a stitched model
             cast(network, dtype)
             continue
         stays = _stays(getattr(model.config, side)["blueprint"], half, dtype)
@@ -50,7 +49,7 @@ def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dt
     """Return a predicate on names of tensors that must not be cast; networks of user code are cast entirely."""
     if blueprint is None:
         return lambda name: False
-    with weightless(sum(tensor.nbytes for tensor in half.state_dict().values())):
+    with weightless():
         network: Any = network_of(blueprint)
     computed = {name for name, _ in network.named_buffers()} - network.state_dict().keys()
     plan = network._get_dtype_plan(dtype) if isinstance(network, PreTrainedModel) else {}

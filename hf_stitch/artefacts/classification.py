@@ -1,14 +1,14 @@
-"""Stitched models whose target classifies images or texts."""
+"""Stitched models whose target classifies images, texts or tokens."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput, TokenClassifierOutput
 
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.tasks.heads import class_loss, logits_of
+from hf_stitch.tasks.heads import logits_of
 
 
 class StitchedModelForImageClassification(StitchedModel):
@@ -34,12 +34,11 @@ class StitchedModelForImageClassification(StitchedModel):
         ('StitchedModelForImageClassification', torch.Size([5, 3]))
     """
 
-    task: ClassVar[str | None] = "image-classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
         logits = logits_of(output)
-        return ImageClassifierOutput(loss=class_loss(logits, labels, self.config.problem_type), logits=logits)
+        return ImageClassifierOutput(loss=self._loss(logits, labels), logits=logits)
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
@@ -71,9 +70,45 @@ class StitchedModelForSequenceClassification(StitchedModel):
         ('StitchedModelForSequenceClassification', torch.Size([1, 2]))
     """
 
-    task: ClassVar[str | None] = "text-classification"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
 
     def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
         logits = logits_of(output)
-        return SequenceClassifierOutput(loss=class_loss(logits, labels, self.config.problem_type), logits=logits)
+        return SequenceClassifierOutput(loss=self._loss(logits, labels), logits=logits)
+
+
+class StitchedModelForTokenClassification(StitchedModel):
+    """A stitched model whose target has a class for each token.
+
+    :meth:`forward` returns a ``TokenClassifierOutput``: ``logits`` (batch, tokens, classes) and, with labels, the
+    ``loss``, without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task
+    ``token-classification``.
+
+    Args:
+        config: The config.
+        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        stitch: The stitching layer.
+        target: The back half.
+        processor: The source's tokenizer.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from transformers import BertConfig, BertForTokenClassification
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+        >>> network = hf_stitch.load(BertForTokenClassification(config).eval())
+        >>> layer = "bert.encoder.layer.0"
+        >>> spec = network.spec(layer)
+        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
+        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
+        >>> model = hf_stitch.artefacts.joining.join(
+        ...     network, layer, stitch, network, layer, task="token-classification"
+        ... )
+        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        ('StitchedModelForTokenClassification', torch.Size([1, 3, 2]))
+    """
+
+    auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> TokenClassifierOutput:
+        logits = logits_of(output)
+        return TokenClassifierOutput(loss=self._loss(logits, labels), logits=logits)

@@ -35,7 +35,7 @@ class StitchConfig(PreTrainedConfig):
 
     Attributes:
         format_version: Version of the record format.
-        task: Task of the head, a name in ``hf_stitch.registries.heads``; ``None`` for a model without a head.
+        task: Task of the head, a name in ``hf_stitch.registries.tasks``; ``None`` for a model without a head.
         source: The front half: ``blueprint`` (how to build the network; ``None`` for user code, with the reason in
             ``why``), ``interface``, ``cut`` and ``reference``.
         target: The back half: the same keys and the ``plan`` to run it without the layers before the cut.

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 from hf_stitch.adapters.cutting.surgery import KEPT
-from hf_stitch.adapters.heads import unscored_head
 from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
 from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
 from hf_stitch.artefacts.schema import read_model, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
+from hf_stitch.registry import registries
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
 from hf_stitch.storage.files import decoding
-from hf_stitch.tasks.heads import CLASSIFIES
 
 SIDES = ("source", "target")
 """The two halves of a stitched model."""
@@ -56,7 +54,7 @@ class Description:
         task: Task of the head; ``None`` for a model without a head.
         recipe: How the stitching layer was fitted.
         scores: Scores on held-out samples.
-        unscored: What the head of a stitched model predicts, in words, if it cannot be scored; it then has no scores.
+        modality: What a sample is: ``image``, ``text`` or ``tensor``; of a stitcher, ``text`` or empty.
 
     Example:
         >>> import tempfile
@@ -81,7 +79,7 @@ class Description:
     task: str | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
-    unscored: str = ""
+    modality: str = ""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -100,12 +98,20 @@ class Description:
         """The registered methods needed to load the artefact: maps, similarities and the head."""
         maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
         similarities = [each for one in maps for each in one.get("similarities", ()) if isinstance(each, Mapping)]
-        heads = [] if self.task is None else [("heads", self.task)]
+        tasks = [] if self.task is None else [("tasks", self.task)]
         return (
             *(("stitches", str(one["name"])) for one in maps),
             *(("similarities", str(each["name"])) for each in similarities),
-            *heads,
+            *tasks,
         )
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline of transformers that runs the stitched model; empty without one, or if its task is missing."""
+        if self.task not in registries.tasks:
+            return ""
+        pipelines = registries.tasks.get(str(self.task)).pipelines
+        return str(pipelines.get(self.modality, pipelines.get("", "")))
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -143,12 +149,11 @@ class Description:
         layers = [_layer(record[side]) if whole else record[side]["layer"] for side in SIDES]
         ends = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
         recipe, scores = (record.get(key) or {} for key in ("recipe", "scores"))
-        unscored, task = "", record.get("task")
-        if whole and task in CLASSIFIES:
-            kind = {"problem_type": record.get("problem_type"), "num_labels": len(record.get("id2label") or ())}
-            unscored = unscored_head("ForSequenceClassification", SimpleNamespace(**kind))
+        spec = record["stitch"]["source"]
+        of_texts = spec["layout"] == "bnd" and not spec["grid"]
+        modality = record["source"]["interface"]["modality"] if whole else "text" if of_texts else ""
         ended = (ends[0], layers[0], ends[1], layers[1], record["stitch"])
-        return cls(whole, *ended, task, recipe, {} if unscored else scores, unscored)
+        return cls(whole, *ended, record.get("task"), recipe, scores, modality)
 
 
 def _layer(half: Mapping[str, Any]) -> str:

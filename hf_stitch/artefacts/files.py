@@ -152,19 +152,6 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield Path(view)
 
 
-def weigh(files: Iterable[Path]) -> tuple[int, int]:
-    """Read from the headers of safetensors how much they contain."""
-    tensors, size = 0, 0
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as weights:
-                tensors += len(weights.keys())
-        except Exception as error:
-            raise _unreadable(file, error) from error
-        size += file.stat().st_size
-    return tensors, size
-
-
 def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] | None = None) -> None:
     """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 

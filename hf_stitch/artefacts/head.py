@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from hf_stitch.registry import check_choice
-from hf_stitch.tasks.heads import class_loss
+from hf_stitch.options import check
+from hf_stitch.tasks.kinds import task_named
 
 Kind = Literal["inductive", "paper"]
 
@@ -59,7 +59,7 @@ class HeadConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        check_choice("kind", self.kind, get_args(Kind))
+        check(Kind, kind=self.kind)
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
 
@@ -127,7 +127,8 @@ class Head(PreTrainedModel):
             ``logits`` (batch, classes) and, with labels, the mean cross-entropy as ``loss``.
         """
         logits = self.classifier(self.body(self.entry(features)))
-        return SequenceClassifierOutput(loss=class_loss(logits, labels, None), logits=logits)
+        task = task_named("regression" if self.config.num_labels == 1 else "text-classification")
+        return SequenceClassifierOutput(loss=None if labels is None else task.loss(logits, labels), logits=logits)
 
 
 class _BatchwiseNorm(nn.Module):

@@ -21,7 +21,8 @@ from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.pairs import Cell, Pair
 from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.heads import CLASSIFIES, logits_of
+from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
@@ -94,17 +95,18 @@ class _Halves:
         )  # fmt: skip
         known = getattr(target.model, "config", None)
         labels = getattr(known, "id2label", None)
-        if labels and task in CLASSIFIES:
+        kind = task_named(task)
+        if labels and kind.describes_outputs:
             config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
-            config.problem_type = getattr(known, "problem_type", None)
-        elif task in CLASSIFIES:
-            config.num_labels = self._classes
-        stitched = class_for(task)(config, front, layer, back, processor=source.processor)
+        elif kind.describes_outputs:
+            config.num_labels = self._outputs
+        config.problem_type = kind.problem_type
+        stitched = class_for(config)(config, front, layer, back, processor=source.processor)
         stitched.parents = (source, target)
         return stitched
 
     @cached_property
-    def _classes(self) -> int:
+    def _outputs(self) -> int:
         with torch.no_grad():
             return logits_of(self._target.forward(self._target.example)).shape[-1]
 

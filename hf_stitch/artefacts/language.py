@@ -85,7 +85,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         ('StitchedModelForCausalLM', torch.Size([1, 3, 20]))
     """
 
-    task: ClassVar[str | None] = "text-generation"
     accepts_loss_kwargs = True
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -55,22 +56,23 @@ from hf_stitch.artefacts.files import (
     save_beside,
     save_weights,
     ties,
-    weigh,
 )
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
-from hf_stitch.artefacts.record import AGAIN, FEW, USAGE, built_from, check_counts, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_elements, check_specs
+from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.options import checked, did_you_mean
+from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
-from hf_stitch.registry import check_choice, did_you_mean, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.kinds import task_named
 
 Half = TypeVar("Half", Front, Back)
 
@@ -136,7 +138,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     config_class = StitchConfig
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
-    task: ClassVar[str | None] = None
     auto_class: ClassVar[str] = "AutoModel"
     record_file = CONFIG
     commit_message = "Upload stitched model"
@@ -284,12 +285,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             )
         return output
 
+    def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
+        return None if labels is None else task_named(self.task).loss(logits, labels)
+
+    @property
+    def task(self) -> str | None:
+        """The task by which the model is scored; ``None`` without a head."""
+        return self.config.task
+
     @property
     def unscored(self) -> str:
         """What the head predicts, in words, if the model cannot be scored (:mod:`hf_stitch.tasks`); empty otherwise."""
         blueprint = (self.config.target or {}).get("blueprint") or {}
-        found = unscored_head(type(self).__name__, self.config) or unscored_head(str(blueprint.get("class")), None)
-        return "" if self.task == "text-generation" and found in GENERATES else found
+        found = unscored_head(str(blueprint.get("class")), None)
+        return "" if task_named(self.task).causal and found in GENERATES else found
 
     def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Rename inputs to the argument names of the source.
@@ -355,16 +364,18 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             )
         return found
 
-    def preprocess(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor.
 
         Args:
             samples: Images, texts, pairs of texts, or tensors.
+            offsets: For texts, whether to return the character span of each token, as
+                :meth:`hf_stitch.Adapter.preprocess` does.
 
         Returns:
             Argument name -> batched tensor, for :meth:`forward`.
         """
-        return preprocess(samples, self.processor, self.interface, self.source)
+        return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that the source reads.
@@ -419,6 +430,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 half.eval()
         return self
 
+    @checked
     def parent(
         self, side: Literal["source", "target"], *, allow_changed: Collection[Changeable] = (), **options: Any
     ) -> Adapter:
@@ -448,6 +460,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         warn_if_only_weights_are_pinned(source, target)
         return found
 
+    @checked
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
 
@@ -457,7 +470,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             Whether its weights have changed. False if an older record contains no hash of the weights at the time.
         """
-        check_choice("side", side, ("source", "target"))
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
 
@@ -621,7 +633,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
         self._leave_out_old_scores(state_dict)
-        self.config.architectures, self.config.task = [type(self).__name__], self.task
+        self.config.architectures = [type(self).__name__]
         self.config.stitch = self.stitch.to_dict()
         self.config.save_pretrained(folder)
         record = read_record(folder / CONFIG)
@@ -760,13 +772,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             if config.checksum not in (None, record[manifest.CHECKSUM]):  # None: made by the user
                 raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
         check_requirements(config.requires or (), str(folder))
+        if record.get("task") not in (None, config.task):
+            warnings.warn(
+                f"{path} calls its task {visible(str(record['task']))}, but its head is for {config.task}: the model "
+                "is loaded with this task, without the scores that an earlier version recorded",
+                stacklevel=4,
+            )
         with built_from(path):
-            kind = class_for(config.task)
+            kind = class_for(config)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
             )
-        names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
+        names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
         files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
         if not files:
             raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
@@ -794,7 +812,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
         def verify(written_again: Container[str] = ()) -> None:
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(model), written_again=written_again)
+                manifest.verify(path, record, written_again=written_again)
 
         with named_files(folder, names) as beside:
             try:
@@ -876,17 +894,6 @@ def _networks(record: Mapping[str, Any]) -> Iterator[Method]:
             yield from _networks(inner)
 
 
-def _check_sizes(record: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that the size of the weights explains all tensors of a config, and those of the chains inside it."""
-    for side in SIDES:
-        if half := record.get(side):
-            check_elements(half, size, at / side)
-            if (inner := chained(half)) is not None:
-                _check_sizes(inner, size, at / side / "blueprint" / "config")
-    if record.get("stitch"):
-        check_specs(record["stitch"], size, at / "stitch")
-
-
 def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
     output.requires_grad_(True)
 
@@ -935,32 +942,19 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]) -> StitchedModel:
-    """Build the model of a config without weights, if the headers of the files explain what it costs."""
-    path = files[0].with_name(CONFIG)
-    tensors, size = weigh(files)
-    _check_costs(config, tensors, size, str(path))
-    with built_from(path), weightless(size):
+    """Build the model of a config without weights."""
+    with built_from(files[0].with_name(CONFIG)), weightless():
         return kind(config)
-
-
-def _check_costs(config: StitchConfig, tensors: int, size: int, where: str) -> None:
-    """Check that the number of tensors and the size of the weights explain what the model of a config costs."""
-    for half in (config.source, config.target):
-        check_counts(half, where, layers=max(FEW, tensors))
-    _check_sizes(config.to_dict(), size, Place(where))
 
 
 def _check_loads(
     model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor], tied: Container[str]
 ) -> None:
     """Raise an error if a record and weights, before they are written, could not be loaded as this model again."""
-    written = [tensor for name, tensor in weights.items() if name not in tied]
-    size = sum(tensor.nbytes for tensor in written)
     try:
         config = StitchConfig.from_dict(dict(record))
-        _check_costs(config, len(written), size, CONFIG)
-        with weightless(size):
-            skeleton = class_for(config.task)(config)
+        with weightless():
+            skeleton = class_for(config)(config)
     except Exception as error:  # libraries raise any exception
         raise ValueError(
             f"this model cannot be saved, because it could not be loaded again ({type(error).__name__}: {error}). "

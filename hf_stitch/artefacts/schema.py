@@ -6,22 +6,17 @@ does not know. Its error names the file, the field, what was expected and what t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 
 from hf_stitch.adapters.cutting.cut import Padding
-from hf_stitch.artefacts.migrations import migrated
-from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, check_counts, known
+from hf_stitch.artefacts.record import AGAIN, MODEL_TYPE, check_counts, check_format, known
 from hf_stitch.registry import registries
 from hf_stitch.representation import LAYOUTS, POOLINGS
-
-ELEMENTS, SAMPLES, TOKENS = 2**25, 2, 16
-"""Largest number of elements of a tensor that a record may describe, beyond one for each byte of the weights, for so
-many samples and tokens. Tensors of skipped modules take no memory, but the next operation on them may."""
+from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION
 
 
 @dataclass(frozen=True)
@@ -136,20 +131,7 @@ REFERENCE = fields(
     weights_hash=maybe(TEXT),
     summary=maybe(TEXT),
 )
-LONGEST = 1000
-"""Longest list among the options of a map or a rewrite, and largest number of rewrites."""
-
-
-def _option(found: Any, at: Place) -> Any:
-    """Read an option of a map or a rewrite: any value, but no number beyond 64 bits and no long list."""
-    if type(found) is int and abs(found) > 2**53:
-        raise at.wrong("a number that a tensor can contain", found)
-    if isinstance(found, (list, tuple)) and len(found) > LONGEST:
-        raise at.wrong(f"a list of at most {LONGEST}", found)
-    return found
-
-
-_MAP = fields(
+MAP = fields(
     ("fitted", "in_features", "out_features"),
     others=True,  # the class of the map rejects options that it does not know
     name=TEXT,
@@ -157,29 +139,15 @@ _MAP = fields(
     in_features=whole(1),
     out_features=whole(1),
 )
-MAP: Reader = lambda found, at: table(_option)(_MAP(found, at), at)  # noqa: E731
-_REWRITE = fields(others=True, name=TEXT)  # its class rejects options that it does not know
-
-
-def _rewrites(found: Any, at: Place) -> list[Any]:
-    """Read the rewrites of a network: a list that is not long, of names with options."""
-    listed = several(_REWRITE)(_option(found, at), at)
-    return [table(_option)(one, at / place) for place, one in enumerate(listed)]
+REWRITE = fields(others=True, name=TEXT)  # its class rejects options that it does not know
 
 
 STITCH = fields(("prefix",), source=SPEC, target=SPEC, pooling=one_of(*POOLINGS), body=MAP, prefix=maybe(MAP))
 REQUIREMENT = fields(
     ("file",), registry=one_of(*registries), name=TEXT, distribution=maybe(TEXT), version=maybe(TEXT), file=TEXT
 )
-SIGNATURE = fields(
-    ("manifest", "checksum", "files", "weights_hash"),
-    others=True,
-    manifest=table(TEXT),
-    checksum=maybe(TEXT),
-    files=maybe(table(TEXT)),
-    weights_hash=maybe(TEXT),
-)
-"""How the files of a record are verified, also in format 1."""
+SIGNATURE = fields(("manifest", "checksum"), others=True, manifest=table(TEXT), checksum=maybe(TEXT))
+"""How the files of a record are verified."""
 
 
 # -- halves ------------------------------------------------------------------------------------------------------------
@@ -240,7 +208,7 @@ INTERFACE = fields(
 )
 _HALF = fields(
     ("why", "half_hash", "reading"),
-    blueprint=maybe(fields(("rewrites",), others=True, library=TEXT, rewrites=_rewrites)),
+    blueprint=maybe(fields(("rewrites",), others=True, library=TEXT, rewrites=several(REWRITE))),
     why=TEXT,
     cut=CUT,
     plan=PLAN,
@@ -384,43 +352,27 @@ def read_model(record: Any, where: str) -> dict[str, Any]:
                 want = {**want, "width": want["width"] + own[-1]}
             if have != want:
                 raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
-    return values
+    return _with_task_of_head(values)
 
 
-def check_elements(half: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that no half describes a tensor that the size of its weights does not explain."""
-    most = max(ELEMENTS, size)
-    for name, shape in half["interface"]["shapes"].items():
-        if SAMPLES * math.prod(shape) > most:
-            raise (at / "interface" / "shapes" / name).wrong(f"a shape of at most {most // SAMPLES} elements", shape)
-    plan, at = half["plan"], at / "plan"
-    outlines = {at / "entry": plan["entry"]}
-    for part in ("stubs", "after"):
-        outlines |= {at / part / name: outline for name, outline in plan.get(part, {}).items()}
-    for place, outline in outlines.items():
-        for dims in _tensors(outline):
-            sizes = [c + SAMPLES * b + TOKENS * t + SAMPLES * TOKENS * bt for c, b, t, bt in dims]
-            if math.prod(map(abs, sizes)) > most:
-                raise place.wrong(f"a tensor of at most {most} elements for {SAMPLES} samples", dims)
+def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
+    """Name the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification.
 
-
-def check_specs(stitch: Mapping[str, Any], size: int, at: Place) -> None:
-    """Check that no side of a stitching layer is larger than the size of the weights explains."""
-    most = max(ELEMENTS, size)
-    for side in ("source", "target"):
-        spec = stitch[side]
-        if SAMPLES * spec["width"] * math.prod(spec["grid"] or ()) > most:
-            raise (at / side).wrong(f"a spec of at most {most // SAMPLES} elements", spec)
-
-
-def _tensors(outline: Mapping[str, Any] | None) -> Iterator[list[list[int]]]:
-    """Yield the dimensions of all tensors in the outline of an output."""
-    for kind, content in (outline or {}).items():
-        if kind == "tensor":
-            yield content["dims"]
-        elif kind in ("tuple", "list", "dict"):
-            for part in content.values() if kind == "dict" else content:
-                yield from _tensors(part)
+    Their scores are dropped: they are accuracies of a head that has none.
+    """
+    if values.get("task") not in registries.tasks or not registries.tasks.get(values["task"]).classifies:
+        return values
+    outputs = len(values.get("id2label") or ()) or values.get("num_labels")
+    if values.get("problem_type") == MULTI_LABEL:
+        found = "multi-label-classification"
+    elif values.get("problem_type") == REGRESSION or outputs == 1:
+        found = "regression"
+    else:
+        return values
+    recipe = values.get("recipe")
+    if isinstance(recipe, Mapping):
+        recipe = {key: value for key, value in recipe.items() if key != "audit"}
+    return {**values, "task": found, "scores": None, "recipe": recipe}
 
 
 def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -432,4 +384,5 @@ def read_stitcher(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read(reader: Reader, record: Any, where: str) -> Any:
     check_counts(record, where)
     SIGNATURE(record, Place(where))
-    return reader(migrated(record, where), Place(where))
+    check_format(record, where)
+    return reader(record, Place(where))

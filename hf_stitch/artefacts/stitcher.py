@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.artefacts import manifest
@@ -20,22 +24,22 @@ from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHE
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read_record
-from hf_stitch.artefacts.schema import Place, check_specs, read_stitcher
+from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.hub import DownloadOptions
+from hf_stitch.options import checked
+from hf_stitch.printing import visible
 from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.heads import task_of_head
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from hf_stitch.artefacts.modeling import StitchedModel
 
-Given: TypeAlias = "str | nn.Module | Adapter | tuple[Any, Any] | None"
+Given = NetworkLike | tuple[Any, ...] | None
 """A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
 
 
@@ -52,7 +56,7 @@ class Stitcher(Artefact):
         source_layer: The layer at which the source is cut.
         target: Reference to the network of the back half, pinned in the same way.
         target_layer: The layer at which the target is cut.
-        task: Task of the stitched model, a name in ``hf_stitch.registries.heads``. Default: no head.
+        task: Task of the stitched model, a name in ``hf_stitch.registries.tasks``. Default: no head.
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
         anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
@@ -107,7 +111,7 @@ class Stitcher(Artefact):
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
-        return f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})"
+        return visible(f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})")
 
     def describe(self) -> Description:
         """Return both networks, the stitching layer, its recipe and its scores as plain values."""
@@ -220,11 +224,11 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            names = {file.name for file in folder.iterdir()} if allow_modified else manifest.readable(record, folder)
-            stitcher = cls._built(values, folder / STITCH, Place(str(path)))
+            names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
+            stitcher = cls._built(values, folder / STITCH, path)
             stitcher.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
             if not allow_modified:
-                manifest.verify(path, record, lambda: weights_hash(stitcher.stitch))
+                manifest.verify(path, record)
             return stitcher
         except (ValueError, PluginError, FileNotFoundError):
             raise
@@ -232,16 +236,14 @@ class Stitcher(Artefact):
             raise damaged(path, error) from error
 
     @classmethod
-    def _built(cls, values: Mapping[str, Any], weights: Path, at: Place) -> Self:
+    def _built(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
         """Build the stitcher of a record that was checked, and those inside it, with their weights."""
-        size = weights.stat().st_size
-        check_specs(values["stitch"], size, at / "stitch")
-        with built_from(at.file), weightless(size):
+        with built_from(path), weightless():
             stitch = StitchingLayer.from_dict(values["stitch"])
             found = Description.of(values, whole=False)
         load_strictly(stitch, [weights])
         parts = {
-            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), at / side / "stitcher")
+            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), path)
             for side in SIDES
             if (inner := values[side].get("stitcher"))
         }
@@ -251,6 +253,7 @@ class Stitcher(Artefact):
             own=values.get("own"),
         )  # fmt: skip
 
+    @checked
     def attach(
         self,
         source: Given = None,
@@ -308,17 +311,24 @@ class Stitcher(Artefact):
         if self.own is not None:
             front = PrefixAdapter(front, back, own=self.own)
         changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
+        task = task_of_head(self.task, back.task)
+        if task != self.task:
+            warnings.warn(
+                f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
+                "this task, without the scores that an earlier version recorded",
+                stacklevel=2,
+            )
         stitched = join(
             front,
             self.source_layer,
             copy.deepcopy(self.stitch),
             back,
             self.target_layer,
-            task=self.task,
+            task=task,
             recipe={**self.recipe, CHANGED: changed} if changed else self.recipe,
         )
         stitched.anchors = self.anchors
-        if not (front_changes or back_changes):  # those of other settings are not the scores of this model
+        if task == self.task and not (front_changes or back_changes):  # others are not the scores of this model
             stitched.config.scores = self.scores
         if wanted is not None:
             cast(stitched, wanted)

@@ -28,8 +28,8 @@ class _OfPlugin(TyperCommand):
     """A command of a plugin, which is imported when it runs; help shows the summary of its distribution."""
 
     def __init__(self, name: str) -> None:
-        about = registries.commands.summary(name) or "A command"
-        super().__init__(name, callback=None, help=f"{about} ({registries.commands.origin(name)}).")
+        entry = registries.commands.entry(name)
+        super().__init__(name, callback=None, help=f"{entry.summary or 'A command'} ({entry.origin}).")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         found: Any = registries.commands.get(str(self.name))

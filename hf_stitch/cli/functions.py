@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hf_stitch.options import did_you_mean
 from hf_stitch.plugins import run_file
 from hf_stitch.printing import visible
 from hf_stitch.reference import FUNCTION, short_names
-from hf_stitch.registry import did_you_mean
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter

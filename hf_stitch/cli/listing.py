@@ -66,7 +66,8 @@ def listing(
     registry = registries[kind]
     entries = [_entry(registry, name) for name in registry]
     if check:
-        of_plugins = [each for each in entries if registry.distribution(each["name"]) and each["source"] != BROKEN]
+        installed = [each for each in entries if registry.entry(each["name"]).distribution]
+        of_plugins = [each for each in installed if each["source"] != BROKEN]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
             found = pool.map(lambda each: _imported(kind, each["name"]), of_plugins)
         for each, about in zip(of_plugins, found, strict=True):
@@ -100,16 +101,14 @@ def _metrics(entries: list[dict[str, Any]]) -> Table:
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
-    origin = registry.origin(name)
-    entry: dict[str, Any] = {"name": name, "origin": origin, "source": registry.source(name)}
-    entry["summary"] = registry.summary(name)
+    found = registry.entry(name)
+    entry: dict[str, Any] = {"name": name, "origin": found.origin, "source": found.source, "summary": found.summary}
     if registry.kind == "metrics":
-        if registry.distribution(name) is not None:
+        if found.distribution is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
-            entry |= _described(CATALOGUE[name] if origin == BUILT_IN else _declared(registry.get(name)))
-    problem = registry.problem(name)
-    return entry | {"source": BROKEN, "summary": problem} if problem else entry
+            entry |= _described(CATALOGUE[name] if found.origin == BUILT_IN else _declared(registry.get(name)))
+    return entry | {"source": BROKEN, "summary": found.problem} if found.problem else entry
 
 
 def _declared(kind: Any) -> Described:

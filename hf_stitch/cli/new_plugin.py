@@ -16,7 +16,7 @@ import typer
 
 from hf_stitch import __version__
 from hf_stitch.cli.output import Output
-from hf_stitch.plugins import contract_of
+from hf_stitch.plugins import CONTRACT
 from hf_stitch.registry import registries
 from hf_stitch.storage.files import KEPT, readable_errors, written_aside
 
@@ -95,7 +95,7 @@ def files_of(entry: str, kind: Kind) -> dict[str, str]:
         "name": about.name.format(**names),
         "provides": about.provides.format(**names),
         "registry": about.registry,
-        "contract": f"contract_{contract_of(about.registry)}",
+        "contract": CONTRACT,
         "about": about.words,
         "language": about.language,
         "version": __version__,
@@ -127,7 +127,7 @@ def _entry(name: str, kind: Kind) -> str:
     registry, taken = registries[ABOUT[kind].registry], entry.replace("_", "-") if kind is Kind.command else entry
     if taken in registry:
         raise typer.BadParameter(
-            f"{taken!r} is among the {registry.kind} already ({registry.origin(taken)}); choose another name",
+            f"{taken!r} is among the {registry.kind} already ({registry.entry(taken).origin}); choose another name",
             param_hint="NAME",
         )
     return entry

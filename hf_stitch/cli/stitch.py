@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import shutil
 import warnings
 from contextlib import nullcontext
@@ -35,6 +34,7 @@ from hf_stitch.cli.options import (
     grouped,
 )
 from hf_stitch.cli.output import Output, as_json, output_folder
+from hf_stitch.options import read_options
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
@@ -162,18 +162,9 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
 
 def matcher_of(name: str, options: list[str]) -> Matcher:
     """Build a matcher from its name and command line options."""
-    values: dict[str, Any] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"must be key=value, got {option!r}", param_hint="--option")
-        try:
-            values[key] = json_.loads(text)
-        except json_.JSONDecodeError:
-            values[key] = text
     try:
-        return registries.matchers.build(name, **values)
+        return registries.matchers.build(name, **read_options(options))
     except UnknownNameError as error:
         raise typer.BadParameter(str(error), param_hint="--matcher") from error
-    except (TypeError, ValueError) as error:  # an option of the matcher is unknown, missing or out of its range
+    except (TypeError, ValueError) as error:  # an option is written wrongly, unknown, missing or out of its range
         raise typer.BadParameter(str(error), param_hint="--option") from error

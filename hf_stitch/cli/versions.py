@@ -69,7 +69,8 @@ def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
 def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...]:
     """List Python, hf-stitch, its requirements, and optional libraries and plugins that are installed."""
     required = {normalized(each.name): str(each.specifier) for each in _requirements()}
-    plugins = sorted({entry.distribution for kind in registries for entry in of_plugins(kind) if entry.distribution})
+    of_kinds = (entry.distribution for kind in registries for entry in of_plugins(kind))
+    plugins = sorted({normalized(distribution[0]) for distribution in of_kinds if distribution})
     pythons = _tested_pythons()
     series = ".".join(platform.python_version_tuple()[:2])
     of_python = TESTED if series in pythons else _compare(series, pythons[-1] if pythons else "", "unknown")

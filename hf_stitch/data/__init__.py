@@ -3,8 +3,8 @@
 from hf_stitch.data.columns import Modality
 from hf_stitch.data.paired import PairedSamples
 from hf_stitch.data.reading import read_data
-from hf_stitch.data.samples import Batch, Samples, check_same_order
+from hf_stitch.data.samples import Batch, Data, Samples, check_same_order
 from hf_stitch.data.sources import DataSource
 from hf_stitch.data.tables import Id
 
-__all__ = ["Batch", "DataSource", "Id", "Modality", "PairedSamples", "Samples", "check_same_order", "read_data"]
+__all__ = ["Batch", "Data", "DataSource", "Id", "Modality", "PairedSamples", "Samples", "check_same_order", "read_data"]

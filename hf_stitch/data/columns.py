@@ -10,6 +10,9 @@ from PIL.Image import Image
 
 Modality = Literal["image", "text", "tensor"]
 
+LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
+"""Kinds of columns with several numbers per sample, which can be labels."""
+
 LISTED = 12
 """Number of columns that an error lists; some data sets have a hundred."""
 
@@ -73,7 +76,8 @@ def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequenc
     if name not in kinds:
         raise ValueError(f"{role}={name!r} is not a column; the columns are: {listing(kinds)}")
     if kinds[name] not in allowed:
-        raise ValueError(f"{role}={name!r} must be a column of {' or '.join(allowed)}, got {kinds[name]}")
+        shown = [kind for kind in allowed if kind not in LISTS] + ["lists of numbers"] * (LISTS[0] in allowed)
+        raise ValueError(f"{role}={name!r} must be a column of {' or '.join(shown)}, got {kinds[name]}")
 
 
 def find_samples(
@@ -131,8 +135,9 @@ def unread_labels(kinds: Mapping[str, str], found: Sequence[str]) -> str:
 
 
 def no_classes(name: str, found: str) -> str:
-    """The message for a column of labels that are not classes."""
+    """The message for a column of labels that are not classes; ``name`` is empty for labels without a column."""
+    what = f"column {name!r} has" if name else "the labels are"
     return (
-        f"column {name!r} has {found}, and labels must be classes, one integer per sample: name another column, "
+        f"{what} {found}, and labels must be classes, one integer per sample: name another column, "
         "Samples.of(data, label=…), make it one (data.class_encode_column of datasets), or leave the column out"
     )

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from hf_stitch.data.samples import Samples
 
+MOST_SHARED = 0.05
+"""Maximum share of samples that are also among others, to which something was fitted; data sets have duplicates."""
 FITTED = "fitted_samples"
 """Key of the sketch of the fitted samples in a recipe."""
 

@@ -94,9 +94,6 @@ class PairedSamples:
 
         Yields:
             Number of samples including the batch, and the batch of each network.
-
-        Raises:
-            OtherProcessError: If another process has failed meanwhile.
         """
         from tqdm.auto import tqdm
 
@@ -110,7 +107,7 @@ class PairedSamples:
             pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in firsts)
             if rest.differ:
                 pairs = zip(firsts, rest.b.batches(run.batch_size), strict=True)
-            for batch, twin in run.processes.watched(pairs):
+            for batch, twin in pairs:
                 done += len(batch.samples)
                 yield done, batch, twin
                 bar.update(len(batch.samples))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_stitch.hub import explained, without_waiting
+from hf_stitch.hub import explained
 from hf_stitch.registry import registries
 from hf_stitch.storage.files import decoding, reading
 
@@ -63,11 +62,7 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         arguments = [part for part in (f"{owner}/{name}" if name else owner, config) if part]
     here = data_dir is not None or Path(arguments[0]).is_dir()
     files = Path(arguments[0]).rglob("*") if here else ()
-    with (
-        nullcontext() if here else without_waiting(f"cannot read the data set {'/'.join(arguments)}"),
-        decoding(arguments[0]),
-        reading(files),
-    ):
+    with decoding(arguments[0]), reading(files):
         found = _load(source, arguments, split)
     return found if isinstance(found, Dataset) else _pick_split(found, source, split)
 

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, check_named, find_labels, find_samples, no_classes, unread_labels
+from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
-from hf_stitch.data.tables import CHUNK, Id, Source, as_ids, as_label, as_table, values_of
-from hf_stitch.registry import check_number
+from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
+from hf_stitch.options import Constraint, Count, Natural, check, checked
 
 
 class RawSamples(list[Any]):
@@ -63,6 +63,11 @@ class Batch:
     def labels(self) -> list[int] | None:
         """The labels of the samples, checked as in :attr:`Samples.labels`."""
         return self.origin.labels
+
+    @property
+    def label_values(self) -> list[Value] | None:
+        """The labels of the samples, as in :attr:`Samples.label_values`."""
+        return self.origin.label_values
 
 
 class Samples:
@@ -111,8 +116,10 @@ class Samples:
         Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
 
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
-        otherwise by the name ``label`` or ``labels``, with integers (also ``1.0``). Labels of another kind raise an
-        error when they are read. For dictionaries, the first one determines the columns.
+        otherwise by the name ``label`` or ``labels``, with numbers. Integers (also ``1.0``) are classes, for tasks with
+        classes; other numbers are the labels of regression. Lists of numbers (of several outputs, classes or words) are
+        labels if their column is named. Labels of another kind raise an error when they are read. For dictionaries, the
+        first one determines the columns.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
@@ -126,7 +133,7 @@ class Samples:
             image: Column of the images.
             text: Column of the texts.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
-            label: Column of the labels, or the labels themselves.
+            label: Column of the labels, or the labels themselves: a number for each sample, or a list of numbers.
             id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
                 which it cannot be noticed that two sides (``paired_data``) are in different orders.
 
@@ -138,9 +145,10 @@ class Samples:
                 columns of labels raise an error when labels are read), a named column does not exist or has the wrong
                 type, ids repeat, items of a data set differ when they are read again (random augmentation), or the
                 order of a loader is not that of its data set.
-            TypeError: The type of the data is not supported, a label is not an integer, or an id is neither an integer
-                nor a text.
+            TypeError: The type of the data is not supported, a label is no number and no list of numbers, or an id is
+                neither an integer nor a text.
         """
+        check(Data, data=data)
         if isinstance(data, Samples):
             if any(value is not None for value in (image, text, text_pair, label, id)):
                 raise ValueError("data is already a Samples object, so its columns cannot be chosen again")
@@ -148,7 +156,7 @@ class Samples:
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
-            check_named(table.kinds, "label", label, ("class", "integer", "float"))
+            check_named(table.kinds, "label", label, ("class", "integer", "float", *LISTS))
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
@@ -157,15 +165,21 @@ class Samples:
         if found and not unread:
             label = found[0]
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
-        labels = None
+        labels: list[int | None] | None = None
+        numbers: list[Value | None] | None = None
+        given = None if label is None else values_of(table, "label", label)
         try:
-            labels = None if label is None else list(map(as_label, values_of(table, "label", label), ids))
-        except TypeError as error:
-            if not found:
-                raise
-            unread = no_classes(found[0], f"other values ({error})")  # matters only where labels are read
+            labels = None if given is None else list(map(as_label, given, ids))
+        except TypeError as error:  # matters only where classes are read
+            unread = no_classes(label if isinstance(label, str) else "", f"other values ({error})")
+            try:
+                numbers = list(map(as_value, given or (), ids))
+            except TypeError:
+                if not found:
+                    raise
         names = table.classes(label) if isinstance(label, str) else None
-        return cls(Source(table, modality, columns, ids, labels, names, unread, len(found) > 1), range(len(table)))
+        source = Source(table, modality, columns, ids, labels, names, unread, numbers, undecided=len(found) > 1)
+        return cls(source, range(len(table)))
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -209,6 +223,26 @@ class Samples:
             labels.append(numbers[label])
         return labels
 
+    @cached_property
+    def label_values(self) -> list[Value] | None:
+        """The label of every sample as it is, in order: a class, a number, or several numbers; None without labels.
+
+        Raises:
+            ValueError: The label of a sample is missing or not finite (the message names the sample), several columns
+                of the data could contain the labels, or a column named so has no numbers.
+        """
+        if self._source.numbers is not None or (self._source.unread and self._source.values is None):
+            labels = self.labels  # of classes, or the error that says why there are none
+            return None if labels is None else [*labels]
+        found = self._source.labels if self._source.values is None else self._source.values
+        if found is None:
+            return None
+        chosen = [found[position] for position in self._positions]
+        for id_, value in zip(self.ids, chosen, strict=True):
+            if value is None or not np.isfinite(value).all():
+                raise ValueError(f"sample {id_!r} has the label {value}: drop unlabelled samples with select")
+        return [value for value in chosen if value is not None]
+
     @property
     def is_labelled(self) -> bool:
         """Whether the data have labels of any kind, also such that :attr:`labels` cannot read."""
@@ -221,7 +255,8 @@ class Samples:
 
     def unlabelled(self) -> Samples:
         """Return the same samples without labels."""
-        none: dict[str, Any] = {"labels": None, "label_names": None, "numbers": None, "unread": "", "undecided": False}
+        none: dict[str, Any] = {"labels": None, "label_names": None, "values": None}
+        none |= {"numbers": None, "unread": "", "undecided": False}
         return Samples(dataclasses.replace(self._source, **none), self._positions)
 
     @property
@@ -246,10 +281,11 @@ class Samples:
         read once.
         """
         digest = hashlib.sha256(self.modality.encode())
+        given: Sequence[Any] | None = self._source.labels if self._source.values is None else self._source.values
         for start in range(0, len(self), CHUNK):
             positions = self._positions[start : start + CHUNK]
             for position, contents in zip(positions, self._source.contents(positions), strict=True):
-                label = self._source.labels[position] if self._source.labels is not None else None
+                label = None if given is None else given[position]
                 digest.update(repr((self._source.ids[position], label, *map(len, contents))).encode())
                 for content in contents:
                     digest.update(content)
@@ -335,7 +371,8 @@ class Samples:
             raise ValueError(f"n must be 1 to {len(self)}, the number of samples, got {n}")
         return Samples(self._source, self._positions[:n])
 
-    def split(self, test_size: float | int, seed: int = 0) -> tuple[Samples, Samples]:
+    @checked
+    def split(self, test_size: float | Count, seed: Natural = 0) -> tuple[Samples, Samples]:
         """Split into training and held-out samples at random.
 
         The assignment is a hash of seed and id, so it does not depend on the order of the samples, the machine or any
@@ -352,9 +389,6 @@ class Samples:
         Raises:
             ValueError: A part would be empty.
         """
-        check_number(0, seed=seed)
-        if not isinstance(test_size, float):
-            check_number(1, test_size=test_size)
         count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
@@ -371,7 +405,8 @@ class Samples:
             self.select(sorted(held)),
         )
 
-    def batches(self, batch_size: int, progress: str | None = None) -> Iterator[Batch]:
+    @checked
+    def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:
         """Read the samples in order, in batches; the last batch may be smaller.
 
         Args:
@@ -384,7 +419,6 @@ class Samples:
         Raises:
             ValueError: ``batch_size`` is less than 1.
         """
-        check_number(1, batch_size=batch_size)
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
@@ -453,3 +487,35 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
             "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side",
             stacklevel=4,
         )
+
+
+class Readable(Constraint):
+    """What :meth:`Samples.of` reads."""
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is data, by its type."""
+        import datasets
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
+        kinds = (Samples, *streams, list, tuple, np.ndarray, torch.Tensor)
+        return isinstance(value, kinds) and not self.hint(value)
+
+    def __str__(self) -> str:
+        """All kinds of data."""
+        return (
+            "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
+            "or pairs of a sample and a label, an array or a tensor"
+        )
+
+    def hint(self, value: Any) -> str:
+        """Name the splits of a data set that is given with all of them."""
+        import datasets
+
+        several = isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict)
+        return f"pass one of its splits, {', '.join(value)}" if several else ""
+
+
+Data = Annotated[Any, Readable()]
+"""Raw samples in any form that :meth:`Samples.of` accepts."""

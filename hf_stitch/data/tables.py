@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 Id = int | str
+Value = int | float | tuple[int | float, ...]
+"""A label: a class, a number, or several numbers."""
 
 
 CHUNK = 1000
@@ -121,7 +123,9 @@ class Source:
     labels: list[int | None] | None
     label_names: tuple[str, ...] | None
     unread: str = ""
-    """Why the labels that the data have cannot be read; empty if they can, or there are none."""
+    """Why the labels that the data have cannot be read as classes; empty if they can, or there are none."""
+    values: list[Value | None] | None = None
+    """Labels that are no classes: a number, or several, of each sample."""
     undecided: bool = False
     """Whether the reason is that several columns could be the labels."""
     numbers: tuple[int, ...] | None = None
@@ -151,8 +155,6 @@ def as_table(data: Any) -> Table:
     import datasets
     import torch
 
-    if isinstance(data, (datasets.DatasetDict, datasets.IterableDatasetDict)):
-        raise TypeError(f"data must be one split, got a dictionary of splits: {', '.join(data)}")
     if isinstance(data, datasets.IterableDataset):
         data = download(data)
     if isinstance(data, datasets.Dataset):
@@ -163,11 +165,6 @@ def as_table(data: Any) -> Table:
         return Listed(columns_of(data))
     if isinstance(data, torch.utils.data.Dataset):
         return Mapped(data)
-    if not isinstance(data, (list, tuple, np.ndarray, torch.Tensor)):
-        raise TypeError(
-            "data must be a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, "
-            f"dictionaries or pairs of a sample and a label, an array or a tensor, got {type(data).__name__}"
-        )
     if not len(data):
         raise ValueError("there are no samples: the data is empty")
     if isinstance(data, (np.ndarray, torch.Tensor)):
@@ -184,7 +181,7 @@ def _unlike(place: int, data: Sequence[Any]) -> str:
     first = data[0]
     if isinstance(first, Mapping):
         return f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(first)}"
-    wanted = "a pair of a sample and an integer label" if LABEL in as_row(first) else f"a {kind_of(first)}"
+    wanted = "a pair of a sample and its label" if LABEL in as_row(first) else f"a {kind_of(first)}"
     return f"sample {place} must be {wanted}, as sample 0, got {type(data[place]).__name__}"
 
 
@@ -222,6 +219,17 @@ def as_label(value: Any, id_: Id) -> int | None:
     if label is not None and label >= 2**31:
         raise ValueError(f"labels must be numbers of classes, below 2**31, got {label} for sample {id_!r}")
     return label
+
+
+def as_value(value: Any, id_: Id) -> Value | None:
+    """Check a label that is no class: a number, or several, of which whole ones stay whole."""
+    found = value.tolist() if hasattr(value, "tolist") else value
+    several = isinstance(found, list | tuple)
+    numbers = tuple(found) if isinstance(found, list | tuple) else (found,)
+    wrong = not numbers or any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
+    if found is not None and wrong:
+        raise TypeError(f"labels must be numbers, or lists of numbers, got {value!r} for sample {id_!r}")
+    return None if found is None else numbers if several else numbers[0]
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:

@@ -24,8 +24,9 @@ def as_row(item: Any) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     if isinstance(item, (tuple, list)) and kind_of(item) != "text":
-        if len(item) == 2 and kind_of(item[0]) in get_args(Modality) and kind_of(item[1]) == "integer":
-            return {SAMPLE: item[0], LABEL: operator.index(item[1])}
+        if len(item) == 2 and kind_of(item[0]) in get_args(Modality) and kind_of(item[1]) in ("integer", "float"):
+            label = item[1]
+            return {SAMPLE: item[0], LABEL: operator.index(label) if kind_of(label) == "integer" else label}
         if len(item) == 1:
             return {SAMPLE: item[0]}
     return {SAMPLE: item}
@@ -110,10 +111,10 @@ def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[An
     if not others:
         return {SAMPLE: samples}
     labels = others[0]
-    if len(others) > 1 or labels.dim() != 1 or labels.is_floating_point():
+    if len(others) > 1 or labels.dim() != 1:
         shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in dataset.tensors)
         raise ValueError(
-            f"a TensorDataset must contain samples, or samples and integer labels of shape (n,), got {shapes}: pass "
+            f"a TensorDataset must contain samples, or samples and labels of shape (n,), got {shapes}: pass "
             "Samples.of(samples, label=labels)"
         )
     return {SAMPLE: samples, LABEL: labels.tolist()}

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hf_stitch.options import Configured
 from hf_stitch.papers import Paper
-from hf_stitch.registry import label_of
 from hf_stitch.representation import Representation
 
 
@@ -51,14 +51,15 @@ Auxiliary = Literal["none", "outliers", "stitched"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Detector(ABC):
+class Detector(Configured, ABC):
     """Base class of detectors: frozen dataclasses that learn what activations of a network at a layer look like.
+
+    The fields of a detector are its options, checked against their annotations (:class:`hf_stitch.options.Configured`).
 
     A subclass implements ``_fit(activations)``, with the further parameters ``labels`` and ``auxiliary`` if it declares
     that it needs them.
 
     Attributes:
-        name: Name in the registry of detectors.
         title: Name in text.
         papers: Papers that define the detector.
         reads: What is scored. ``"positions"``: each position of a sample by itself; the score of the sample is the
@@ -76,7 +77,6 @@ class Detector(ABC):
         {'name': 'knn', 'k': 5, 'normalize': False}
     """
 
-    name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
     reads: ClassVar[Reads]
@@ -117,15 +117,6 @@ class Detector(ABC):
     @abstractmethod
     def _fit(self, activations: Iterable[Representation], *args: Any, **kwargs: Any) -> Scorer:
         """Fit the detector to what it declares to need."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values, for ``registries.detectors.build``."""
-        return {"name": self.name, **dataclasses.asdict(self)}
-
-    @property
-    def label(self) -> str:
-        """The name with all options that differ from their defaults: ``knn(k=5)``."""
-        return label_of(self)
 
 
 _ABOUT = {

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_stitch.detectors._gaussian import sample_means
 from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
+from hf_stitch.options import Count, Natural, NonNegative
 from hf_stitch.papers import LOPEZ_PAZ_2017, Paper
 from hf_stitch.representation import Representation
 
@@ -36,9 +37,6 @@ class Classifier(Detector):
         weight_decay: L2 penalty.
         seed: Seed of the initial weights and of the order of the positions.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
         >>> own, stitched = Representation(x, "bd"), Representation(x / 2, "bd")
@@ -53,15 +51,10 @@ class Classifier(Detector):
     reads: ClassVar[Reads] = "positions"
     auxiliary: ClassVar[Auxiliary] = "stitched"
 
-    hidden: int = 64
-    epochs: int = 10
-    weight_decay: float = 1e-4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("hidden", 0), ("epochs", 1), ("weight_decay", 0), ("seed", 0)):
-            if not (value := getattr(self, name)) >= least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+    hidden: Natural = 64
+    epochs: Count = 10
+    weight_decay: NonNegative = 1e-4
+    seed: Natural = 0
 
     def _fit(self, activations: Iterable[Representation], auxiliary: Iterable[Representation]) -> Scorer:
         from sklearn.exceptions import ConvergenceWarning

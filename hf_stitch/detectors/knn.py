@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.detectors.base import Detector, Reads, Scorer
+from hf_stitch.options import Count
 from hf_stitch.papers import SUN_2022, Paper
 from hf_stitch.representation import Representation
 
@@ -27,9 +28,6 @@ class NearestNeighbours(Detector):
         normalize: Whether vectors are divided by their norms, as in the paper. Differences of scale, such as shrinkage,
             then have no effect.
 
-    Raises:
-        ValueError: If ``k`` is below 1.
-
     Example:
         >>> known = Representation(torch.tensor([[0.0], [1.0], [3.0]]), "bd")
         >>> NearestNeighbours(k=1).fit([known]).score(Representation(torch.tensor([[7.0]]), "bd"))
@@ -42,12 +40,8 @@ class NearestNeighbours(Detector):
     reads: ClassVar[Reads] = "samples"
     two_sided: ClassVar[bool] = True
 
-    k: int = 10
+    k: Count = 10
     normalize: bool = False
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
 
     @torch.no_grad()
     def _fit(self, activations: Iterable[Representation]) -> Scorer:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_stitch.detectors._gaussian import Gaussian, added_variance, position_moments, sample_means
 from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
+from hf_stitch.options import NonNegative
 from hf_stitch.representation import Representation
 
 
@@ -25,9 +26,6 @@ class LikelihoodRatio(Detector):
         tolerance: Variance added to each feature on both sides, as a share of its variance in the network's own
             activations; keeps covariances invertible.
 
-    Raises:
-        ValueError: If ``tolerance`` is negative.
-
     Example:
         >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
         >>> own, stitched = Representation(x, "bd"), Representation(x / 2, "bd")
@@ -41,11 +39,7 @@ class LikelihoodRatio(Detector):
     reads: ClassVar[Reads] = "positions"
     auxiliary: ClassVar[Auxiliary] = "stitched"
 
-    tolerance: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise ValueError(f"tolerance must be at least 0, got {self.tolerance}")
+    tolerance: NonNegative = 0.01
 
     @torch.no_grad()
     def _fit(self, activations: Iterable[Representation], auxiliary: Iterable[Representation]) -> Scorer:

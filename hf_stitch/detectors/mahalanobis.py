@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_stitch.detectors._gaussian import Gaussian, added_variance, position_moments, sample_means
 from hf_stitch.detectors.base import Detector, Reads, Scorer
+from hf_stitch.options import NonNegative
 from hf_stitch.representation import Representation
 
 
@@ -24,9 +25,6 @@ class Mahalanobis(Detector):
     Attributes:
         tolerance: Variance added to each feature, as a share of its variance; keeps the covariance invertible.
 
-    Raises:
-        ValueError: If ``tolerance`` is negative.
-
     Example:
         >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
         >>> own = Representation(x, "bd")
@@ -39,11 +37,7 @@ class Mahalanobis(Detector):
     reads: ClassVar[Reads] = "positions"
     two_sided: ClassVar[bool] = True
 
-    tolerance: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise ValueError(f"tolerance must be at least 0, got {self.tolerance}")
+    tolerance: NonNegative = 0.01
 
     @torch.no_grad()
     def _fit(self, activations: Iterable[Representation]) -> Scorer:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hf_stitch.matchers._affine import recorded
-from hf_stitch.matchers.base import Matcher
 from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.statistics import Moments
@@ -55,14 +54,6 @@ def recorded_rows(stitch: Stitch, x: Tensor, y: Tensor, **found: float | int) ->
     )
     stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **found}
     return stitch.eval()
-
-
-def check_counts(matcher: Matcher, **least: int) -> None:
-    """Check that options of a matcher are whole numbers."""
-    for option, bound in least.items():
-        value = getattr(matcher, option)
-        if type(value) is not int or value < bound:
-            raise ValueError(f"{option} must be a whole number of at least {bound}, got {value!r}")
 
 
 def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from hf_stitch.options import Within
 from hf_stitch.statistics import Moments
 
+Rcond = Annotated[float, Within(0, 1, below=True)] | None
+"""Threshold on relative singular values; ``None`` for the default."""
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -40,12 +44,6 @@ class Spectrum:
 def default_rcond(width: int) -> float:
     """``sqrt(width · eps)``: in a float64 ``sxx``, eigenvalues below ``width · eps`` of the largest are rounding."""
     return math.sqrt(width * EPS)
-
-
-def check_rcond(rcond: float | None) -> None:
-    """Check that a threshold on relative singular values is None or in [0, 1)."""
-    if rcond is not None and not (isinstance(rcond, float | int) and 0 <= rcond < 1):
-        raise ValueError(f"rcond must be None or in [0, 1), got {rcond!r}")
 
 
 def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:

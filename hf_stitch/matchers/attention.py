@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
-from hf_stitch.matchers.ridge import Ridge, check_penalty
+from hf_stitch.matchers.ridge import Penalty, Ridge
+from hf_stitch.options import Count, Natural
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import AttentionStitch
 
@@ -32,7 +33,7 @@ class Attention(ClosedFormMatcher):
         seed: Seed of the queries, keys and values.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If ``heads`` do not divide ``width``.
 
     Example:
         >>> x = torch.randn(50, 4)
@@ -43,16 +44,16 @@ class Attention(ClosedFormMatcher):
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "ridge regression with an attention block beside it"
 
-    heads: int = 4
-    width: int = 64
+    heads: Count = 4
+    width: Count = 64
     causal: bool = False
-    ridge: float | Literal["gcv"] = "gcv"
-    seed: int = 0
+    ridge: Penalty = "gcv"
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.width < 1 or self.width % self.heads:
-            raise ValueError(f"heads must divide width, both at least 1, got {self.heads} and {self.width}")
-        check_penalty(self.ridge)
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width, got {self.heads} and {self.width}")
 
     @torch.no_grad()
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> AttentionStitch:

@@ -6,15 +6,15 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from hf_stitch.data import Samples
+from hf_stitch.options import Configured
 from hf_stitch.pairs import Cell, Collected, CollectedPair, Pair, Split
 from hf_stitch.papers import Paper
-from hf_stitch.registry import label_of
 from hf_stitch.running import Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer
@@ -96,15 +96,14 @@ def match_each(
 
 
 @dataclasses.dataclass(frozen=True)
-class Matcher(ABC):
+class Matcher(Configured, ABC):
     """Base class of matchers: frozen dataclasses that fit a stitch between two representations.
 
-    The fields of a matcher are its options, which ``__post_init__`` validates. Derive from :class:`ClosedFormMatcher`
-    or :class:`RowsMatcher` and write ``fit``; or derive from this class and write :meth:`match` for a matcher of
-    another kind, which then works in every job.
+    The fields of a matcher are its options, checked against their annotations (:class:`hf_stitch.options.Configured`).
+    Derive from :class:`ClosedFormMatcher` or :class:`RowsMatcher` and write ``fit``; or derive from this class and
+    write :meth:`match` for a matcher of another kind, which then works in every job.
 
     Attributes:
-        name: Name in the registry of matchers.
         title: Name in text.
         papers: Papers that define the matcher.
         collects: What the matcher reads, for plans: ``"moments"`` or ``"rows"``.
@@ -117,7 +116,6 @@ class Matcher(ABC):
         {'name': 'ridge', 'ridge': 0.5}
     """
 
-    name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
     collects: ClassVar[Literal["moments", "rows"]] = "moments"
@@ -156,7 +154,7 @@ class Matcher(ABC):
                 "'unsupervised'"
             )
 
-    def rehearse(self, pair: Pair, data: Split) -> None:  # noqa: B027
+    def rehearse(self, pair: Pair, data: Split) -> None:
         """Run a few samples through what is special to the matcher, so that errors occur before all are read."""
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
@@ -170,15 +168,6 @@ class Matcher(ABC):
     def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
         """Return further stitching layers with which the fitted one is compared, by name."""
         return {}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values, for ``registries.matchers.build``."""
-        return {"name": self.name, **dataclasses.asdict(self)}
-
-    @property
-    def label(self) -> str:
-        """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
-        return label_of(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,20 +320,20 @@ class UnpairedMatcher(RowsMatcher):
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
         """Return the samples without partners, and those of the pairs if these are needed."""
-        lonely = data.unpaired or ()
-        return lonely if lonely and not self.least_pairs else (data.train.a, *lonely)
+        unpaired = data.unpaired or ()
+        return unpaired if unpaired and not self.least_pairs else (data.train.a, *unpaired)
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
         """Fit the rows with and without partners of each part; pairs that are not needed are not read."""
-        lonely = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
-        if not lonely:
+        unpaired = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
+        if not unpaired:
             return super().match(collected, folder)
 
         def read(cell: Cell) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
             pairs = collected.rows(cell) if self.least_pairs else {}
             return {
                 part: (pairs[part].x, pairs[part].y, u, v) if pairs else (u[:0], v[:0], u, v)
-                for part, (u, v) in lonely[cell].items()
+                for part, (u, v) in unpaired[cell].items()
             }
 
         def fit(rows: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Stitch, Tensor]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, check_rcond, require
+from hf_stitch.matchers._solve import Rcond, Spectrum, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import MAIORCA_2024, MOSCHELLA_2023, Paper
 from hf_stitch.statistics import Moments
@@ -48,9 +48,6 @@ class InverseRelative(ClosedFormMatcher):
             contains only rounding. With 1e-7, as published, heads of trained networks fail if there are about as many
             anchors as features. Lower it if a few features dominate all others.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 2, dtype=torch.float64)
@@ -69,13 +66,7 @@ class InverseRelative(ClosedFormMatcher):
 
     center: bool = True
     scale: bool = True
-    rcond: float | None = None
-
-    def __post_init__(self) -> None:
-        for option in ("center", "scale"):
-            if not isinstance(getattr(self, option), bool):
-                raise ValueError(f"{option} must be True or False, got {getattr(self, option)!r}")
-        check_rcond(self.rcond)
+    rcond: Rcond = None
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.options import Positive
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
@@ -36,9 +36,6 @@ class Lasso(ClosedFormMatcher):
         alpha: Penalty, greater than 0, in units of the target times units of the source.
         tolerance: Relative duality gap, greater than 0.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(200, 4, dtype=torch.float64)
         >>> Lasso(alpha=0.2).fit(Moments(4, 2).update(x, x[:, :2])).fitted["zeros"]
@@ -49,14 +46,8 @@ class Lasso(ClosedFormMatcher):
     title: ClassVar[str] = "sparse least squares (lasso)"
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
-    alpha: float
-    tolerance: float = 1e-12
-
-    def __post_init__(self) -> None:
-        for option in ("alpha", "tolerance"):
-            value = getattr(self, option)
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < math.inf:
-                raise ValueError(f"{option} must be a number > 0, got {value!r}")
+    alpha: Positive
+    tolerance: Positive = 1e-12
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

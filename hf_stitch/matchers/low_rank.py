@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.options import Count
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LowRankStitch
@@ -28,9 +29,6 @@ class LowRank(ClosedFormMatcher):
         rank: Rank of the map, from 1 to the smaller width, and at most the numerical rank of x.
         rcond: As in ``Lstsq``.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 4)
@@ -42,13 +40,8 @@ class LowRank(ClosedFormMatcher):
     title: ClassVar[str] = "reduced-rank least squares"
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
-    rank: int
-    rcond: float | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"rank must be an integer >= 1, got {self.rank!r}")
-        check_rcond(self.rcond)
+    rank: Count
+    rcond: Rcond = None
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
         """Compute the map."""

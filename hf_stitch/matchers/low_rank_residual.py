@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
-from hf_stitch.matchers.ridge import Ridge, check_penalty
+from hf_stitch.matchers.ridge import Penalty, Ridge
+from hf_stitch.options import Count
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LowRankResidualStitch
 
@@ -28,9 +29,6 @@ class LowRankResidual(ClosedFormMatcher):
         rank: Rank of the correction, from 1 to the smaller width.
         ridge: Penalty of the ridge regression, as for :class:`Ridge`.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(50, 4)
         >>> LowRankResidual(rank=2).fit(Moments(4, 3).update(x, x[:, :3]))
@@ -40,13 +38,8 @@ class LowRankResidual(ClosedFormMatcher):
     name: ClassVar[str] = "low_rank_residual"
     title: ClassVar[str] = "ridge regression with a correction of low rank to be trained"
 
-    rank: int = 8
-    ridge: float | Literal["gcv"] = "gcv"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"rank must be an integer >= 1, got {self.rank!r}")
-        check_penalty(self.ridge)
+    rank: Count = 8
+    ridge: Penalty = "gcv"
 
     @torch.no_grad()
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankResidualStitch:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
@@ -30,9 +30,6 @@ class Lstsq(ClosedFormMatcher):
             ``sqrt(dx · eps)`` with the eps of float64, for example 3.4e-7 at width 512; moments do not resolve smaller
             directions.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -46,12 +43,7 @@ class Lstsq(ClosedFormMatcher):
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     intercept: bool = True
-    rcond: float | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.intercept, bool):
-            raise ValueError(f"intercept must be True or False, got {self.intercept!r}")
-        check_rcond(self.rcond)
+    rcond: Rcond = None
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

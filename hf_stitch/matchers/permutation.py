@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -13,7 +13,6 @@ from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import EPS, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import LI_2015, Paper
-from hf_stitch.registry import check_choice
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -39,9 +38,6 @@ class Permutation(ClosedFormMatcher):
         semi: Whether each feature of y is matched with the best feature of x independently of the others (the
             semi-matching of Li et al.).
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
         >>> Permutation().fit(Moments(3, 3).update(x, x[:, [2, 0, 1]] + 5)).weight.detach()
@@ -56,11 +52,6 @@ class Permutation(ClosedFormMatcher):
 
     compare: Compare = "correlation"
     semi: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("compare", self.compare, get_args(Compare))
-        if not isinstance(self.semi, bool):
-            raise ValueError(f"semi must be True or False, got {self.semi!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

@@ -12,6 +12,7 @@ from hf_stitch.matchers._rows import affine_part, moments_of, recorded_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import RowsMatcher
 from hf_stitch.matchers.ridge import penalised
+from hf_stitch.options import Count, Natural
 from hf_stitch.stitches.piecewise import PiecewiseStitch
 
 
@@ -29,9 +30,6 @@ class Piecewise(RowsMatcher):
         clusters: Number of clusters, at least 1. With fewer than ten rows for each, fewer are used.
         seed: Seed of k-means.
 
-    Raises:
-        ValueError: If ``clusters`` is below 1.
-
     Example:
         >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
         >>> stitch = Piecewise(clusters=4).fit(x, x.abs())
@@ -42,12 +40,8 @@ class Piecewise(RowsMatcher):
     name: ClassVar[str] = "piecewise"
     title: ClassVar[str] = "ridge regression with corrections for clusters"
 
-    clusters: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise ValueError(f"clusters must be at least 1, got {self.clusters}")
+    clusters: Count = 16
+    seed: Natural = 0
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> PiecewiseStitch:
         """Fit the map."""

@@ -36,9 +36,6 @@ class Procrustes(ClosedFormMatcher):
         scale: Whether to multiply Q by the factor that minimises ``‖scale · XQ - Y‖``. For equal widths or a narrower x
             this is the joint optimum over Q and scale. If false, the factor is 1.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 2, dtype=torch.float64)
@@ -54,11 +51,6 @@ class Procrustes(ClosedFormMatcher):
 
     center: bool = True
     scale: bool = False
-
-    def __post_init__(self) -> None:
-        for option in ("center", "scale"):
-            if not isinstance(getattr(self, option), bool):
-                raise ValueError(f"{option} must be True or False, got {getattr(self, option)!r}")
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

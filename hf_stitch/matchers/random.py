@@ -11,6 +11,7 @@ import torch
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.options import Count, Natural
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, LowRankStitch
@@ -29,9 +30,6 @@ class Random(ClosedFormMatcher):
         seed: Seed of the weights, at least 0.
         rank: Width of a bottleneck, at least 1, or None for a full matrix.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(50, 3)
         >>> Random(rank=2).fit(Moments(3, 3).update(x, x))
@@ -42,14 +40,8 @@ class Random(ClosedFormMatcher):
     title: ClassVar[str] = "random initialisation"
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
-    seed: int = 0
-    rank: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be an integer >= 0, got {self.seed!r}")
-        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1):
-            raise ValueError(f"rank must be None or an integer >= 1, got {self.rank!r}")
+    seed: Natural = 0
+    rank: Count | None = None
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch | LowRankStitch:
         """Compute the map."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, check_rcond, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
@@ -31,9 +31,6 @@ class Recoloured(ClosedFormMatcher):
         rcond: Threshold in [0, 1). Directions of a side whose singular value is below ``rcond`` times the largest are
             dropped. None means ``sqrt(d · eps)`` of the side's width with the eps of float64.
 
-    Raises:
-        ValueError: If ``rcond`` is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(200, 3, dtype=torch.float64)
@@ -46,10 +43,7 @@ class Recoloured(ClosedFormMatcher):
     name: ClassVar[str] = "recoloured"
     title: ClassVar[str] = "least squares with the covariance of the target"
 
-    rcond: float | None = None
-
-    def __post_init__(self) -> None:
-        check_rcond(self.rcond)
+    rcond: Rcond = None
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

@@ -13,6 +13,7 @@ from hf_stitch.matchers._descent import descend
 from hf_stitch.matchers._rows import affine_part, moments_of, recorded_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import RowsMatcher
+from hf_stitch.options import Count, Natural, Positive
 from hf_stitch.stitches.residual_mlp import ResidualMLPStitch
 
 
@@ -33,9 +34,6 @@ class ResidualMLP(RowsMatcher):
         rate: Learning rate of Adam.
         seed: Seed of the initial weights, the held-out rows and the batches.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
         >>> ResidualMLP(width=32, rate=0.01).fit(x, x.abs()).fitted["r2"] > 0.7
@@ -45,16 +43,11 @@ class ResidualMLP(RowsMatcher):
     name: ClassVar[str] = "residual_mlp"
     title: ClassVar[str] = "ridge regression with a network beside it"
 
-    width: int = 256
-    epochs: int = 60
-    batch_size: int = 256
-    rate: float = 1e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for option in ("width", "epochs", "batch_size", "rate"):
-            if not getattr(self, option) > 0:
-                raise ValueError(f"{option} must be above 0, got {getattr(self, option)}")
+    width: Count = 256
+    epochs: Count = 60
+    batch_size: Count = 256
+    rate: Positive = 1e-3
+    seed: Natural = 0
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> ResidualMLPStitch:
         """Train the map, in float32."""

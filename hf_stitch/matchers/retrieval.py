@@ -13,6 +13,7 @@ from hf_stitch.matchers._descent import descend
 from hf_stitch.matchers._rows import affine_part, moments_of, recorded_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import RowsMatcher
+from hf_stitch.options import Count, Natural, Positive
 from hf_stitch.stitches import LinearStitch
 
 
@@ -34,9 +35,6 @@ class Retrieval(RowsMatcher):
         rate: Learning rate of Adam, relative to the mean absolute weight of the start.
         seed: Seed of the held-out rows and the batches.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
         >>> fitted = Retrieval().fit(x, x @ x.T[:, :4]).fitted
@@ -47,16 +45,11 @@ class Retrieval(RowsMatcher):
     name: ClassVar[str] = "retrieval"
     title: ClassVar[str] = "an affine map trained to find the same neighbours"
 
-    temperature: float = 0.05
-    epochs: int = 60
-    batch_size: int = 512
-    rate: float = 0.03
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for option in ("temperature", "epochs", "batch_size", "rate"):
-            if not getattr(self, option) > 0:
-                raise ValueError(f"{option} must be above 0, got {getattr(self, option)}")
+    temperature: Positive = 0.05
+    epochs: Count = 60
+    batch_size: Count = 512
+    rate: Positive = 0.03
+    seed: Natural = 0
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Train the map, in float32."""

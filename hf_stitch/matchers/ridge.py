@@ -12,8 +12,12 @@ from torch import Tensor
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import Spectrum, default_rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
+from hf_stitch.options import NonNegative
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
+
+Penalty = NonNegative | Literal["gcv"]
+"""A ridge penalty, or how it is chosen."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,6 @@ class Ridge(ClosedFormMatcher):
             eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
             are not independent, so the selected penalty is then too small.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -45,26 +46,13 @@ class Ridge(ClosedFormMatcher):
     name: ClassVar[str] = "ridge"
     title: ClassVar[str] = "ridge regression"
 
-    ridge: float | Literal["gcv"] = "gcv"
-
-    def __post_init__(self) -> None:
-        check_penalty(self.ridge)
+    ridge: Penalty = "gcv"
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, 2)
         weight, found = penalised(moments, self.ridge)
         return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **found)
-
-
-def check_penalty(ridge: float | Literal["gcv"]) -> None:
-    """Check the option ``ridge`` of a matcher."""
-    if ridge == "gcv":
-        return
-    if isinstance(ridge, bool) or not isinstance(ridge, float | int) or not math.isfinite(ridge):
-        raise ValueError(f"ridge must be a finite number or 'gcv', got {ridge!r}")
-    if ridge < 0:
-        raise ValueError(f"ridge must be >= 0, got {ridge}")
 
 
 def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
-from hf_stitch.matchers.ridge import check_penalty, penalised
+from hf_stitch.matchers.ridge import Penalty, penalised
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
 
@@ -29,9 +29,6 @@ class RidgeToIdentity(ClosedFormMatcher):
         ridge: Penalty >= 0, or ``"gcv"``: that with the least generalised cross-validation error, as for
             :class:`Ridge`.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> import torch
         >>> x = torch.randn(5, 8, dtype=torch.float64)
@@ -44,10 +41,7 @@ class RidgeToIdentity(ClosedFormMatcher):
     title: ClassVar[str] = "ridge regression towards the identity"
     unequal_widths: ClassVar[bool] = False
 
-    ridge: float | Literal["gcv"] = "gcv"
-
-    def __post_init__(self) -> None:
-        check_penalty(self.ridge)
+    ridge: Penalty = "gcv"
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""

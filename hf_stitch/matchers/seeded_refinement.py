@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from hf_stitch.matchers._mutual import refined, span, unit
-from hf_stitch.matchers._rows import check_counts, check_unpaired, moments_of, orthogonal, some_rows
+from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
+from hf_stitch.options import Count, Natural, Within
 from hf_stitch.papers import LAMPLE_2018, Paper
 from hf_stitch.stitches import LinearStitch
 
@@ -50,9 +51,6 @@ class SeededRefinement(UnpairedMatcher):
         rows: Rows without partners that are read at most, of each side; more are drawn from.
         seed: Seed of the halves, and of the rows that are drawn.
 
-    Raises:
-        ValueError: If an option is out of its range.
-
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> x, turn = torch.randn(600, 8, generator=g), torch.linalg.qr(torch.randn(8, 8, generator=g)).Q
@@ -67,13 +65,10 @@ class SeededRefinement(UnpairedMatcher):
     papers: ClassVar[tuple[Paper, ...]] = (LAMPLE_2018,)
     least_pairs: ClassVar[int] = 5
 
-    neighbours: int = 10
-    iterations: int = 20
-    rows: int = 6000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts(self, neighbours=1, iterations=1, rows=2, seed=0)
+    neighbours: Count = 10
+    iterations: Count = 20
+    rows: Annotated[int, Within(2)] = 6000
+    seed: Natural = 0
 
     @torch.no_grad()
     def fit(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hf_stitch.matchers._mutual import refined, unit
-from hf_stitch.matchers._rows import check_counts, check_unpaired, moments_of, orthogonal, some_rows
+from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
+from hf_stitch.options import Count, Natural, Within
 from hf_stitch.papers import DAR_2025, LAMPLE_2018, Paper
 from hf_stitch.stitches import LinearStitch
 
@@ -56,7 +57,7 @@ class Unsupervised(UnpairedMatcher):
         seed: Seed of everything that is drawn.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If there are no ``clusters``, or more than a quarter of ``rows``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -72,22 +73,24 @@ class Unsupervised(UnpairedMatcher):
     title: ClassVar[str] = "an orthogonal map without pairs"
     papers: ClassVar[tuple[Paper, ...]] = (DAR_2025, LAMPLE_2018)
 
-    clusters: tuple[int, ...] = (10, 15, 20, 30)
-    starts: int = 6
-    restarts: int = 300
-    neighbours: int = 10
-    iterations: int = 20
-    rows: int = 10_000
-    seed: int = 0
+    clusters: tuple[Annotated[int, Within(3)], ...] = (10, 15, 20, 30)
+    starts: Annotated[int, Within(2)] = 6
+    restarts: Count = 300
+    neighbours: Count = 10
+    iterations: Count = 20
+    rows: Count = 10_000
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        clusters: Any = self.clusters
-        clusters = (clusters,) if isinstance(clusters, int) else tuple(clusters)
+        clusters: Any = self.clusters  # one, or a list of JSON
+        clusters = tuple(clusters) if isinstance(clusters, list | tuple) else (clusters,)
         object.__setattr__(self, "clusters", clusters)
-        if not clusters or not all(type(count) is int and count >= 3 for count in clusters):
-            raise ValueError(f"clusters must be whole numbers of at least 3, got {clusters}")
-        least = 4 * max(clusters)
-        check_counts(self, starts=2, restarts=1, neighbours=1, iterations=1, rows=least, seed=0)
+        super().__post_init__()
+        if not clusters or self.rows < 4 * max(clusters):
+            raise ValueError(
+                f"clusters must contain a number, and rows be at least 4 times the largest, got {clusters} and "
+                f"{self.rows} rows"
+            )
 
     @torch.no_grad()
     def fit(

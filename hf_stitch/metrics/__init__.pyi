@@ -12,7 +12,6 @@ from ._neighbours import jaccard as jaccard
 from ._neighbours import mrr as mrr
 from ._neighbours import mutual_knn as mutual_knn
 from ._neighbours import paired_cosine as paired_cosine
-from ._options import Within as Within
 from ._outputs import disagreement as disagreement
 from ._outputs import jensen_shannon as jensen_shannon
 from ._procrustes import procrustes as procrustes

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._options import NonNegative, Within
 from hf_stitch.metrics._rows import (
     RowMoments,
     SecondMoments,
@@ -18,6 +17,7 @@ from hf_stitch.metrics._rows import (
     of_rows,
 )
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
 _EPS = torch.finfo(torch.float64).eps
@@ -83,6 +83,7 @@ class CCA(MomentsMetric):
         if self.options["ridge"]:
             self.invariances = ("orthogonal", "scaling", "permutation", "translation")
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2 without ridge, 2 with ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
@@ -159,6 +160,7 @@ class PWCCA(MomentsMetric):
     symmetric = False
     invariances: Invariances = ("scaling", "permutation", "translation")
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2; for y with all directions the number for rank one, as the rank depends on the data."""
         return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
@@ -210,6 +212,7 @@ class SVCCA(MomentsMetric):
     formula = staticmethod(_svcca)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """The number for one component; how many are kept depends on the data."""
         return least_for_full_rank(1)

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Self
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._options import Positive, Within
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
-from hf_stitch.metrics._routes import Route, from_hsic
+from hf_stitch.metrics._routes import Route, from_hsic, of_grams
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric, Operand
+from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics import Cost, Grams, MinibatchGrams
-from hf_stitch.statistics.debiased import DebiasedMoments, unbiased_hsic
+from hf_stitch.statistics import HSIC, LayerMoments, MinibatchGrams, Moments
+from hf_stitch.statistics.hsic import unbiased_hsic
 
 _LEAST_UNBIASED = 4
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
@@ -55,15 +55,13 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
 
 def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
     if debiased:
-        raise ValueError(
-            "debiased linear_cka cannot be computed from Moments; collect DebiasedMoments and call from_debiased"
-        )
+        raise ValueError("debiased linear_cka cannot be computed from Moments; collect LayerMoments, and use its hsic")
     check_variation("linear_cka", moments)
     return _cosine("linear_cka", _squares_of(moments))
 
 
 class LinearCKA(MomentsMetric):
-    """Streaming ``linear_cka``, from ``DebiasedMoments`` if debiased and from ``Moments`` otherwise.
+    """Streaming ``linear_cka``, from ``LayerMoments`` if debiased and from ``Moments`` otherwise.
 
     Args:
         **options: Options of ``linear_cka``: ``debiased``.
@@ -85,7 +83,7 @@ class LinearCKA(MomentsMetric):
     formula = staticmethod(_linear_cka)
     invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
-    _debiased: DebiasedMoments | None = None
+    _layers: LayerMoments | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -97,10 +95,11 @@ class LinearCKA(MomentsMetric):
         """HSIC of all pairs at once, from co-moments (d × d) or from Gram matrices (n × n)."""
         debiased = self.options["debiased"]
         return (
-            from_hsic("moments", "moments", lambda moments: moments.hsic(debiased), lambda work: Cost()),
-            from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), Grams.cost),
+            from_hsic("moments", "moments", lambda moments: moments.hsic(debiased)),
+            from_hsic("grams", "rows", lambda rows: rows.grams.hsic(debiased), after=of_grams),
         )
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """4 if debiased, the fewest rows for which unbiased HSIC is defined; 2 otherwise."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
@@ -116,35 +115,19 @@ class LinearCKA(MomentsMetric):
         if not self.options["debiased"]:
             return super().update(x_rows, y_rows)
         x, y = self._paired(x_rows, y_rows)
-        if self._debiased is None:
-            self._debiased = DebiasedMoments(x.shape[1], y.shape[1], x.device)
-        self._debiased.update(x, y)
+        if self._layers is None:
+            self._layers = LayerMoments([x.mean(0)], [y.mean(0)])
+        self._layers.update([x], [y])
         return self
 
     def compute(self) -> float:
         """Compute the value of all rows so far, as in ``ActivationMetric``."""
-        return self.from_debiased(self._require(self._debiased)) if self.options["debiased"] else super().compute()
-
-    def from_debiased(self, kept: DebiasedMoments) -> float:
-        """Compute the debiased value from moments.
-
-        Args:
-            kept: Moments of the rows, up to the fourth order.
-
-        Returns:
-            Similarity in [-1, 1].
-
-        Raises:
-            ValueError: There are fewer than 4 rows, all rows of a side are equal, or the metric was built without
-                ``debiased=True``.
-        """
         if not self.options["debiased"]:
-            raise ValueError(
-                "linear_cka was built without debiased=True; call from_moments, or build it with debiased=True"
-            )
-        check_variation("linear_cka", kept)
+            return super().compute()
+        kept = self._require(self._layers)
+        check_variation("linear_cka", kept.moments(0, 0))
         check_count("debiased linear_cka", kept.n, _LEAST_UNBIASED, _UNBIASED)
-        return _cosine("linear_cka", kept.hsic()).item()
+        return _of_pair("linear_cka", kept.hsic(debiased=True))
 
 
 @of_rows
@@ -195,8 +178,9 @@ class MinibatchCKA(ActivationMetric):
     def routes(self) -> tuple[Route, ...]:
         """HSIC of all pairs at once, from the Gram matrices of minibatches."""
         size = {"size": self.options["batch_size"]}
-        return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), lambda work: Cost(), size),)
+        return (from_hsic("minibatches", "minibatches", lambda grams: grams.hsic(), options=size),)
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """The fewest rows for which unbiased HSIC is defined."""
         return _LEAST_UNBIASED
@@ -211,8 +195,7 @@ class MinibatchCKA(ActivationMetric):
 
     def compute(self) -> float:
         """Compute the value of all rows so far, as in ``ActivationMetric``."""
-        hsic = self._require(self._grams).hsic()
-        return _cosine(self.name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
+        return _of_pair(self.name, self._require(self._grams).hsic())
 
 
 @of_rows
@@ -279,6 +262,19 @@ def _squares(rows: RowMoments) -> Tensor:
 
 def _squares_of(moments: SecondMoments) -> Tensor:
     return torch.stack([s.square().sum() for s in (moments.sxx, moments.sxy, moments.syy)])
+
+
+def _of_pair(name: str, hsic: HSIC) -> float:
+    """The value from HSIC of a single pair of layers."""
+    return _cosine(name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
+
+
+def debiased_from(moments: Moments, lengths: Tensor) -> float:
+    """Debiased ``linear_cka`` from moments and the squared lengths of the centred rows, ``(2, n)``."""
+    check_variation("linear_cka", moments)
+    check_count("debiased linear_cka", moments.n, _LEAST_UNBIASED, _UNBIASED)
+    hsic = unbiased_hsic(moments.n, _squares_of(moments), lengths.sum(1), lengths @ lengths.T)
+    return _cosine("linear_cka", hsic).item()
 
 
 def _unbiased(rows: RowMoments) -> Tensor:

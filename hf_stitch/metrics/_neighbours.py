@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._options import Count
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import check_widths, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
+from hf_stitch.options import Count, checked
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
 
 Near = Literal["cosine", "euclidean"]
@@ -28,6 +28,7 @@ class NeighboursMetric(FeaturesMetric):
         if "distance" in self.options:
             self.invariances = kept_by(self.options["distance"])
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """One more than k."""
         return 1 + int(self.options["k"])

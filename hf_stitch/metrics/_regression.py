@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, check_widths, of_rows
+from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, check_widths, of_rows
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
 
 _EPS = torch.finfo(torch.float64).eps
@@ -17,7 +18,7 @@ _EPS = torch.finfo(torch.float64).eps
 
 @of_rows
 def linear_regression(
-    x: Tensor, y: Tensor, *, center: bool = True, weight: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor, y: Tensor, *, center: bool = True, weight: Rows | None = None, bias: Rows | None = None
 ) -> Tensor:
     """R² of a linear map from x to y: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
 
@@ -50,7 +51,7 @@ def linear_regression(
     return _linear_regression(RowMoments(x, y), center=center, weight=weight, bias=bias)
 
 
-def _linear_regression(moments: SecondMoments, *, center: bool, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | None, bias: Rows | None) -> Tensor:
     offset = 0 if center else moments.n
     total = moments.syy.trace() + offset * moments.mean_y @ moments.mean_y
     if center:
@@ -83,6 +84,7 @@ class LinearRegression(MomentsMetric):
         elif not self.options["center"]:
             self.invariances = ("orthogonal", "scaling", "permutation")
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """For a fit, one more than the unknowns per feature of y; 2 otherwise."""
         fit = side == "x" and self.options["weight"] is None
@@ -162,7 +164,7 @@ def _residual(moments: SecondMoments, weight: Tensor, bias: Tensor) -> Tensor:
     return scatter + moments.n * (weight @ moments.mean_x + bias - moments.mean_y).square().sum()
 
 
-def _as_given(moments: SecondMoments, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _as_given(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[Tensor, Tensor]:
     mean_x, mean_y = moments.mean_x, moments.mean_y
     weight = torch.as_tensor(weight).to(mean_x)
     bias = torch.zeros_like(mean_y) if bias is None else torch.as_tensor(bias).to(mean_y)

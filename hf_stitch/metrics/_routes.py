@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics import HSIC, Cost, LayerMoments, LayerRows, Moments, Workload
+from hf_stitch.statistics import HSIC, LayerMoments, LayerRows, Moments
 
 Collected = Literal["moments", "rows", "minibatches"]
 """Statistics that a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""
+
+_PACKING = 400
+"""Operations for each entry of a Gram matrix when it is packed."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,73 @@ class PairValues:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What is compared, as far as costs depend on it."""
+
+    n: int  # number of rows
+    x: tuple[int, ...]  # width of each layer of the first side
+    y: tuple[int, ...]  # width of each layer of the second side
+    same: bool  # whether both sides are the same layers
+    distinct: tuple[int, ...]  # width of each distinct layer of both sides
+    itemsize: int  # bytes of a number in a row
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rows of all distinct layers."""
+        return self.n * sum(self.distinct) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a computation in operations, memory and disk."""
+
+    flops: float = 0.0  # floating-point operations, most of them in float64
+    kept: float = 0.0  # bytes of memory that stay allocated
+    transient: float = 0.0  # bytes of memory that are additionally needed for a short time
+    disk: float = 0.0  # bytes of rows in files
+
+    @property
+    def memory(self) -> int:
+        """Peak bytes of memory."""
+        return int(self.kept + self.transient)
+
+    def __add__(self, other: Cost) -> Cost:
+        """The cost of both computations, one after the other."""
+        transient = max(self.transient, other.transient)
+        return Cost(self.flops + other.flops, self.kept + other.kept, transient, self.disk + other.disk)
+
+
+@dataclass(frozen=True)
 class Route:
     """A way to compute a metric for all pairs of layers. All routes of one metric give the same values."""
 
     name: str  # name of the route in results
     collects: Collected  # the statistic that is collected during the pass over the data
     values: Callable[[Any, Workload], PairValues]  # function of that statistic and the workload that returns the values
-    cost: Callable[[Workload], Cost]  # cost after the pass, in addition to the cost of collecting
+    after: Callable[[Workload], Cost] = lambda work: Cost()  # cost after the pass
     options: Mapping[str, Any] = field(default_factory=dict)  # options of the statistic (size of minibatches)
+
+    @property
+    def statistic(self) -> str:
+        """Name of the statistic with its options; routes with the same one share it."""
+        return "-".join([self.collects, *map(str, self.options.values())])
+
+    def cost(self, work: Workload, collected: bool) -> Cost:
+        """The whole cost; a statistic that is collected anyway adds no operations."""
+        collecting = self._collecting(work)
+        return (replace(collecting, flops=0.0) if collected else collecting) + self.after(work)
+
+    def _collecting(self, work: Workload) -> Cost:
+        cross, own = sum(work.x) * sum(work.y), sum(width**2 for width in work.distinct)
+        match self.collects:
+            case "moments":
+                return Cost(flops=2 * work.n * (cross * (0.5 if work.same else 1.0) + own), kept=8 * (cross + own))
+            case "rows":
+                return Cost(disk=work.bytes)
+            case "minibatches":
+                size, both = min(self.options["size"], work.n), sum(work.distinct)
+                flops = work.n * size * (both / (8 / work.itemsize) + len(work.x) * len(work.y))
+                return Cost(flops=flops, kept=2 * size * both * work.itemsize + 8 * size**2 * len(work.distinct))
 
 
 class LayerError(ValueError):
@@ -83,11 +145,17 @@ def from_hsic(
     name: str,
     collects: Collected,
     hsic: Callable[[Any], HSIC],
-    cost: Callable[[Workload], Cost],
-    options: Mapping[str, Any] | None = None,
+    **declared: Any,
 ) -> Route:
     """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself."""
-    return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), cost, options or {})
+    return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), **declared)
+
+
+def of_grams(work: Workload) -> Cost:
+    """Cost of the Gram matrices of all rows, and of HSIC of all pairs."""
+    n, pairs = work.n, len(work.x) * len(work.y)
+    flops = n**2 * (sum(work.distinct) + pairs + _PACKING * len(work.distinct))  # half of a Gram matrix is computed
+    return Cost(flops=flops, kept=8 * n**2 * (len(work.distinct) + 1))
 
 
 def _share(work: Workload, symmetric: bool) -> float:

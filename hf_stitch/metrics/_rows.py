@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.metrics._options import check_values
+from hf_stitch.options import check_call
 from hf_stitch.statistics.base import Rows
 
 Array = NDArray[np.floating[Any]]
@@ -60,7 +60,7 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
 
     @functools.wraps(formula)
     def function(x: Rows, y: Rows, /, *args: Options.args, **options: Options.kwargs) -> Tensor | float:
-        check_values(name, formula, options)
+        check_call(formula, options, f"{name}: ")
         exact_x, exact_y = paired(name, x, y)
         check_count(name, len(exact_x), 2)
         value = formula(exact_x, exact_y, *args, **options)

@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, Operand
+from hf_stitch.options import checked
 from hf_stitch.papers import KRIEGESKORTE_2008, SZEKELY_2007
 
 
@@ -67,6 +68,7 @@ class RSA(FeaturesMetric):
             self.invariances = (*self.invariances, "translation")
         self.differentiable = self.options["compare"] == "pearson"
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """3, because two rows have a single distance."""
         return 3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
-from hf_stitch.metrics._options import Fraction
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows
 from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import WILLIAMS_2021
 
 
@@ -90,6 +90,7 @@ class ShapeDistance(MomentsMetric):
         elif alpha == 0:
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2 with whitening, 2 without."""
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)

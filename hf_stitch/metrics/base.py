@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
-from hf_stitch.metrics._options import check_names, check_values, defaults
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
 from hf_stitch.metrics._rows import Rows, paired
+from hf_stitch.options import check_call, check_names, checked, defaults, plain
 from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments, Weights
@@ -31,7 +31,7 @@ class Metric(ABC):
         title: Name in text, for example "linear CKA".
         papers: Papers that define the metric.
         function: The pure function ``function(x, y, **options)``. Its keyword-only parameters are the options, and
-            their annotations (``bool``, ``Literal[…]``, ``Annotated[float, Within(…)]``) are checked.
+            their annotations are checked (:func:`hf_stitch.options.check`).
         statistic: What the metric needs of each side; see the subclasses.
         higher_is_better: Whether a higher value means more similar. If false, the metric is a distance and 0 means
             equal.
@@ -45,7 +45,7 @@ class Metric(ABC):
 
     Raises:
         TypeError: An option is unknown.
-        ValueError: The value of an option is invalid.
+        OptionError: The value of an option is invalid.
 
     Example:
         >>> from hf_stitch import registries
@@ -64,9 +64,9 @@ class Metric(ABC):
     symmetric: bool = True
 
     def __init__(self, **options: Any) -> None:
-        check_names(self.name, self.function, options)
-        check_values(self.name, self.function, options)
-        self.options: dict[str, Any] = {**defaults(self.function), **options}
+        check_names(self.name, options, defaults(self.function))
+        check_call(self.function, options, f"{self.name}: ")
+        self.options: dict[str, Any] = {**defaults(self.function), **{key: plain(options[key]) for key in options}}
 
     @property
     def label(self) -> str:
@@ -206,7 +206,7 @@ class ActivationMetric(Metric):
     """Base class of metrics that compare two representations of the same samples, updated batch by batch.
 
     Attributes:
-        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``DebiasedMoments``),
+        statistic: The statistic to collect: ``"moments"`` (``Moments``), ``"debiased"`` (``LayerMoments``),
             ``"grams"`` (n × n products, batch by batch), ``"features"`` (rows) or ``"outputs"`` (one row of logits or
             probabilities per sample).
         invariances: Transformations of either side that do not change the value: ``"orthogonal"`` and ``"invertible"``
@@ -252,6 +252,7 @@ class ActivationMetric(Metric):
         """Ways to compute the values for all pairs of layers; empty if the metric does not compare layers."""
         return ()
 
+    @checked
     def min_rows(self, side: Operand, width: int) -> int:
         """Return the fewest rows for which the metric can be defined.
 

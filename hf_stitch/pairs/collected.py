@@ -10,7 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.recording import record
+from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
 from hf_stitch.pairs.pair import Cell, Pair, check_finite
 from hf_stitch.processes import ALONE
@@ -106,7 +108,7 @@ class CollectedPair(Collected):
     ) -> None:  # fmt: skip
         self.pair, self.samples, self.run = pair, samples, run or Run()
         self.pooling, self.cells = pair.pooling, pair.cells
-        self._lonely, self._state = unpaired, state
+        self._unpaired, self._state = unpaired, state
         self._moments: PairMoments | None = None
         self.sums: dict[str, Tensor] = {}
         """Sums of the moments of this process, as a checkpoint keeps them."""
@@ -179,28 +181,25 @@ class CollectedPair(Collected):
     @torch.no_grad()
     def unpaired(self, cell: Cell) -> Rows | None:
         """Return rows of both sides, each on samples of its own, in memory."""
-        if self._lonely is None:
+        if self._unpaired is None:
             return None
-        specs, sides, processes = self.specs(cell), [], self.run.processes
-        adapters = (("source", self.pair.source), ("target", self.pair.target))
-        for (side, adapter), layer, samples in zip(adapters, cell, self._lonely, strict=True):
-            both, found = PairedSamples(samples, samples), dict[str, list[Tensor]]()
-            for _, batch, _ in both.batches(self.run, f"reading the {side}"):
-                values = adapter.encode(adapter.preprocess(batch.samples), layer)[layer]
-                check_finite(values, f"layer {layer!r} of the {side}", batch)
-                parts = _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
-                if not found:
-                    share = len(both.of_process(self.run)) / len(batch.samples)
-                    size = int(sum(rows.nbytes for rows in parts.values()) * share)
-                    check_fits(f"the unpaired rows of the {side}", size, torch.device("cpu"), "use fewer samples")
-                for part, rows in parts.items():
-                    found.setdefault(part, []).append(rows.cpu())
-            mine = {part: torch.cat(rows) for part, rows in found.items()}
-            if processes.count > 1:
-                others = [processes.from_rank(mine, rank) for rank in range(processes.count)]
-                mine = {part: torch.cat([other[part] for other in others]) for part in mine}
-            sides.append(mine)
-        return {part: (sides[0][part], sides[1][part]) for part in part_widths(*specs, self.pooling)}
+        specs, adapters = self.specs(cell), (self.pair.source, self.pair.target)
+        x, y = (
+            self._alone(side, adapter, layer, samples, specs[1])
+            for side, adapter, layer, samples in zip(("source", "target"), adapters, cell, self._unpaired, strict=True)
+        )
+        return {part: (x[part], y[part]) for part in part_widths(*specs, self.pooling)}
+
+    def _alone(
+        self, side: str, adapter: Adapter, layer: str, samples: Samples, target: RepresentationSpec
+    ) -> dict[str, Tensor]:
+        def read(batch: Batch) -> dict[str, Tensor]:
+            values = adapter.encode(adapter.preprocess(batch.samples), layer)[layer]
+            check_finite(values, f"layer {layer!r} of the {side}", batch)
+            return _rows_alone(values, target, self.pooling, of_source=side == "source")
+
+        what = f"the unpaired rows of the {side}"
+        return record(samples, self.run, f"reading the {side}", read, what, "use fewer samples")
 
 
 class CollectedParts(Collected):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,25 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
-from hf_stitch.tasks.heads import check_labels, logits_of, task_of
+from hf_stitch.tasks.heads import logits_of, task_of
 from hf_stitch.tasks.kinds import task_named
 
 Cell = tuple[str, str]
 """Layer of the source, layer of the target."""
 Align = Literal["tokens", "prefix"]
 ALIGN: tuple[str, ...] = get_args(Align)
+
+
+class Ran(NamedTuple):
+    """What one network outputs for a batch."""
+
+    inputs: Mapping[str, Any]
+    found: Mapping[str, Representation]  # by layer
+    output: Any  # of the whole network; None if it did not run to its end
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,6 @@ class Pair:
             ValueError: If the networks do not take the same samples or tokens, the head cannot be scored, the target
                 has no task although stitched models are ``scored``, or the pooling leaves too little for the task.
         """
-        check_choice("pooling", pooling, POOLINGS)
-        check_choice("align", align, ALIGN)
         a, b = load_on(source, run.processes.device), load_on(target, run.processes.device)
         if align == "prefix":
             a = PrefixAdapter(a, b, own=own)
@@ -91,9 +96,9 @@ class Pair:
             raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
         check_meet(a, b, pooling)
         found = scored_task(b, task) if scored else task_of(b, task)
-        if task_named(found).causal and pooling in POOLED:
+        if task_named(found).per_token and pooling in POOLED:
             raise ValueError(
-                f"pooling={pooling!r} leaves one token per text, so that no next token could be predicted; use "
+                f"pooling={pooling!r} leaves one token per text, and {found} predicts something at each: use "
                 "pooling='none'"
             )
         return cls(a, b, pooling, found, align=align)
@@ -155,22 +160,9 @@ class Pair:
         Raises:
             ValueError: If activations are NaN or infinite; the message names layer and sample.
         """
-        found, outputs, inputs = [], [], {}
-        for side, adapter, layers, own in (
-            ("source", self.source, self.layers_a, batch),
-            ("target", self.target, self.layers_b, twin or batch),
-        ):
-            inputs = adapter.preprocess(own.samples)
-            kept: dict[str, Representation] = {}
-
-            def keep(name: str, representation: Representation, kept: dict[str, Representation] = kept) -> None:
-                kept[name] = representation.replace(values=representation.values.clone())
-
-            outputs.append(adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes))
-            for name, representation in kept.items():
-                check_finite(representation, f"layer {name!r} of the {side}", batch)
-            found.append(kept)
-        return Outputs(inputs, found[0], found[1], outputs[0], outputs[1])
+        own = run_to(self.source, self.layers_a, batch, "source", complete=complete)
+        other = run_to(self.target, self.layers_b, twin or batch, "target", complete=complete)
+        return Outputs(other.inputs, own.found, other.found, own.output, other.output)
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
         """Run the target from a layer on mapped activations, in the dtype of its own ones."""
@@ -206,8 +198,28 @@ class Pair:
                     f"the target cannot run from layer {lb!r} on the activations that pooling={self.pooling!r} leaves "
                     f"({type(error).__name__}: {error}); use another pooling or layer"
                 ) from error
-        if task_named(self.task).classifies:
-            check_labels(test, logits_of(found.target).shape[-1])
+        if self.task is not None:
+            task_named(self.task).check_labels(test, logits_of(found.target).shape[-1])
+
+
+def run_to(
+    adapter: Adapter, layers: Collection[str], batch: Batch, side: str, *, complete: bool,
+    inputs: Mapping[str, Any] | None = None,
+) -> Ran:  # fmt: skip
+    """Run a network once on a batch, to the deepest of some layers or to its end, and check what it outputs there.
+
+    A source that reads the tokens of the target has no end. Layers need not be cuts.
+    """
+    inputs = adapter.preprocess(batch.samples) if inputs is None else inputs
+    kept: dict[str, Representation] = {}
+
+    def keep(name: str, representation: Representation) -> None:
+        kept[name] = representation.replace(values=representation.values.clone())
+
+    output = adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes)
+    for name, representation in kept.items():
+        check_finite(representation, f"layer {name!r} of the {side}", batch)
+    return Ran(inputs, kept, output)
 
 
 def scored_task(target: Adapter, task: str | None) -> str:

@@ -48,7 +48,7 @@ class Split:
             raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
         if paired_data is not None and test_data is not None:
             raise ValueError("paired_data is split together with data: leave out test_data")
-        lonely = None if unpaired is None else _unpaired(unpaired)
+        sides = None if unpaired is None else _unpaired(unpaired)
         given = PairedSamples.of(data, paired_data)
         record: dict[str, Any] = {"data": given.a.fingerprint}
         if given.differ:
@@ -61,11 +61,11 @@ class Split:
             held_out = PairedSamples.of(test_data)
             record["test_data"] = held_out.a.fingerprint
             train, test = samples, _numbered(held_out, pair)
-        if lonely is not None:
-            record["unpaired"] = [side.fingerprint for side in lonely]
-        for part in (train.a, test.a, *(lonely or ())[:1]):
+        if sides is not None:
+            record["unpaired"] = [side.fingerprint for side in sides]
+        for part in (train.a, test.a, *(sides or ())[:1]):
             pair.source.check_lengths(part)
-        return cls(train, test, lonely, {**record, "samples": len(train)})
+        return cls(train, test, sides, {**record, "samples": len(train)})
 
 
 def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
@@ -73,11 +73,7 @@ def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
     return samples.with_first(numbered)
 
 
-def _unpaired(given: Any) -> tuple[Samples, Samples]:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ValueError(
-            f"unpaired must be two sets of samples (of the source, of the target), got {type(given).__name__}"
-        )
+def _unpaired(given: tuple[Any, Any]) -> tuple[Samples, Samples]:
     sides = Samples.of(given[0]), Samples.of(given[1])
     for name, side in zip(("source", "target"), sides, strict=True):
         if len(side) < 2:

@@ -6,14 +6,10 @@ Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and with
 
 from importlib.util import find_spec
 
-from hf_stitch.plots.confusion import confusion
 from hf_stitch.plots.curves import curves
-from hf_stitch.plots.evolution import evolution
 from hf_stitch.plots.heatmap import heatmap, heatmaps
 from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import interval_panels, intervals
-from hf_stitch.plots.matrices import matrices
-from hf_stitch.plots.networks import dendrogram, distance_map
 from hf_stitch.plots.overlaid import overlaid
 from hf_stitch.plots.strips import strips
 
@@ -23,17 +19,12 @@ if find_spec("matplotlib") is None:
     )
 
 __all__ = [
-    "confusion",
     "curves",
-    "dendrogram",
-    "distance_map",
-    "evolution",
     "heatmap",
     "heatmaps",
     "histogram",
     "interval_panels",
     "intervals",
-    "matrices",
     "overlaid",
     "strips",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+from hf_stitch.options import checked
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -14,6 +16,7 @@ Role = Literal["source", "stitch", "target", "left out"]
 COLOURS: dict[Role, str] = {"source": "#0072b2", "stitch": "#d55e00", "target": "#009e73", "left out": "#b5b5b5"}
 
 
+@checked
 def strips(parts: Iterable[tuple[str, str, float, Role]], label: str) -> Figure:
     """Draw rows of parts, each as long as its size; what is left out is hatched.
 

@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.data import Batch, Id, PairedSamples, Samples, check_same_order
+from hf_stitch.adapters.recording import record
+from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
+from hf_stitch.options import checked
 from hf_stitch.processes import Processes
 from hf_stitch.reference import ModelReference
-from hf_stitch.registry import check_choice
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import POOLINGS, Pooling, pooling_from_1
+from hf_stitch.representation import POOLINGS, Pooling
 from hf_stitch.running import Run
 from hf_stitch.storage.files import decoding, digest
 from hf_stitch.storage.folders import load_whole, replacing
@@ -119,6 +120,7 @@ class AnchorSet:
 
     # -- representations -------------------------------------------------------------------------------------------
     @torch.no_grad()
+    @checked
     def encode(
         self,
         model: str | nn.Module | Adapter,
@@ -150,7 +152,6 @@ class AnchorSet:
             ValueError: The samples differ from the anchors or are in another order, the pooling gives several rows per
                 sample, or representations repeat, are all equal, or differ from those already in the set.
         """
-        check_choice("pooling", pooling, POOLINGS)
         self.check_same(samples)
         adapter = load(model)
         reference = adapter.pinned
@@ -160,11 +161,13 @@ class AnchorSet:
         processes = Processes.of(None)
         run = Run(batch_size, progress=progress, processes=processes)
         with processes.together("encode"):
-            batches = PairedSamples(samples, samples).batches(run, "encoding anchors")
-            own = torch.cat([_vectors(adapter, layer, pooling, batch) for _, batch, _ in batches])
-            vectors = torch.cat([part.to(own) for part in processes.gather(own if processes.count == 1 else own.cpu())])
-        return self.add(vectors, reference, layer, pooling)
+            encoded = record(
+                samples, run, "encoding anchors", lambda batch: {"": _vectors(adapter, layer, pooling, batch)},
+                f"the representations of {len(samples):,} anchors", "use fewer anchors, or another pooling",
+            )  # fmt: skip
+        return self.add(encoded[""], reference, layer, pooling)
 
+    @checked
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
         """Return this set with representations that were computed before.
 
@@ -181,7 +184,6 @@ class AnchorSet:
             ValueError: The number of representations differs from that of the anchors, they repeat or are all equal, or
                 the set already contains this encoder and layer.
         """
-        check_choice("pooling", pooling, POOLINGS)
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
         added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
@@ -209,6 +211,7 @@ class AnchorSet:
         added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
+    @checked
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
         """Whether the set contains the representations by an encoder.
 
@@ -220,9 +223,9 @@ class AnchorSet:
         Returns:
             True if :meth:`values` would return them.
         """
-        check_choice("pooling", pooling, POOLINGS)
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
+    @checked
     def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
         """Return the representations of the anchors by an encoder.
 
@@ -237,7 +240,6 @@ class AnchorSet:
         Raises:
             ValueError: The set does not contain them; the message lists what it contains.
         """
-        check_choice("pooling", pooling, POOLINGS)
         reference = model.pinned if isinstance(model, Adapter) else model
         if found := self._find(reference, layer, pooling):
             return found.values
@@ -358,10 +360,10 @@ class AnchorSet:
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if config["format"] not in (1, FORMAT):
-            raise ValueError(f"its format is {config['format']}, and this version reads 1 to {FORMAT}")
+        if config["format"] != FORMAT:
+            raise ValueError(f"its format is {config['format']}, and this version reads {FORMAT}")
         tensors = load_file(folder / WEIGHTS)
-        if config.get("digest", found := digest(folder / WEIGHTS)) != found:  # records of 0.1.0 have none
+        if config["digest"] != digest(folder / WEIGHTS):
             raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
         if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
             raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
@@ -370,10 +372,10 @@ class AnchorSet:
             raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
         contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
         anchors = cls(tuple(ids), fingerprint, contents=contents)
-        for place, each in enumerate(map(pooling_from_1, config["encoded"])):
+        for place, each in enumerate(config["encoded"]):
             if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
                 raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
-            reference = ModelReference.from_dict(each["endpoint" if config["format"] == 1 else "reference"])
+            reference = ModelReference.from_dict(each["reference"])
             anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
         return anchors
 

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from hf_stitch.data import Id, Samples
+from hf_stitch.options import Count
 from hf_stitch.relative.projection import RelativeProjection, check_anchors
 from hf_stitch.relative.selection import Selection
 
@@ -43,17 +44,16 @@ class Bootstrap(Selection):
 
     anchors: Tensor
     seeds: Sequence[Id]
-    rounds: int = 10
+    rounds: Count = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_anchors(self.anchors)
         if not 3 <= len(self.seeds) < len(self.anchors) or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
                 f"bootstrap of {len(self.anchors)} anchors needs at least 3 different seeds, and fewer seeds "
                 f"than anchors; got {len(self.seeds)}, of which {len(set(self.seeds))} differ"
             )
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.relative.similarities import Cosine, Euclidean, Similarity, computable
 
 Near = Literal["cosine", "euclidean"]
@@ -20,6 +20,7 @@ WORD = 8
 
 
 @torch.no_grad()
+@checked
 def nearest(
     queries: Tensor, rows: Tensor | Iterable[Tensor], k: int = 10, distance: Near = "cosine"
 ) -> tuple[Tensor, Tensor]:
@@ -51,7 +52,6 @@ def nearest(
                 [1, 2],
                 [2, 0]])
     """
-    check_choice("distance", distance, get_args(Near))
     if k < 1 or queries.ndim != 2:
         raise ValueError(f"nearest needs queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
     _check_finite("query", queries, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch.data import Id, check_same_order
+from hf_stitch.options import Count, Positive, checked
 from hf_stitch.papers import MOSCHELLA_2023, Paper
-from hf_stitch.registry import check_choice, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative.similarities import Bound, Similarity, computable
 from hf_stitch.stitches import Stitch
 from hf_stitch.stitches.base import as_dtype
@@ -78,24 +79,26 @@ class RelativeProjection(Stitch):
     anchors: Tensor
     ids: tuple[Id, ...] | None = None
 
+    @checked
     def __init__(
         self,
         in_features: int,
-        anchors: int,
-        similarities: _Named | Sequence[_Named] = "cosine",
+        anchors: Count,
+        similarities: _Named | Iterable[_Named] = "cosine",
         *,
         center: bool = False,
-        feature_step: float | None = None,
-        similarity_step: float | None = None,
+        feature_step: Positive | None = None,
+        similarity_step: Positive | None = None,
         normalise: Normalise | None = None,
-        subspaces: int = 1,
+        subspaces: Count = 1,
         aggregate: Aggregate = "concatenate",
         dtype: torch.dtype | str = torch.float32,
     ) -> None:
-        check_choice("normalise", normalise, (None, *get_args(Normalise)))
-        check_choice("aggregate", aggregate, get_args(Aggregate))
         several = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
-        _check_options(in_features, anchors, several, feature_step, similarity_step, subspaces)
+        if not several:
+            raise ValueError("a relative projection needs at least one similarity, got none")
+        if in_features % subspaces:
+            raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
         spaces = len(several) * subspaces
         super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
         self.similarities = tuple(registries.similarities.build(each) for each in several)
@@ -115,7 +118,7 @@ class RelativeProjection(Stitch):
     def of(
         cls,
         anchors: Tensor,
-        similarities: _Named | Sequence[_Named] = "cosine",
+        similarities: _Named | Iterable[_Named] = "cosine",
         *,
         ids: Sequence[Id] | None = None,
         **options: Any,
@@ -334,25 +337,6 @@ def _repeated(rows: Tensor) -> dict[int, int]:
         for first, second in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
             repeated.setdefault(second, first)
     return repeated
-
-
-def _check_options(
-    in_features: int,
-    anchors: int,
-    similarities: Sequence[Any],
-    feature_step: float | None,
-    similarity_step: float | None,
-    subspaces: int,
-) -> None:
-    if anchors < 1:
-        raise ValueError(f"a relative projection needs at least 1 anchor, got {anchors}")
-    if not similarities:
-        raise ValueError("a relative projection needs at least one similarity, got none")
-    for name, step in (("feature_step", feature_step), ("similarity_step", similarity_step)):
-        if step is not None and not 0 < step < float("inf"):
-            raise ValueError(f"{name} must be None or a number > 0, got {step!r}")
-    if subspaces < 1 or in_features % subspaces:
-        raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
 
 
 def _round(values: Tensor, step: float | None) -> Tensor:

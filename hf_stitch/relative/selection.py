@@ -5,25 +5,25 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from hf_stitch.data import Id, Samples
 from hf_stitch.data.splits import apportion, chance
+from hf_stitch.options import Configured, Within
 from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection(ABC):
+class Selection(Configured, ABC):
     """Base class of anchor selections: frozen dataclasses whose fields are their options.
 
-    ``__post_init__`` validates the options.
+    The options are checked against their annotations (:class:`hf_stitch.options.Configured`).
 
     Attributes:
-        name: Name in the registry of anchors.
         needs: What the selection needs besides the samples: ``"labels"``, ``"features"`` or None.
 
     Example:
@@ -33,7 +33,6 @@ class Selection(ABC):
         [0, 1]
     """
 
-    name: ClassVar[str]
     needs: ClassVar[Literal["labels", "features"] | None] = None
 
     @abstractmethod
@@ -271,21 +270,20 @@ class OutOfDomain(Selection):
         seed: Seed of the hash.
 
     Raises:
-        ValueError: There are fewer than 2 domain samples, or the quantile is out of range.
+        ValueError: There are fewer than 2 domain samples.
     """
 
     name: ClassVar[str] = "ood"
     needs: ClassVar[Literal["labels", "features"] | None] = "features"
 
     domain: Tensor
-    quantile: float = 0.95
+    quantile: Annotated[float, Within(0, 1, above=True)] = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.domain.ndim != 2 or len(self.domain) < 2:
             raise ValueError(f"domain must be of shape (m, d) with m >= 2, got {tuple(self.domain.shape)}")
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"quantile must be in (0, 1], got {self.quantile}")
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors, by Euclidean distance."""

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
+from hf_stitch.options import Configured, Count, Within
 from hf_stitch.papers import MOSCHELLA_2023, Paper
 
 Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation", "translation"], ...]
@@ -20,14 +21,13 @@ Bound = Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Similarity(ABC):
+class Similarity(Configured, ABC):
     """Base class of similarities between vectors and anchors: frozen dataclasses whose fields are their options.
 
-    ``__post_init__`` validates the options. A similarity may also be a distance: relative representations only need
-    equal values for equal vectors.
+    The options are checked against their annotations (:class:`hf_stitch.options.Configured`). A similarity may also be
+    a distance: relative representations only need equal values for equal vectors.
 
     Attributes:
-        name: Name in the registry of similarities.
         title: Name in text.
         papers: Papers that define the similarity.
         invariances: Transformations applied to vectors and anchors *together* that do not change the values:
@@ -41,7 +41,6 @@ class Similarity(ABC):
         tensor([0.6000, 0.8000])
     """
 
-    name: ClassVar[str]
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
 
@@ -78,10 +77,6 @@ class Similarity(ABC):
             )
         rows = computable(x).reshape(-1, x.shape[-1])
         return self.against(computable(anchors))(rows).to(x.dtype).reshape(*x.shape[:-1], len(anchors))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values, for ``registries.similarities.build``."""
-        return {"name": self.name, **dataclasses.asdict(self)}
 
 
 def computable(x: Tensor) -> Tensor:
@@ -193,7 +188,8 @@ class Lp(Similarity):
     def __post_init__(self) -> None:
         if isinstance(self.p, str) and self.p == "inf":  # from to_dict, because JSON has no infinity
             object.__setattr__(self, "p", math.inf)
-        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not self.p >= 1:
+        super().__post_init__()
+        if not self.p >= 1:
             raise ValueError(f"p must be a number >= 1 or math.inf, got {self.p!r}")
 
     @property
@@ -254,11 +250,7 @@ class ChangeOfBasis(Similarity):
     title: ClassVar[str] = "change of basis"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
-    rcond: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.rcond is not None and not (isinstance(self.rcond, float | int) and 0 <= self.rcond < 1):
-            raise ValueError(f"rcond must be None or in [0, 1), got {self.rcond!r}")
+    rcond: Annotated[float, Within(0, 1, below=True)] | None = None
 
     @property
     def invariances(self) -> Invariances:
@@ -305,11 +297,7 @@ class Geodesic(Similarity):
     title: ClassVar[str] = "geodesic distance"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
 
-    neighbours: int = 10
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.neighbours, int) or isinstance(self.neighbours, bool) or self.neighbours < 1:
-            raise ValueError(f"neighbours must be an integer >= 1, got {self.neighbours!r}")
+    neighbours: Count = 10
 
     @property
     def invariances(self) -> Invariances:

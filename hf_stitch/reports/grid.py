@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
-from hf_stitch.analysis.grid.result import ACCURATE, StitchGrid, direction
+from hf_stitch.analysis.grid.result import ACCURATE, StitchGrid
 from hf_stitch.reports.drawing import Array, heat_map, layout_of, marks, thinned
 from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 
@@ -63,11 +63,11 @@ def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
     values = grid.values(matcher, figure)
     if np.isnan(values).all():
         return f"{figure} of {matcher} is undefined for all stitches."
-    best = np.nanargmax(values) if direction(figure) == "higher" else np.nanargmin(values)
+    best = np.nanargmax(values) if grid.direction(figure) == "higher" else np.nanargmin(values)
     i, j = np.unravel_index(best, values.shape)
     sentence = f"{figure.replace('_', ' ')} of {matcher} is best from {grid.layers_a[i]} to {grid.layers_b[j]}"
     sentence = f"{sentence[0].upper()}{sentence[1:]} ({values[i, j]:.3f})"
-    if figure in ("relative_accuracy", "agreement"):
+    if grid.direction(figure) == "higher" and figure in (grid.figures[0], "agreement"):
         count = int((values >= ACCURATE).sum())
         sentence += f"; {count} of {values.size} stitches reach {ACCURATE:g}"
     return f"{sentence}."
@@ -100,7 +100,7 @@ def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
     values = grid.values(matcher)[np.ix_(*_places(grid))]
     if np.isnan(values).all():
         return 0, 0
-    best = np.nanargmax(values) if direction(grid.figures[0]) == "higher" else np.nanargmin(values)
+    best = np.nanargmax(values) if grid.direction(grid.figures[0]) == "higher" else np.nanargmin(values)
     return int(best) // values.shape[1], int(best) % values.shape[1]
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_stitch.options import checked
 from hf_stitch.processes import Processes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Statistic(ABC):
         self._declared: dict[str, _Declared] = {}
         self._parts: dict[str, Statistic] = {}
 
+    @checked
     def add_state(self, name: str, initial: Tensor | None, reduce: Reduce) -> None:
         """Declare a part of the state, which becomes an attribute.
 

@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from hf_stitch.statistics.hsic import HSIC, inner_products, unbiased_pairs
-from hf_stitch.statistics.layers import Cost, Workload
 
 # Numbers that are centred at a time, so that they stay in the cache, and bounds on the number of features: sums of many
 # products lose digits in float32.
 _ELEMENTS, _LEAST, _MOST = 2**18, 512, 4096
-# Cost of packing a Gram matrix, in operations per entry.
-_PASSES = 400
 # Smallest block of rows whose products with each other are all computed.
 _ROWS = 64
 
@@ -68,13 +65,6 @@ class Grams:
             raise ValueError(f"all layers must have the same number of rows, got {sorted(lengths) or 'no layers'}")
         self._x = _exact_grams(x)
         self._y = self._x if y is None else _exact_grams(y)
-
-    @staticmethod
-    def cost(work: Workload) -> Cost:
-        """Estimate the cost of the Gram matrices and of HSIC of all pairs."""
-        n, pairs = work.n, len(work.x) * len(work.y)
-        flops = n**2 * (sum(work.distinct) + pairs + _PASSES * len(work.distinct))  # half of a Gram matrix is computed
-        return Cost(flops=flops, kept=8 * n**2 * (len(work.distinct) + 1))
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """Compute HSIC of every pair; the values equal those of :meth:`LayerMoments.hsic`.

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from hf_stitch.statistics.base import Statistic, within
 from hf_stitch.statistics.hsic import HSIC, unbiased_pairs
-from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.statistics.moments import Moments
 
 # Rows multiplied at a time: smaller products would mostly read and write the co-moments.
 _BUFFER_ROWS = 512
 
 
-class LayerMoments(Statistic, LayerStatistic):
+class LayerMoments(Statistic):
     """First and second moments of the rows of every layer of two sides, and of all pairs of layers, in float64.
 
     Sums are taken about an ``origin`` near the mean, for example the mean of a few rows, so that means far from zero do
@@ -61,12 +60,6 @@ class LayerMoments(Statistic, LayerStatistic):
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
         sides = [within(f"{key}.", state) for key in "xy" if key == "x" or f"{key}.widths" in state]
         return cls(*(side["origin"].split(side["widths"].tolist()) for side in sides))
-
-    @classmethod
-    def cost(cls, work: Workload, **options: Any) -> Cost:
-        """Estimate the cost, as in ``LayerStatistic``."""
-        cross, own = sum(work.x) * sum(work.y), sum(width**2 for width in work.distinct)
-        return Cost(flops=2 * work.n * (cross * (0.5 if work.same else 1.0) + own), kept=8 * (cross + own))
 
     @property
     def n(self) -> int:

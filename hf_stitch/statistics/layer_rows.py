@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from hf_stitch.processes import Processes
 from hf_stitch.statistics.grams import Grams
-from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 from hf_stitch.storage.rows import RowStore
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _MESSAGE_BYTES = 2**26
 """Bytes per message to the other processes."""
 
 
-class LayerRows(LayerStatistic):
+class LayerRows:
     """The rows of every layer in files, one per layer, which are memory-mapped for reading.
 
     Dtypes narrower than float32 are stored as float32.
@@ -44,11 +43,6 @@ class LayerRows(LayerStatistic):
         self._folder, self._layers_x, self._same = folder, len(x), y is None
         self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
         self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
-
-    @classmethod
-    def cost(cls, work: Workload, **options: Any) -> Cost:
-        """Estimate the cost, as in ``LayerStatistic``."""
-        return Cost(disk=work.n * sum(work.distinct) * work.itemsize)
 
     def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
         """Open the files and truncate them to some rows."""
@@ -81,7 +75,7 @@ class LayerRows(LayerStatistic):
         return Grams(rows) if self._same else Grams(rows[: self._layers_x], rows[self._layers_x :])
 
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> Self:
-        """Add a batch; see :class:`LayerStatistic`."""
+        """Add a batch of rows of every layer. Row i must be the same sample in every layer."""
         for store, like, rows in zip(self._stores, self._like, (*x, *(y or ())), strict=True):
             store.append(rows.to("cpu", like.dtype))
         return self
@@ -102,8 +96,6 @@ class LayerRows(LayerStatistic):
         """Give every process the rows of all processes, in the order of the ranks.
 
         All processes must call this method once, after the last row.
-
-        See :meth:`hf_stitch.statistics.layers.LayerStatistic.all_reduce`.
         """
         if accelerator.num_processes == 1:
             return self
@@ -122,7 +114,6 @@ class LayerRows(LayerStatistic):
                         if processes.rank == rank
                         else like.new_empty(size, like.shape[1])
                     )
-                    with processes.exchange():
-                        store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
+                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
         self._held = stores
         return self

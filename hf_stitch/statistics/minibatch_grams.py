@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,10 +11,9 @@ from torch import Tensor
 from hf_stitch.statistics.base import Statistic
 from hf_stitch.statistics.grams import Gram, Packed, gram_of, packed, unbiased
 from hf_stitch.statistics.hsic import HSIC
-from hf_stitch.statistics.layers import Cost, LayerStatistic, Workload
 
 
-class MinibatchGrams(Statistic, LayerStatistic):
+class MinibatchGrams(Statistic):
     """Unbiased HSIC of every pair of layers, summed over minibatches of consecutive rows (Nguyen et al. 2021).
 
     ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted
@@ -72,13 +71,6 @@ class MinibatchGrams(Statistic, LayerStatistic):
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
         size, x, y = state["form"].tolist()
         return cls(size, x, None if y < 0 else y, device=state["xy"].device)
-
-    @classmethod
-    def cost(cls, work: Workload, **options: Any) -> Cost:
-        """Estimate the cost, as in ``LayerStatistic``; the option ``size`` is the minibatch size."""
-        size, both = min(options["size"], work.n), sum(work.distinct)
-        flops = work.n * size * (both / (8 / work.itemsize) + len(work.x) * len(work.y))
-        return Cost(flops=flops, kept=2 * size * both * work.itemsize + 8 * size**2 * len(work.distinct))
 
     @property
     def _pending(self) -> list[list[Tensor]]:

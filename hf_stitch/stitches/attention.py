@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -75,14 +75,3 @@ class AttentionStitch(SequenceStitch):
         found = functional.scaled_dot_product_attention(q, k, v, attn_mask=attends, is_causal=alone)
         beside = functional.linear(found.transpose(-3, -2).flatten(-2), self.write)
         return functional.linear(x, self.weight, self.bias) + beside
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths, the heads, whether it is causal, and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "heads": self.heads,
-            "width": self.width,
-            "causal": self.causal,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-        }

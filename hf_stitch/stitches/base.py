@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ RECORD = "stitch"
 class Stitch(nn.Module, ABC):
     """Base class of stitches, which map every vector ``(..., in_features)`` to ``(..., out_features)``.
 
-    A subclass sets its ``name`` in the registry of stitches, implements the map in ``transform`` and returns its
-    constructor arguments in ``config``. Its tensors are plain parameters and persistent buffers, so that config and
-    state dict together determine the stitch:
+    A subclass sets its ``name`` in the registry of stitches, implements the map in ``transform`` and keeps its
+    constructor arguments in attributes of their names. Its tensors are plain parameters and persistent buffers, so
+    that config and state dict together determine the stitch:
 
     - ``type(stitch)(**stitch.config())`` has the same shapes, also under ``torch.device("meta")``;
     - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` then makes it bit-identical (on meta, with
@@ -103,9 +104,17 @@ class Stitch(nn.Module, ABC):
             ``(..., out_features)``.
         """
 
-    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return the constructor arguments as JSON values."""
+        """Return the constructor arguments as JSON values.
+
+        Each is the attribute of its name; ``dtype`` is that of the weights, and ``bias`` whether there is one.
+        """
+        found = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        if "bias" in found:
+            found["bias"] = found["bias"] is not None
+        if "dtype" in found:
+            found["dtype"] = str(next(self.parameters()).dtype).removeprefix("torch.")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``name``, ``config()`` and ``fitted`` in one dict of JSON values, for :meth:`from_dict`."""

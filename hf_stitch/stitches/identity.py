@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,3 @@ class IdentityStitch(Stitch):
     def matrix(self) -> Tensor:
         """Return the map as ``(out_features, in_features)``, with ones on the diagonal."""
         return torch.eye(self.out_features, self.in_features)
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths."""
-        return {"in_features": self.in_features, "out_features": self.out_features}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.registry import check_choice
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
+from hf_stitch.options import checked
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.identity import IdentityStitch
 from hf_stitch.stitches.linear import LinearStitch
@@ -50,6 +50,7 @@ class StitchingLayer(nn.Module):
         torch.Size([3, 5, 6])
     """
 
+    @checked
     def __init__(
         self,
         source: RepresentationSpec,
@@ -60,7 +61,6 @@ class StitchingLayer(nn.Module):
         means: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Validate the specs and the widths of the maps."""
-        check_choice("pooling", pooling, POOLINGS)
         super().__init__()
         check_specs(source, target, pooling)
         self.source, self.target, self.pooling = source, target, pooling
@@ -150,6 +150,15 @@ class StitchingLayer(nn.Module):
         mask = None if mask is None else mask[:, representation.prefix_tokens :]
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling), mask)
 
+    def shrinks(self, representation: Representation) -> bool:
+        """Whether all that is read of a representation are its positions on the target's grid, which has fewer."""
+        own, grid = representation.grid, self.target.grid
+        by_mean = self.prefix is not None and not representation.prefix_tokens  # of all positions: source_prefix
+        return (
+            self.pooling == "none" and not by_mean and own is not None and grid is not None
+            and grid[0] * grid[1] < own[0] * own[1]
+        )  # fmt: skip
+
     def _map(self, part: str, values: Tensor, mask: Tensor | None = None) -> Tensor:
         stitch: Stitch = getattr(self, part)
         weights = list(stitch.parameters())  # torch 2.7 cannot export next() with a default
@@ -174,6 +183,11 @@ class StitchingLayer(nn.Module):
     def equal_widths(self) -> bool:
         """Whether the source and the target have the same widths, so that :meth:`identity` changes no vector."""
         return all(a == b for a, b in (self.widths, self.prefix_widths or (0, 0)))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether positions are not mapped."""
+        return isinstance(self.body, IdentityStitch)
 
     def identity(self) -> StitchingLayer:
         """Return the identity baseline: for unequal widths, features are cut or padded with zeros."""

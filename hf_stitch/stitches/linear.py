@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,15 +84,6 @@ class LinearStitch(Stitch):
     def matrix(self) -> Tensor:
         """Return the map without its bias, ``(out_features, in_features)``."""
         return self.weight
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths, whether there is a bias, and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "bias": self.bias is not None,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-        }
 
 
 def as_linear(stitch: Stitch) -> LinearStitch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -74,13 +74,3 @@ class LowRankStitch(Stitch):
     def matrix(self) -> Tensor:
         """Return the map without its bias, ``(out_features, in_features)``."""
         return self.up @ self.down
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths, the rank, whether there is a bias, and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "rank": self.rank,
-            "bias": self.bias is not None,
-            "dtype": str(self.down.dtype).removeprefix("torch."),
-        }

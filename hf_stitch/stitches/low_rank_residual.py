@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,12 +70,3 @@ class LowRankResidualStitch(Stitch):
     def matrix(self) -> Tensor:
         """Return the map without its bias, ``(out_features, in_features)``."""
         return self.weight + self.up @ self.down
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths, the rank and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "rank": self.rank,
-            "dtype": str(self.down.dtype).removeprefix("torch."),
-        }

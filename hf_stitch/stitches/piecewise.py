@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,12 +77,3 @@ class PiecewiseStitch(Stitch):
             correction = functional.linear(x, self.weights[piece], self.biases[piece])
             mapped = mapped + shares[..., piece, None] * correction
         return mapped
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths, the number of pieces and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "pieces": self.pieces,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-        }

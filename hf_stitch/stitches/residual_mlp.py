@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +58,3 @@ class ResidualMLPStitch(Stitch):
         """``Wx + b + V gelu(Ux + a)``."""
         hidden = functional.gelu(functional.linear(x, self.down, self.down_bias))
         return functional.linear(x, self.weight, self.bias) + functional.linear(hidden, self.up)
-
-    def config(self) -> dict[str, Any]:
-        """Return the widths and the name of the dtype."""
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "hidden": self.hidden,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-        }

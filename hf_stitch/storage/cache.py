@@ -14,7 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_stitch.storage.files import UNFINISHED, is_abandoned, remove
+from safetensors import SafetensorError, safe_open
+
+from hf_stitch.storage.files import UNFINISHED, is_abandoned, reading, remove
 from hf_stitch.storage.tensors import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ KEY = re.compile(r"[0-9a-f]{64}")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 SUFFIX = ".safetensors"
-LONGEST_HEADER = 10**8
-"""Bytes of the longest header of a safetensors file."""
 
 
 def default_folder() -> Path:
@@ -74,13 +74,9 @@ class Entry:
     def about(self) -> dict[str, Any]:
         """What was written about it; empty if the file is gone or broken. Tensors are not read."""
         try:
-            if not self.path.is_file():  # reading a pipe might never end
-                return {}
-            with self.path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
-                return dict(json.loads(header["__metadata__"]["about"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            with reading([self.path]), safe_open(self.path, framework="np") as file:
+                return dict(json.loads(file.metadata()["about"]))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             return {}
 
 
@@ -172,10 +168,6 @@ class Cache:
                 written = max(each.stat().st_mtime for each in (path, *path.glob("*")))
                 if is_abandoned(path) or time.time() - written > ABANDONED:
                     remove(path)
-        for path in self.folder.glob(".tmp??????"):  # of safetensors, in versions up to 0.2
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED and Entry("", 0, 0.0, path).about:
-                    path.unlink()
 
     def _path(self, key: str) -> Path:
         if not KEY.fullmatch(key):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,12 @@ def write_tensors(path: Path, key: str, tensors: Mapping[str, Tensor], about: Ma
 
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(about)
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in stored.items()}
-    metadata = {"about": text, "dtypes": json.dumps(dtypes), "digest": _digest(key, text, stored)}
+    metadata = {"about": text, "digest": _digest(key, text, stored)}
     write_whole(path, lambda place: save_file(stored, place, metadata=metadata))
 
 
 def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Map a file of :func:`write_tensors` into memory; it is opened once, because it may be replaced meanwhile."""
+    """Map a file of :func:`write_tensors` into memory; the tensors may be changed, and outlive it."""
     try:
         with reading([path]):
             return _read(path, key)
@@ -38,23 +36,11 @@ def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def _read(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    import torch
+    from safetensors import safe_open
 
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    start = 8 + int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8:start])
-    metadata = header.pop("__metadata__")
-    dtypes = json.loads(metadata["dtypes"])
-    tensors = {}
-    for name, form in header.items():
-        first, last = form["data_offsets"]
-        dtype = getattr(torch, dtypes[name])
-        if first == last:
-            tensors[name] = torch.empty(form["shape"], dtype=dtype)
-        else:
-            values = torch.frombuffer(mapped, dtype=torch.uint8, offset=start + first, count=last - first)
-            tensors[name] = values.view(dtype).view(form["shape"])
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if metadata["digest"] != _digest(key, metadata["about"], tensors):
         raise ValueError("its contents do not have the digest that was written with them")
     return tensors, json.loads(metadata["about"])

@@ -5,21 +5,26 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
+from hf_stitch.tasks.heads import widened
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Any]
 """Measure (``right``, ``agreement``, ``cross_entropy``, …) -> one number, row or vector per sample."""
 Side = tuple[Batch, Mapping[str, Any]]
 """What a network reads: a batch, and the inputs that it is made into."""
-HIGHER = ("relative_accuracy", "accuracy", "agreement", "r2", "cosine", "cka", "knn_overlap")
-"""Figures of which higher is better."""
+IGNORED = -100
+"""Label of a token without a prediction, as in transformers."""
 
 
 class Whole(Protocol):
@@ -33,13 +38,113 @@ class Whole(Protocol):
 
 
 class Task(ABC):
-    """What stitched models are scored by."""
+    """What stitched models are scored and trained by: labels, measures of each sample, figures, loss and head.
 
-    classifies: ClassVar[bool] = False  # whether labels are classes of the network
-    causal: ClassVar[bool] = False  # whether the tokens of a text are predicted one after the other
-    unused: ClassVar[str] = ""  # what is scored in the place of labels
-    kept: ClassVar[tuple[str, ...]] = ()  # measures that a grid keeps of each stitch
-    figures: ClassVar[tuple[str, ...]] = ()  # figures of a grid, the headline first
+    A task is one class without state. It is registered in ``hf_stitch.registries.tasks`` by its name, which records
+    contain, and chosen by ``task=`` or by the head of the target.
+
+    Attributes:
+        name: Name in the registry.
+        title: What heads of this task predict, in words.
+        family: Tasks of one family score the same outputs: ``task=`` chooses among them.
+        heads: Parts of the names of transformers' classes with such a head.
+        models: Modality -> class of stitched models, as ``module:attribute``; ``""`` for all others.
+        pipelines: Modality -> pipeline of transformers that runs the models; ``""`` for all others.
+        problem_type: What the config of transformers calls the task, if it does.
+        figures: Figure -> whether higher is better, in reading order.
+        compared: Figures of a grid, the headline first.
+        kept: Measures that a grid keeps of each stitch.
+        classifies: Whether labels are classes of the network, one per sample.
+        describes_outputs: Whether an output stands for the same class or number in all samples, and may have a name.
+        per_token: Whether each token has a prediction of its own.
+        causal: Whether the tokens of a text are predicted one after the other.
+        unused: What is scored in the place of labels; empty if labels are read.
+        nothing: What is wrong with samples of which none has a prediction, in words.
+
+    Example:
+        >>> from hf_stitch.registry import registries
+        >>> task = registries.tasks.build("image-classification")
+        >>> task.compared, task.figures["cross_entropy"]
+        (('relative_accuracy', 'accuracy', 'agreement'), False)
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    family: ClassVar[str] = ""
+    heads: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[Mapping[str, str]]
+    pipelines: ClassVar[Mapping[str, str]] = {}
+    problem_type: ClassVar[Literal["regression", "multi_label_classification"] | None] = None
+    figures: ClassVar[Mapping[str, bool]]
+    compared: ClassVar[tuple[str, ...]] = ()
+    kept: ClassVar[tuple[str, ...]] = ()
+    classifies: ClassVar[bool] = False
+    describes_outputs: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
+    causal: ClassVar[bool] = False
+    unused: ClassVar[str] = ""
+    nothing: ClassVar[str] = ""
+
+    @classmethod
+    def takes(cls, head: str, config: Any) -> bool:
+        """Return whether this task scores a head of transformers.
+
+        Args:
+            head: Name of the class of the network.
+            config: Its config, or ``None`` if it is unknown.
+
+        Returns:
+            Whether it does.
+        """
+        return any(part in head for part in cls.heads)
+
+    def model_for(self, modality: str) -> Any:
+        """Return the class of stitched models for samples of a modality.
+
+        Args:
+            modality: ``image``, ``text`` or ``tensor``.
+
+        Returns:
+            A subclass of :class:`hf_stitch.StitchedModel`.
+        """
+        return resolve_name(self.models.get(modality, self.models[""]))
+
+    def about(self, network: Any) -> Self:
+        """Return the task of a network: an adapter, or a stitched model. A task may read its tokenizer and its config.
+
+        Args:
+            network: The network.
+
+        Returns:
+            The task, by default without change.
+        """
+        return self
+
+    # -- labels -----------------------------------------------------------------------------------------------------
+    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
+        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none.
+
+        Args:
+            samples: The samples.
+
+        Returns:
+            One label per sample.
+
+        Raises:
+            ValueError: If the labels are of another kind; the message names the first sample.
+        """
+        return None
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:  # noqa: B027
+        """Check that labels fit a network, before its outputs are scored. Unlabelled data pass.
+
+        Args:
+            samples: The samples.
+            outputs: Number of its outputs, of one sample or one token.
+
+        Raises:
+            ValueError: If a label does not; the message names the sample.
+        """
 
     def numbered(self, samples: Samples, config: Any) -> Samples:
         """Return samples whose labels are numbered as the classes of a network."""
@@ -47,16 +152,48 @@ class Task(ABC):
 
     def warn_of_labels(self, samples: Samples, config: Any) -> None:
         """Warn of labels that are not those of the network, or are not used."""
-        if samples.is_labelled:
+        if self.unused and samples.is_labelled:
             warnings.warn(f"the labels of the data are not used: {self.unused}", stacklevel=3)
 
-    def inputs(self, network: Whole, samples: Sequence[Any]) -> tuple[Mapping[str, Any], Answers]:
-        """Return the inputs of a network, and what is measured of the samples themselves."""
-        return network.preprocess(samples), {}
+    def check_some(self, some: bool, samples: Samples) -> None:
+        """Raise an error if no sample has a prediction."""
+        if not some:
+            raise ValueError(f"{self.nothing}, neither sample {samples.ids[0]!r} nor any other: pass longer texts")
 
+    # -- networks ---------------------------------------------------------------------------------------------------
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not; empty if it can be scored.
+
+        Args:
+            network: The network, which has run on its example.
+            output: Its output.
+
+        Returns:
+            Words that follow "needs".
+        """
+        return ""
+
+    def inputs(self, network: Whole, batch: Batch) -> Mapping[str, Any]:
+        """Return the inputs of a network."""
+        return network.preprocess(batch.samples)
+
+    def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
+        """Return the inputs of a network, and what is measured of the samples themselves."""
+        return self.inputs(network, batch), {}
+
+    # -- figures ----------------------------------------------------------------------------------------------------
     @abstractmethod
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the outputs of predictors, ``target`` among them."""
+        """Measure the outputs of predictors, ``target`` among them.
+
+        Args:
+            outputs: Name of a predictor -> its output for a batch.
+            source: Batch and inputs of the predictors.
+            target: The same of ``target``.
+
+        Returns:
+            Name of a predictor -> measure -> one row per sample.
+        """
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
         """Concatenate the measures of batches."""
@@ -68,31 +205,115 @@ class Task(ABC):
         """Return the measures of the predictor that ignores the input."""
         raise NotImplementedError
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], n: Array) -> dict[str, Array]:
-        """Compute the figures of a predictor from sums of its measures over samples, (resamples, predictors)."""
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute the figures of predictors, on all samples and on resamples.
+
+        Args:
+            own: Measure -> (samples, predictors, …).
+            target: The same of the target, (samples, 1, …).
+            weights: How often each resample contains each sample, (resamples, samples); :func:`total` sums with them.
+
+        Returns:
+            Figure -> (resamples, predictors), the headline first.
+        """
         raise NotImplementedError
 
     def drawn(self, measured: Mapping[str, Answers], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
 
-        Measures with an axis behind the samples are those of several predictors.
+        Measures of several predictors have them as the axis behind the samples; those of the target have no such axis.
         """
+        target = measured["target"]
+        several = {
+            who: any(name in target and values.ndim > target[name].ndim for name, values in row.items())
+            for who, row in measured.items()
+        }
+        rows = {
+            who: {name: values if several[who] else values[:, None] for name, values in row.items()}
+            for who, row in measured.items()
+        }
         found: dict[str, list[dict[str, Array]]] = {name: [] for name in measured}
-        for weights in resampled(len(measured["target"]["agreement"]), resamples, seed):
-            sums = {
-                who: {name: (weights @ values).reshape(len(weights), -1) for name, values in row.items()}
-                for who, row in measured.items()
-            }
-            for who, own in sums.items():
-                figures = self.figures_of(own, sums["target"], weights.sum(1)[:, None])
+        for weights in resampled(len(next(iter(target.values()))), resamples, seed):
+            for who, own in rows.items():
+                figures = self.figures_of(own, rows["target"], weights)
                 if "error" in own:
-                    figures["structural_error"] = own["error"] / own["norm"]
-                shape = (len(weights), *measured[who]["agreement"].shape[1:])
-                found[who].append({name: values.reshape(shape) for name, values in figures.items()})
+                    figures["structural_error"] = total(weights, own["error"]) / total(weights, own["norm"])
+                found[who].append({name: v if several[who] else v[:, 0] for name, v in figures.items()})
         return {
             who: {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
             for who, chunks in found.items()
         }
+
+    # -- single samples ---------------------------------------------------------------------------------------------
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return how much the outputs of a predictor and of the target differ, sample by sample."""
+        raise NotImplementedError
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return what a predictor outputs for a sample, in words."""
+        raise NotImplementedError
+
+    def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
+        """Return the label of a sample in words; ``None`` without labels."""
+        return None
+
+    # -- training ---------------------------------------------------------------------------------------------------
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a stitched model in training: a mean over predictions, in float32 or wider.
+
+        Args:
+            logits: Its output.
+            labels: Its labels, as :meth:`hf_stitch.StitchedModel.forward` takes them.
+
+        Returns:
+            A tensor without axes: by default the cross-entropy, without tokens whose label is :data:`IGNORED`.
+        """
+        logits, labels = widened(logits, labels)
+        return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return labels as a tensor, one row per sample, for :meth:`summed_loss`.
+
+        Args:
+            network: The stitched model, which preprocesses the samples.
+            samples: Raw samples.
+            labels: Their labels, of :meth:`labels`. A task with a prediction per token also receives samples without.
+
+        Returns:
+            The tensor; :data:`IGNORED` where a token has no prediction.
+        """
+        return torch.as_tensor(labels)
+
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss with labels of the data, summed over samples or tokens: by default the cross-entropy."""
+        return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+        """Return the loss with the outputs of a whole network as labels, of each sample or token.
+
+        By default this is the cross-entropy with its probabilities, where both logits are divided by the temperature
+        (Hinton et al. 2015).
+        """
+        soft = (wanted.to(logits.dtype) / temperature).softmax(-1)
+        return -(soft * (logits / temperature).log_softmax(-1)).sum(-1)
+
+    def decided(self, logits: Tensor) -> Tensor:
+        """Return the labels that a network predicts: by default the classes."""
+        return logits.argmax(-1)
+
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Count predictions that are right; NaN for outputs that are not right or wrong."""
+        return (self.decided(logits) == labels).sum()
+
+    # -- card -------------------------------------------------------------------------------------------------------
+    def usage(self) -> str:
+        """Return the lines of a model card that show the output, after ``output = model(**inputs)``."""
+        return ""
+
+
+def total(weights: Array, values: Array) -> Array:
+    """Sum measures over the samples of each resample."""
+    return (weights @ values.reshape(len(values), -1)).reshape(len(weights), *values.shape[1:])
 
 
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:

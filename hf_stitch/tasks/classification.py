@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from hf_stitch.adapters import Adapter
+from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions
-from hf_stitch.tasks.heads import check_labels, logits_of
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, total
+from hf_stitch.tasks.heads import logits_of, widened
+
+OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
+OF_TEXTS = "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification"
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+"""Problem types of transformers that are no classification with one class per sample."""
 
 
-class Classification(Task):
+class OfSamples(Task):
+    """A task with one vector of outputs per sample."""
+
+    family = "outputs per sample"
+    models: ClassVar[Mapping[str, str]] = {"text": OF_TEXTS, "": OF_IMAGES}
+    pipelines: ClassVar[Mapping[str, str]] = {"text": "text-classification", "": "image-classification"}
+    describes_outputs = True
+    least: ClassVar[int] = 1  # least number of outputs
+    needs: ClassVar[str]  # the output that it needs, in words
+
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not."""
+        shape = tuple(logits_of(output).shape)
+        wrong = len(shape) != 2 or shape[1] < self.least
+        return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+
+class Classification(OfSamples):
     """Classes of images or texts: right ones, and those that the target predicts too."""
 
-    classifies = True
+    title = "classification with one class per sample"
+    figures: ClassVar[Mapping[str, bool]] = {
+        "accuracy": True, "relative_accuracy": True, "cross_entropy": False, "agreement": True,
+    }  # fmt: skip
+    compared = ("relative_accuracy", "accuracy", "agreement")
     kept = ("right", "agreement")
-    figures = ("relative_accuracy", "accuracy", "agreement")
+    classifies = True
+    least, needs = 2, "logits (samples, at least 2 classes)"
     numbered = staticmethod(numbered_as)
     warn_of_labels = staticmethod(warn_of_other_classes)
+
+    @classmethod
+    def takes(cls, head: str, config: Any) -> bool:
+        """Return whether the head has one class per sample."""
+        kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
+        return super().takes(head, config) and kind not in (MULTI_LABEL, REGRESSION) and count != 1
+
+    def labels(self, samples: Samples | Batch) -> Sequence[int] | None:
+        """Return the classes."""
+        return samples.labels
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that labels are classes of the network."""
+        for id_, label in zip(samples.ids, samples.labels or (), strict=False):
+            if not 0 <= label < outputs:
+                raise ValueError(
+                    f"sample {id_!r} has label {label}, and the target predicts classes 0 to {outputs - 1}"
+                )
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
         """Measure class, agreement and distance; with labels also correctness and cross-entropy."""
@@ -32,7 +80,7 @@ class Classification(Task):
         for name, values in logits.items():
             row = {"class": as_array(predicted[name]), "agreement": as_array(predicted[name] == predicted["target"])}
             if batch.labels is not None:
-                check_labels(batch, values.shape[-1])
+                self.check_labels(batch, values.shape[-1])
                 labels = torch.as_tensor(batch.labels, device=values.device)
                 row["label"] = as_array(labels)
                 row["right"] = as_array(predicted[name] == labels)
@@ -54,13 +102,59 @@ class Classification(Task):
             chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
         return chance
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], n: Array) -> dict[str, Array]:
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute accuracies, cross-entropy and agreement."""
         found: dict[str, Array] = {}
+        n = weights.sum(1)[:, None]
         if "right" in own:
-            right, reference = own["right"], target["right"]
+            right, reference = total(weights, own["right"]), total(weights, target["right"])
             found["accuracy"], relative = right / n, np.full_like(right, np.nan)
             found["relative_accuracy"] = np.divide(right, reference, out=relative, where=reference > 0)
             if "cross_entropy" in own:
-                found["cross_entropy"] = own["cross_entropy"] / n
-        return {**found, "agreement": own["agreement"] / n}
+                found["cross_entropy"] = total(weights, own["cross_entropy"]) / n
+        return {**found, "agreement": total(weights, own["agreement"]) / n}
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the total variation distances between class probabilities."""
+        distance: Array = own["distance"]
+        return distance
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the name of the class."""
+        return named(answers["class"][place], names)
+
+    def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
+        """Return the name of the true class."""
+        return named(target["label"][place], names) if "label" in target else None
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy with classes, or with probabilities."""
+        logits, labels = widened(logits, labels)
+        return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
+
+    def usage(self) -> str:
+        """Print the name of the class."""
+        return "print(model.config.id2label[output.logits.argmax(-1).item()])"
+
+
+class ImageClassification(Classification):
+    """One class per image."""
+
+    name = "image-classification"
+    heads = ("ForImageClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": OF_IMAGES}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+
+
+class TextClassification(Classification):
+    """One class per text."""
+
+    name = "text-classification"
+    heads = ("ForSequenceClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": OF_TEXTS}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+
+
+def named(number: float, names: Mapping[int, str]) -> str:
+    """Return the name of a class, or its number."""
+    return str(names.get(int(number), int(number)))

@@ -1,29 +1,21 @@
-"""Heads that can be scored, their logits and their loss."""
+"""Heads that can be scored, and their logits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.data import Batch, Samples
 from hf_stitch.registry import registries
 
-CLASSIFIES = ("image-classification", "text-classification")
-"""Tasks whose labels are classes of the network."""
-TASKS = (*CLASSIFIES, "text-generation")
-"""Tasks by which stitched models are scored and trained."""
-SCORED = "only heads for classification with one class per sample and causal language models can be scored"
-EXCLUDED = 1e30
-"""Logits of this size are not computed but set, to exclude a token."""
+if TYPE_CHECKING:
+    from hf_stitch.tasks.base import Task
 
-TOLERANCE = {True: 1e-4, False: 3e-2}
-"""Largest change of the logits of earlier tokens, relative to the largest logit, in float32 and above, and in half
-precision, that is rounding."""
+WITHOUT_HEAD = "feature-extraction"
+"""The task of models without a head, for which ``None`` stands too."""
 
 
 class Headed(Protocol):
@@ -39,63 +31,50 @@ def check_head(network: Headed) -> None:
     if network.unscored:
         name = type(network.model if isinstance(network, Adapter) else network).__name__
         raise ValueError(
-            f"{name} has a head for {network.unscored}, and {SCORED}: stitch with task=None to map activations without "
-            "scores, or load the body of the network (hf_stitch.load(…, task='feature-extraction'), or .base_model of "
-            "a live one)"
+            f"{name} has a head for {network.unscored}, which no task scores (tasks: {', '.join(registries.tasks)}): "
+            "stitch with task=None to map activations without scores, or load the body of the network "
+            "(hf_stitch.load(…, task='feature-extraction'), or .base_model of a live one)"
         )
 
 
+def task_of_head(task: str | None, own: str | None) -> str | None:
+    """Return the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification."""
+    if task is None or own is None or not registries.tasks.get(task).classifies:
+        return task
+    kind = registries.tasks.get(own)
+    return own if kind.family == registries.tasks.get(task).family and not kind.classifies else task
+
+
 def task_of(target: Adapter, task: str | None) -> str | None:
-    """Return the task by which stitched models with a target are scored."""
+    """Return the task by which stitched models with a target are scored; ``None`` for outputs without a head."""
     if task is None:
         return None
     check_head(target)
     own = target.task
     found = own if task == "auto" else task
-    if found is None:
+    if found in (None, WITHOUT_HEAD):
         return None
-    registries.heads.get(found)
+    wanted: Task = registries.tasks.build(found)
     name = type(target.model).__name__
-    if found not in TASKS:
-        raise ValueError(f"task={found!r} has no scores, and {SCORED}: use task=None")
-    if own not in (None, found) and not {own, found} <= {*CLASSIFIES}:
+    if own not in (None, found) and (not wanted.family or registries.tasks.get(own).family != wanted.family):
         raise ValueError(f"task={found!r} is not the task of {name}, whose head is for {own}: leave out task")
-    if why := _difference(target, found):
+    if why := _difference(target, wanted):
         remedy = "use task=None" if own == found else "leave out task, or use task=None"
         raise ValueError(f"task={found!r} needs {why}: {remedy}")
     return found
 
 
 @torch.no_grad()
-def _difference(target: Adapter, task: str) -> str:
+def _difference(target: Adapter, task: Task) -> str:
     """Return what a task needs and the outputs of a network are not; empty if they are."""
-    name, inputs = type(target.model).__name__, dict(target.example)
+    name = type(target.model).__name__
     try:
-        output = target.forward(inputs)
+        output = target.forward(dict(target.example))
     except Exception as error:
         return f"logits, but {name} does not run on its example inputs ({type(error).__name__}: {error})"
     if isinstance(output, Mapping) and "logits" not in output:
         return f"logits, but {name} outputs {', '.join(output)}"
-    logits = logits_of(output)
-    shape = tuple(logits.shape)
-    if task in CLASSIFIES:
-        wrong = len(shape) != 2 or shape[1] < 2
-        return f"logits (samples, at least 2 classes), but {name} outputs {shape}" if wrong else ""
-    content = target.interface.content[0]
-    ids = inputs[content]
-    if ids.is_floating_point() or shape[:-1] != tuple(ids.shape):
-        return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
-    changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
-    other = logits_of(target.forward({**inputs, content: changed}))
-    found, expected = (each[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for each in (other, logits))
-    if not found.numel():
-        return ""
-    most = TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * expected.abs().where(expected.abs() < EXCLUDED, 0).max()
-    return (
-        ""
-        if bool(((found - expected).abs() <= most).all())
-        else f"a causal language model, but the logits of {name} for a token depend on later tokens"
-    )
+    return task.difference(target, output)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -105,21 +84,6 @@ def logits_of(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
 
 
-def check_labels(samples: Samples | Batch, classes: int) -> None:
-    """Check that labels are classes of the target. Unlabelled data pass."""
-    for id_, label in zip(samples.ids, samples.labels or (), strict=False):
-        if not 0 <= label < classes:
-            raise ValueError(f"sample {id_!r} has label {label}, and the target predicts classes 0 to {classes - 1}")
-
-
-def class_loss(logits: Tensor, labels: Tensor | None, problem_type: str | None) -> Tensor | None:
-    """Return the loss of a classification head, computed in float32 or higher precision."""
-    if labels is None:
-        return None
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    labels = labels.to(logits.device)
-    if problem_type == "multi_label_classification":
-        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-    if problem_type == "regression" or (problem_type is None and logits.shape[-1] == 1):
-        return functional.mse_loss(logits, labels.reshape(logits.shape).to(logits.dtype))
-    return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
+def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits in float32 or wider, and labels on their device."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)

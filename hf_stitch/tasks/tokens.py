@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,20 +13,57 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import Answers, Array, Side, Task, Whole, as_array, check_predictions
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, Whole, as_array, check_predictions, total
 from hf_stitch.tasks.heads import logits_of
+
+EXCLUDED = 1e30
+"""Logits of this size are not computed but set, to exclude a token."""
+
+TOLERANCE = {True: 1e-4, False: 3e-2}
+"""Largest change of the logits of earlier tokens, relative to the largest logit, in float32 and above, and in half
+precision, that is rounding."""
 
 
 class NextToken(Task):
     """The next token of texts: how likely it was, and whether the target predicts the same one."""
 
+    name = "text-generation"
+    title = "the next token"
+    family = "next tokens"
+    heads = ("ForCausalLM", "LMHead", "GenerationDecoder")
+    models: ClassVar[Mapping[str, str]] = {"": "hf_stitch.artefacts.language:StitchedModelForCausalLM"}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+    figures: ClassVar[Mapping[str, bool]] = {
+        "perplexity": False, "relative_perplexity": False, "cross_entropy": False, "agreement": True,
+        "bits_per_character": False, "bits_per_byte": False,
+    }  # fmt: skip
+    compared = ("relative_perplexity", "perplexity", "agreement")
+    kept = ("tokens", "cross_entropy", "agreement")
+    per_token = True
     causal = True
     unused = "next tokens are scored"
-    kept = ("tokens", "cross_entropy", "agreement")
-    figures = ("relative_perplexity", "perplexity", "agreement")
+    nothing = "no text has a second token to predict"
 
-    def inputs(self, network: Whole, samples: Sequence[Any]) -> tuple[Mapping[str, Any], Answers]:
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what a causal language model is and the network is not."""
+        name, content, logits = type(network.model).__name__, network.interface.content[0], logits_of(output)
+        inputs = dict(network.example)
+        ids, shape = inputs[content], tuple(logits.shape)
+        if ids.is_floating_point() or shape[:-1] != tuple(ids.shape):
+            return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
+        changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
+        other = logits_of(network.forward({**inputs, content: changed}))
+        found, expected = (each[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for each in (other, logits))
+        if not found.numel():
+            return ""
+        largest = expected.abs().where(expected.abs() < EXCLUDED, 0).max()
+        if bool(((found - expected).abs() <= TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * largest).all()):
+            return ""
+        return f"a causal language model, but the logits of {name} for a token depend on later tokens"
+
+    def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
         """Return the inputs, and the characters and bytes that are predicted, if they are known."""
+        samples = batch.samples
         tokenizer = network.processor if isinstance(network, Adapter) else None
         if not getattr(tokenizer, "is_fast", False) or not all(isinstance(sample, str) for sample in samples):
             return network.preprocess(samples), {}
@@ -48,11 +85,7 @@ class NextToken(Task):
         _check_same_tokens(inputs, own)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         labels = own["input_ids"][:, 1:]
-        mask = (
-            own["attention_mask"].bool()
-            if "attention_mask" in own
-            else torch.ones_like(own["input_ids"], dtype=torch.bool)
-        )
+        mask = _mask(own)
         real = mask[:, :-1] & mask[:, 1:]  # the first token of a text has no context, whichever side is padded
         check_predictions(logits["target"][:, :-1].float().logsumexp(-1).where(real, 0), twin)
         best = logits["target"][:, :-1].argmax(-1)
@@ -75,18 +108,14 @@ class NextToken(Task):
 
     def measure_alone(self, network: Adapter, batch: Batch) -> Answers:
         """Measure a language model on its own tokens, which cannot be compared with those of the target."""
-        inputs, sizes = self.inputs(network, batch.samples)
+        inputs, sizes = self.sized_inputs(network, batch)
         found = self.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
         return {**found, **sizes, "agreement": np.full(len(found["tokens"]), np.nan)}
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
         """Concatenate the measures of batches, of which one predicts a token."""
         found = super().joined(parts, samples)
-        if not found["target"]["tokens"].any():
-            raise ValueError(
-                f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
-                "texts"
-            )
+        self.check_some(found["target"]["tokens"].any(), samples)
         return found
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -95,8 +124,9 @@ class NextToken(Task):
         tokens, vocabulary = target["tokens"], target["vocabulary"]
         return {**target, "cross_entropy": tokens * np.log(vocabulary), "agreement": tokens / vocabulary}
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], n: Array) -> dict[str, Array]:
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute perplexities, cross-entropy and agreement per token, and bits of the predicted text."""
+        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
         tokens = own["tokens"]
         loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
         figures = {
@@ -111,6 +141,33 @@ class NextToken(Task):
             bits = own["cross_entropy"] / np.log(2)
             figures |= {f"bits_per_{unit}": bits / own[f"{unit}s"] for unit in ("character", "byte")}
         return figures
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the differences of the cross-entropies per token."""
+        return np.abs(_per_token(own) - _per_token(target))
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the cross-entropy per token."""
+        return f"{_per_token(answers)[place]:.3f} nats per token"
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the next token of each token."""
+        inputs = network.preprocess(samples)
+        ids, following = inputs["input_ids"], torch.full_like(inputs["input_ids"], IGNORED)
+        real = _mask(inputs)
+        following[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
+        return following
+
+
+def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Which tokens are real."""
+    ids = inputs["input_ids"]
+    return inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
+
+
+def _per_token(answers: Answers) -> Array:
+    tokens = answers["tokens"]
+    return np.divide(answers["cross_entropy"], tokens, out=np.zeros_like(tokens), where=tokens > 0)
 
 
 def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,10 @@ PARTS = ("sentence_embedding", "text_embeds", "image_embeds", "last_hidden_state
 class Vectors(Task):
     """One vector per sample of the outputs of a model without a head, and how close it is to the target's."""
 
+    name = "feature-extraction"
+    title = "vectors without a head"
+    models: ClassVar[Mapping[str, str]] = {"": "hf_stitch.artefacts.modeling:StitchedModel"}
+    figures: ClassVar[Mapping[str, bool]] = dict.fromkeys(("r2", "cosine", "cka", "knn_overlap"), True)
     unused = "a model without a head is compared with its target by outputs"
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:

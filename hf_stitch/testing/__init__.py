@@ -1,8 +1,7 @@
 """Conformance checks for the entries of registries (adapters, matchers, metrics, …), built-in or of a plugin.
 
 Calling a check runs all of its parts, ``check_metric("linear_cka")``; :func:`parametrize_with_checks` makes one test of
-pytest for each part. Heads have no check: a head is the stitched model for one task of transformers, whose trainer and
-pipelines decide what it must do. Networks have none either: ``check_adapter`` tests networks of any class.
+pytest for each part. Networks have no check: ``check_adapter`` tests networks of any class.
 """
 
 from hf_stitch.testing.adapters import check_adapter
@@ -18,6 +17,7 @@ from hf_stitch.testing.selections import check_selection
 from hf_stitch.testing.selftest import SelfTest, check_installation, self_test
 from hf_stitch.testing.similarities import check_similarity
 from hf_stitch.testing.stitches import check_stitch
+from hf_stitch.testing.tasks import check_task
 from hf_stitch.testing.weight_metrics import check_weight_metric
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "check_selection",
     "check_similarity",
     "check_stitch",
+    "check_task",
     "check_weight_metric",
     "conformance",
     "parametrize_with_checks",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 from unittest import SkipTest
 
-from hf_stitch.registry import did_you_mean, label_of
+from hf_stitch.options import Configured, did_you_mean
 
 P = ParamSpec("P")
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -173,8 +173,8 @@ def _shown(value: Any) -> str:
     """Return a short text for a value, the same in every run: itself, its name with its options, or its class."""
     if isinstance(value, str | bool | int | float | list | tuple | None):
         return str(value)
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "name"):
-        return label_of(value)
+    if isinstance(value, Configured):
+        return value.label
     for attribute in ("name", "__name__"):
         found = getattr(value, attribute, None)
         if isinstance(found, str) and found:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, Override, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.overrides.base import full_name, override_of
-from hf_stitch.registry import did_you_mean, registries
+from hf_stitch.options import did_you_mean
+from hf_stitch.registry import Entry, registries
 from hf_stitch.testing._require import require, skip_unless
 from hf_stitch.testing.adapters import check_adapter
 from hf_stitch.testing.conformance import conformance
@@ -87,9 +88,9 @@ def _registered(override: Override, model: nn.Module) -> Iterator[None]:
     if type(override_of(model)) is type(override):
         yield
         return
-    entries, name = registries.overrides._registered, full_name(type(model))
+    entries, name = registries.overrides._entries, full_name(type(model))
     before = dict(entries)
-    entries[name] = type(override)
+    entries[name] = Entry.of(name, type(override))
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from hf_stitch.adapters import unwrap
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.relative.projection import check_anchors
@@ -60,14 +61,15 @@ class AnchorRefresh(TrainerCallback):
         True
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
         anchors: Any,
         encoder: Callable[[Tensor], Tensor] | None = None,
         *,
-        every: int = 1,
-        batch_size: int = 64,
+        every: Count = 1,
+        batch_size: Count = 64,
         training: bool = False,
     ) -> None:
         self.model = unwrap(model)
@@ -77,8 +79,6 @@ class AnchorRefresh(TrainerCallback):
                 f"{type(self.model).__name__} contains {len(found)} relative projections, expected exactly one; pass "
                 "the module that contains only the one to refresh"
             )
-        if every < 1 or batch_size < 1:
-            raise ValueError(f"every and batch_size must be at least 1, got {every} and {batch_size}")
         self.projection, self.every, self.training = found[0], every, training
         self.steps = 0
         self._interrupted: Tensor | None = None

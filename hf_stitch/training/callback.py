@@ -14,6 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import Adapter, load, unwrap
+from hf_stitch.options import Count, Natural, checked
 from hf_stitch.processes import Processes
 from hf_stitch.training.history import History, Measurement
 from hf_stitch.training.probe import check_whole, unnoticed
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Every = Literal["epoch", "eval"] | int
+Every = Literal["epoch", "eval"] | Count
 
 
 class ProbingCallback(TrainerCallback, ABC):
@@ -63,12 +64,10 @@ class ProbingCallback(TrainerCallback, ABC):
         ['similarity_to_start/linear_cka/0']
     """
 
+    @checked
     def __init__(self, name: str, every: Every) -> None:
         if not name or "/" in name:
             raise ValueError(f"name must be a non-empty string without slashes, got {name!r}")
-        steps = isinstance(every, int) and not isinstance(every, bool) and every >= 1
-        if not steps and every not in ("epoch", "eval"):
-            raise ValueError(f"every must be 'epoch', 'eval' or a number of steps, at least 1, got {every!r}")
         self.name, self.every = name, every
         self.history: list[Measurement] = []
         self._trainer: Trainer | None = None
@@ -100,11 +99,12 @@ class ProbingCallback(TrainerCallback, ABC):
         """Restore the state from the checkpoint of a step."""
 
     # -- in a custom training loop ----------------------------------------------------------------------------------
+    @checked
     def measure(
         self,
         model: nn.Module | Adapter,
         *,
-        step: int,
+        step: Natural,
         epoch: float | None = None,
         accelerator: Accelerator | None = None,
     ) -> dict[str, float]:
@@ -125,8 +125,6 @@ class ProbingCallback(TrainerCallback, ABC):
                 its weights are sharded, or a value is undefined at the first measurement. Later, an undefined value
                 (for example of a dead layer) becomes NaN with a warning.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step must be the number of optimizer steps, an integer >= 0, got {step!r}")
         processes = Processes.of(accelerator)
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         if self._network is None:

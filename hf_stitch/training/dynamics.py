@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
-from hf_stitch.analysis.comparison.comparing import Comparison, labelled
+from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
-from hf_stitch.data import check_same_order
+from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -128,16 +130,17 @@ class Dynamics(Result):
         score = registries.metrics.build(metric)
         if isinstance(score, WeightMetric):
             return cls._of_weights(index, score, tuple(steps), epochs)
-        ((label, score),) = labelled([score]).items()
         kept = {str(step): Activations.load(index.path(step)) for step in steps}
         first = kept[str(steps[0])]
+        asked = Asked.of([score], first.pooling or "mean")
+        ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
             grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
             by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
-                values[layer] = Comparison([moments], [score], run, pooling=first.pooling or "mean").run()[label]
+                values[layer] = Comparison([moments], asked, run).run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         better, n = score.higher_is_better, len(first.ids)
@@ -227,38 +230,20 @@ class Dynamics(Result):
             ]
         )  # fmt: skip
 
-    def plot(self, *, scale: Literal["fixed", "data"] = "fixed", thresholds: Sequence[float] = ()) -> Figure:
-        """Plot a heat map of all pairs of moments for each layer, and below it the curve of :meth:`to_final`.
-
-        Args:
-            scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
-                figures can be compared; ``"data"`` for the smallest and largest of these values.
-            thresholds: Values of the metric. White lines mark the moments at which a layer settles at each of them
-                (:meth:`settled`).
+    def plot(self) -> Figure:
+        """Plot the similarity of each layer to the end of training (:meth:`to_final`); its page has all moments.
 
         Returns:
             The figure.
-
-        Raises:
-            ValueError: If ``scale`` is unknown.
         """
-        from hf_stitch.plots import evolution
+        from hf_stitch.plots import curves
 
-        if scale not in ("fixed", "data"):
-            raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
-        ends = self.range if self.range and scale == "fixed" else (np.nan, np.nan)
-        low, high = (end if np.isfinite(end) else None for end in ends)
-        return evolution(
-            self._shown,
-            self.times,
-            unit=self.unit,
-            label=self.metric,
-            note=f"{'higher' if self.higher_is_better else 'lower'} = more alike",
-            low=low,
-            high=high,
-            title="from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}",
-            marked={layer: [self.settled(each)[layer] for each in thresholds] for layer in self._shown},
-        )
+        series = {
+            layer: {float(x): (float(v),) * 3 for x, v in zip(self.times, values, strict=True)}
+            for layer, values in self.to_final().items()
+        }
+        title = "from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}"
+        return curves(series, axis=self.unit, label=f"{self.metric} with the end of training", title=title)
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints, with one row for each layer."""
@@ -317,24 +302,23 @@ class DynamicsRecorder(ProbingCallback):
         (3, 3)
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,
-        probe: Any = None,
+        probe: Data | None = None,
         layers: Iterable[str] | None = None,
         metric: str | Metric = "linear_cka",
         *,
         every: Every = "epoch",
         pooling: Pooling = "mean",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         name: str = "dynamics",
     ) -> None:
         super().__init__(name, every)
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         self._metric = registries.metrics.build(metric)
         if self._runs:
-            labelled([self._metric])
+            Asked.of([self._metric])
         self.probe, self.folder = needed_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()

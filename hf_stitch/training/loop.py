@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_stitch.processes import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.training.objective import IGNORED
+from hf_stitch.tasks.base import IGNORED
 from hf_stitch.training.prepared import Prepared, PreparedBatch
 from hf_stitch.training.progress import Progress
 from hf_stitch.training.schedule import TrainingSchedule
@@ -81,8 +81,7 @@ def train(
         step = 0
         if checkpoint is not None:
             step = checkpoint.load(accelerator.device, range(last + 1), lambda _, tensors: run.load(tensors)) or 0
-        with processes.exchange():
-            accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
+        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
         with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
@@ -93,8 +92,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                with processes.exchange():
-                    found = _gradients(model, batches, parts, features, accelerator, processes)
+                found = _gradients(model, batches, parts, features, accelerator, processes)
                 run.check(found, step, "loss")
                 if not bool(run.active.any()):
                     break
@@ -120,7 +118,8 @@ def train(
                     if not bool(run.active.any()):
                         break
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
-                    _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
+                    if not bool(right.isnan().all()):
+                        _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
                     run.judge(loss)
                 if callback is not None:
                     callback(step, stitches.trained)
@@ -141,9 +140,8 @@ def _prepared(
     lists = accelerator._models, accelerator._optimizers
     lengths = [len(held) for held in lists]
     try:
-        with processes.exchange():
-            _leave_frozen_to_themselves(stitches)
-            model, optimizer = accelerator.prepare(stitches, optimizer)
+        _leave_frozen_to_themselves(stitches)
+        model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
         for held, length in zip(lists, lengths, strict=True):
@@ -215,8 +213,7 @@ def _validate(
         sums[1] += stitches.right(batch)
         sums[2] += asked
     stitches.train()
-    with processes.exchange():
-        sums = accelerator.reduce(sums, reduction="sum")
+    sums = accelerator.reduce(sums, reduction="sum")
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 
@@ -227,7 +224,7 @@ def _asked(batch: PreparedBatch) -> float:
 
 def _is_of_samples(batch: PreparedBatch) -> bool:
     """Whether there is one prediction for each sample, not one for each token."""
-    return "hard" not in batch.answers or batch.answers["hard"].dim() == 1
+    return "hard" not in batch.answers or batch.answers["hard"].dim() == 1 or batch.answers["hard"].is_floating_point()
 
 
 def _log(

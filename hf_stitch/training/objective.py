@@ -1,10 +1,11 @@
-"""Training objective of stitches: cross-entropy with hard or soft labels, plus penalties."""
+"""Training objective of stitches: the loss of a task with hard or soft labels, plus penalties."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,20 +15,20 @@ from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics.base import activation_metric
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import IGNORED, Task
 
-ANSWERS = ("hard", "target", "source")
+Answer = Literal["hard", "target", "source"]
+ANSWERS: tuple[str, ...] = get_args(Answer)
 L1 = ("l1", "proximal_l1")
 """Penalties on the absolute weights of the maps."""
-IGNORED = -100
-"""Hard label of a token without a prediction."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Cross-entropy with a mixture of labels, plus penalties (Csiszárik et al. 2021, section 4.1 and equation 4).
+    """Loss of a task with a mixture of labels, plus penalties (Csiszárik et al. 2021, section 4.1 and equation 4).
 
-    The loss is ``Σ_l w_l · T² · CE(softmax(z / T), p_l)`` with soft labels ``p_l = softmax(z_l / T)`` (Hinton et al.
-    2015). For hard labels T is 1.
+    With classes, the loss is ``Σ_l w_l · T² · CE(softmax(z / T), p_l)`` with soft labels ``p_l = softmax(z_l / T)``
+    (Hinton et al. 2015). For hard labels T is 1.
     """
 
     labels: Mapping[str, float]  # weight of each kind of labels
@@ -35,15 +36,11 @@ class Objective:
     penalties: Mapping[str, float] = field(default_factory=dict)  # weight of each penalty
 
     def __post_init__(self) -> None:
-        """Validate labels, temperature and penalties."""
-        if unknown := [name for name in self.labels if name not in ANSWERS]:
-            raise ValueError(f"labels must be one of {', '.join(ANSWERS)}, got {unknown[0]!r}")
-        if not self.labels or not all(_is_number(weight) and weight > 0 for weight in self.labels.values()):
-            raise ValueError(f"labels must have weights above 0, got {dict(self.labels)}")
-        if not (_is_number(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        """Validate what the types of the options of ``TaskLoss`` do not say."""
+        if not self.labels:
+            raise ValueError("labels must be at least one kind of labels, got none")
         for name, weight in self.penalties.items():
-            if not _is_number(weight) or weight == 0 or (name in L1 and weight < 0):
+            if not math.isfinite(weight) or weight == 0 or (name in L1 and weight < 0):
                 wanted = "a number above 0" if name in L1 else "a finite number other than 0"
                 raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
             if name in L1:
@@ -60,19 +57,16 @@ class Objective:
         """The penalties that are metrics, by name."""
         return {name: activation_metric(name) for name in self.penalties if name not in L1}
 
-    def loss(self, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
-        """Compute the weighted cross-entropies, summed over samples, or over tokens for language models."""
+    def loss(self, task: Task, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
+        """Compute the weighted losses of a task, summed over samples, or over tokens if each has a prediction."""
         total = logits.new_zeros(())
-        asked = answers["hard"] != IGNORED if "hard" in answers else None
+        asked = answers["hard"] != IGNORED if task.per_token else None
         for name, weight in self.labels.items():
             if name == "hard":
-                part = functional.cross_entropy(
-                    logits.flatten(0, -2), answers[name].flatten(), ignore_index=IGNORED, reduction="sum"
-                )
+                part = task.summed_loss(logits, answers[name])
             else:
-                soft = (answers[name].to(logits.dtype) / self.temperature).softmax(-1)
-                each = -(soft * (logits / self.temperature).log_softmax(-1)).sum(-1)
-                part = self.temperature**2 * (each if logits.dim() == 2 or asked is None else each[asked]).sum()
+                each = task.imitation_loss(logits, answers[name], self.temperature)
+                part = self.temperature**2 * (each[asked] if task.per_token else each).sum()
             total = total + weight * part
         return total
 
@@ -110,10 +104,6 @@ class Objective:
         return {name: count for name, count in least.items() if count > len(x)}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _weights(layer: StitchingLayer) -> list[Tensor]:
     """Sum of the absolute entries of each map; without a matrix, of all its parameters except biases."""
     sums: list[Tensor] = []
@@ -125,12 +115,3 @@ def _weights(layer: StitchingLayer) -> list[Tensor]:
             named = stitch.named_parameters()
             sums += [value.abs().sum() for name, value in named if name.rpartition(".")[2] != "bias"]
     return sums
-
-
-def next_tokens(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compute the next token of each token as hard labels for language modelling."""
-    ids = inputs["input_ids"]
-    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
-    following = torch.full_like(ids, IGNORED)
-    following[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
-    return following

@@ -20,8 +20,9 @@ from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
 from hf_stitch.running import Run
 from hf_stitch.storage.rows import RowStore
+from hf_stitch.tasks.base import IGNORED
 from hf_stitch.tasks.heads import logits_of
-from hf_stitch.training.objective import IGNORED, next_tokens
+from hf_stitch.tasks.kinds import task_named
 
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
 """Function from raw samples and a generator to augmented samples, called again for every batch."""
@@ -43,16 +44,11 @@ class PreparedBatch:
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-
-        def moved(representation: Representation) -> Representation:
-            mask = None if representation.mask is None else representation.mask.to(device)
-            return representation.replace(values=representation.values.to(device), mask=mask)
-
         return PreparedBatch(
-            {name: moved(source) for name, source in self.sources.items()},
+            {name: source.to(device) for name, source in self.sources.items()},
             {name: answer.to(device) for name, answer in self.answers.items()},
-            {layer: moved(own) for layer, own in self.there.items()},
-            None if self.features is None else moved(self.features),
+            {layer: own.to(device) for layer, own in self.there.items()},
+            None if self.features is None else self.features.to(device),
         )
 
 
@@ -69,7 +65,7 @@ class Networks:
     ) -> None:
         self.places, self.target, self.source, self.wanted, self.last = places, target, source, wanted, last
         self.first = next(iter(places.values()))
-        self.is_language_model = self.first.task == "text-generation"
+        self.task = task_named(self.first.task)
         starts: dict[str, str] = {}
         self.origins = {name: starts.setdefault(_start(model), name) for name, model in places.items()}
         self.fronts = {name: places[name] for name in starts.values()}
@@ -92,16 +88,16 @@ class Networks:
             there={layer: own for layer, own in batch.there.items() if layer in ends},
         )
 
-    def has_next_tokens(self, batch: Batch) -> bool:
-        """Return whether a text of a batch has a second token, which a language model predicts."""
-        return bool((next_tokens(self.first.preprocess(batch.samples)) != IGNORED).any())
+    def has_predictions(self, batch: Batch) -> bool:
+        """Return whether a token of a batch has a prediction."""
+        return bool((self.task.asked(self.first, batch.samples, self.labels_of(batch)) != IGNORED).any())
 
-    def labels_of(self, batch: Batch) -> Sequence[int] | None:
+    def labels_of(self, batch: Batch) -> Sequence[Any] | None:
         """Return the labels of a batch if hard labels of the data are needed, else ``None``."""
-        return batch.labels if "hard" in self.wanted and not self.is_language_model else None
+        return self.task.labels(batch) if "hard" in self.wanted else None
 
     @torch.no_grad()
-    def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[int] | None) -> PreparedBatch:
+    def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[Any] | None) -> PreparedBatch:
         """Compute activations and labels of raw samples."""
         sources: dict[str, Representation] = {}
         for name, stitched in self.fronts.items():
@@ -110,10 +106,8 @@ class Networks:
         answers: dict[str, Tensor] = {}
         there: dict[str, Representation] = {}
         features = None
-        if "hard" in self.wanted and not self.is_language_model:
-            answers["hard"] = torch.as_tensor(labels)
-        elif self.is_language_model:
-            answers["hard"] = next_tokens(self.first.preprocess(samples))
+        if "hard" in self.wanted or self.task.per_token:
+            answers["hard"] = self.task.asked(self.first, samples, labels)
         if "source" in self.wanted:
             assert self.source is not None
             answers["source"] = logits_of(self.source.forward(self.source.preprocess(samples)))
@@ -196,9 +190,9 @@ class Prepared:
         alone = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for _, batch, other in processes.watched(own.batches(alone, progress or "preparing")):
+        for _, batch, other in own.batches(alone, progress or "preparing"):
             part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
-            tensors = _tensors(part, self.networks.is_language_model)
+            tensors = _tensors(part, self.networks.task.per_token)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
             each = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
             least = bytes_ + each * (len(own) - count)  # a lower bound: the remaining texts may be short
@@ -233,7 +227,7 @@ class Prepared:
 
     def _from_files(self, places: Tensor) -> PreparedBatch:
         assert self._like is not None
-        names = list(_tensors(self._like, self.networks.is_language_model))
+        names = list(_tensors(self._like, self.networks.task.per_token))
         if len(self._parts) == 1:
             read = {name: self._parts[0][name].read(places) for name in names}
         else:
@@ -246,7 +240,7 @@ class Prepared:
         like = self._like
         sources = {name: representation(f"source/{name}", source) for name, source in like.sources.items()}
         answers = {name: read[f"answers/{name}"][0] for name in like.answers}
-        if self.networks.is_language_model:  # the files are padded with zeros
+        if self.networks.task.per_token:  # the files are padded with zeros
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
         there = {layer: representation(f"there/{layer}", own) for layer, own in like.there.items()}
@@ -278,13 +272,13 @@ def _start(model: StitchedModel) -> str:
     return json.dumps([source["reference"], model.source.cut.layer, source.get("reading")], sort_keys=True)
 
 
-def _tensors(batch: PreparedBatch, is_language_model: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+def _tensors(batch: PreparedBatch, per_token: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
     """All tensors by name, with a mask for those whose samples differ in length."""
     kept = {f"source/{name}": source for name, source in batch.sources.items()}
     kept |= {f"there/{layer}": own for layer, own in batch.there.items()}
     kept |= {} if batch.features is None else {"features": batch.features}
     tensors = {name: (one.values, one.mask) for name, one in kept.items()}
-    real = next(iter(batch.sources.values())).mask if is_language_model else None  # one label for each token
+    real = next(iter(batch.sources.values())).mask if per_token else None  # one label for each token
     return tensors | {f"answers/{name}": (values, real) for name, values in batch.answers.items()}
 
 

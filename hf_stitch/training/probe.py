@@ -18,19 +18,16 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
 from hf_stitch.processes import Processes
-from hf_stitch.registry import check_choice, check_number
-from hf_stitch.representation import POOLINGS, Pooling, Representation
+from hf_stitch.representation import Pooling, Representation
 
 
 class Probe:
     """The fixed samples on which a network is measured during training."""
 
     def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
-        check_choice("pooling", pooling, POOLINGS)
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
             raise ValueError(f"a probe needs at least 2 samples, got {len(self.samples)}")
-        check_number(1, batch_size=batch_size)
         self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
@@ -125,9 +122,8 @@ def _buffers_of_first(model: nn.Module, processes: Processes) -> Iterator[None]:
 
     own = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     try:
-        with processes.exchange():
-            for module, name, buffer in own:
-                module._buffers[name] = broadcast(buffer.clone())
+        for module, name, buffer in own:
+            module._buffers[name] = broadcast(buffer.clone())
         yield
     finally:
         for module, name, buffer in own:

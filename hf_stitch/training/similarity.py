@@ -11,10 +11,12 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.comparing import Comparison, labelled
-from hf_stitch.analysis.comparison.weights import read_of, same_layers, sorted_metrics
-from hf_stitch.data import check_same_order
+from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.comparing import Comparison
+from hf_stitch.analysis.comparison.weights import read_of, same_layers
+from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
@@ -80,25 +82,24 @@ class SimilarityCallback(ProbingCallback):
         {'similarity_to_start/linear_cka/0': 1.0}
     """
 
+    @checked
     def __init__(
         self,
         reference: str | nn.Module | Adapter | Activations,
-        probe: object = None,
+        probe: Data | None = None,
         layers: Iterable[str] | None = None,
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
         every: Every = "epoch",
         pooling: Pooling = "mean",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         name: str | None = None,
     ) -> None:
         own = reference if isinstance(reference, str) and reference in OWN else None
         super().__init__(name or f"similarity_to_{own or 'reference'}", every)
-        activations, self._weight_metrics = sorted_metrics(metrics)
-        self._metrics = labelled(activations) if activations or not self._weight_metrics else {}
+        self._asked = Asked.of(metrics, pooling)
+        self._metrics, self._weight_metrics = self._asked.activations, self._asked.weights
         self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names, got {layers!r}; write [{layers!r}]")
         if isinstance(reference, Activations):
             if self._weight_metrics:
                 raise TypeError(
@@ -231,9 +232,8 @@ class SimilarityCallback(ProbingCallback):
             sides = (current, self._reference)
             atlas = Comparison(
                 sides,
-                self._metrics.values(),
+                self._asked,
                 Run(progress=False, processes=processes),
-                pooling=self.probe.pooling,
                 layers_a=layers,
                 layers_b=others,
             ).run()

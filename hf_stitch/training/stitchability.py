@@ -12,9 +12,10 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.data import Batch, Samples
+from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
@@ -22,7 +23,8 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.heads import check_head, check_labels, logits_of
+from hf_stitch.tasks.heads import check_head, logits_of
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 
@@ -90,19 +92,20 @@ class StitchabilityCallback(ProbingCallback):
         stitchability/untrained/1
     """
 
+    @checked
     def __init__(
         self,
         reference: str | nn.Module | Adapter,
-        data: Any,
+        data: Data,
         layers: Iterable[str | Pair] | None = None,
         *,
         matcher: str | Matcher = "lstsq",
         every: Every = "epoch",
         pooling: Pooling = "none",
         test_size: float | int = 0.5,
-        batch_size: int = 64,
+        batch_size: Count = 64,
         untrained: bool = True,
-        seed: int = 0,
+        seed: Natural = 0,
         name: str = "stitchability",
         **options: Any,
     ) -> None:
@@ -112,8 +115,6 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError(
                 f"matcher {self._matcher.name!r} is not fitted in closed form; use for example matcher='lstsq'"
             )
-        if isinstance(layers, str):
-            raise TypeError(f"layers must be a list of names or pairs, got {layers!r}; write [{layers!r}]")
         self._probe = Probe(data, pooling, batch_size)
         self._fit, self._test = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:
@@ -134,6 +135,11 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
         check_head(reference)
+        if reference.task is not None and not task_named(reference.task).classifies:
+            raise ValueError(
+                f"relative accuracy needs one class per sample, and the task of the reference is {reference.task}: "
+                "pass a classifier"
+            )
         classes = getattr(reference.model, "config", None)
         self._test = numbered_as(self._test, classes)
         warn_of_other_classes(self._test, classes)
@@ -158,7 +164,7 @@ class StitchabilityCallback(ProbingCallback):
                     "the reference must be a classifier with logits (batch, at least 2 classes), got logits of shape "
                     f"{tuple(logits.shape)}"
                 )
-            check_labels(batch, logits.shape[-1])
+            task_named("image-classification").check_labels(batch, logits.shape[-1])
             right += _right(logits, batch)
         self._right = sum(processes.gather(right))
         if not self._right:

@@ -13,6 +13,7 @@ from hf_stitch.adapters.cutting.halves import Back
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.tasks.base import Task
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import PreparedBatch
@@ -25,6 +26,7 @@ class Stitches(nn.Module):
         self,
         layers: Mapping[str, StitchingLayer],
         back: Back,
+        task: Task,
         objective: Objective,
         last: str,
         origins: Mapping[str, str],
@@ -33,7 +35,7 @@ class Stitches(nn.Module):
         self.names = tuple(layers)
         self.layers = nn.ModuleList(layers.values())
         self.back = back
-        self._objective, self._last, self._origins = objective, last, origins
+        self._task, self._objective, self._last, self._origins = task, objective, last, origins
 
     @property
     def trained(self) -> list[StitchingLayer]:
@@ -55,7 +57,7 @@ class Stitches(nn.Module):
             return torch.stack([_distance(values, seen.features, total) for values in outputs])
         losses = []
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
-            loss = self._objective.loss(logits.to(_at_least_float32(logits.dtype)), seen.answers) / total
+            loss = self._objective.loss(self._task, logits.to(_at_least_float32(logits.dtype)), seen.answers) / total
             if self._objective.penalties and share:
                 loss = loss + share * self._objective.penalty(layer, self._rows(layer, one, seen))
             losses.append(loss)
@@ -106,9 +108,10 @@ class Stitches(nn.Module):
     def right(self, seen: PreparedBatch) -> Tensor:
         """Count the correct predictions of each stitch."""
         mapped = self._mapped(seen)
-        answers = next(iter(seen.answers[name] for name in ("hard", *seen.answers) if name in seen.answers))
-        wanted = answers if not answers.is_floating_point() else answers.argmax(-1)
-        return torch.stack([(logits.argmax(-1) == wanted).sum() for logits in self._logits(mapped)])
+        labels = seen.answers.get("hard")
+        if labels is None:
+            labels = self._task.decided(next(iter(seen.answers.values())))
+        return torch.stack([self._task.right(logits, labels) for logits in self._logits(mapped)])
 
     def _mapped(self, seen: PreparedBatch) -> list[Representation]:
         return [layer(seen.sources[self._origins[n]]) for n, layer in zip(self.names, self.layers, strict=True)]

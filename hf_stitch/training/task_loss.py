@@ -10,30 +10,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import torch
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.analysis.scoring import target_changes
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedMatcher
+from hf_stitch.options import Count, Natural, NonNegative, Positive
 from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
-from hf_stitch.registry import check_choice, registries
+from hf_stitch.registry import registries
+from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.heads import check_head, check_labels
+from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
-from hf_stitch.training.objective import ANSWERS, L1, Objective
+from hf_stitch.training.objective import ANSWERS, L1, Answer, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
 from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.sharding import sharded
@@ -133,20 +133,20 @@ class TaskLoss(TrainedMatcher):
     )
     initial: Any = "lstsq"
     orthogonal: bool = False
-    labels: str | Mapping[str, float] = "target"
-    temperature: float = 1.0
+    labels: Answer | Mapping[Answer, Positive] = "target"
+    temperature: Positive = 1.0
     penalties: Mapping[str, float] = field(default_factory=dict)
-    feature_steps: int = 0
-    epochs: int = 30
-    max_steps: int | None = None
-    batch_size: int = 128
-    lr: float = 1e-3
-    weight_decay: float = 0.0
+    feature_steps: Natural = 0
+    epochs: Count = 30
+    max_steps: Count | None = None
+    batch_size: Count = 128
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
     schedule: Schedule = "step"
-    max_grad_norm: float | None = None
+    max_grad_norm: Positive | None = None
     shuffle: bool = True
-    patience: int | None = None
-    seed: int = 0
+    patience: Count | None = None
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         """Build the initial matcher and validate the options."""
@@ -156,18 +156,7 @@ class TaskLoss(TrainedMatcher):
                 f"initial must be a matcher of moments or of rows, got {initial.name!r}; use for example 'lstsq'"
             )
         object.__setattr__(self, "initial", initial)
-        for name, least in (("epochs", 1), ("batch_size", 1), ("feature_steps", 0), ("seed", 0)):
-            _check_count(name, getattr(self, name), least)
-        for name in ("max_steps", "patience"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), 1)
-        for name, above in (("lr", True), ("weight_decay", False), ("max_grad_norm", True)):
-            value = getattr(self, name)
-            if name == "max_grad_norm" and value is None:
-                continue
-            if not (isinstance(value, float | int) and math.isfinite(value) and (value > 0 if above else value >= 0)):
-                raise ValueError(f"{name} must be a number {'>' if above else '>='} 0, got {value!r}")
-        check_choice("schedule", self.schedule, get_args(Schedule))
+        super().__post_init__()
         _ = self.objective  # checks labels and penalties
         if self.orthogonal and getattr(initial, "rank", None) is not None:
             raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")
@@ -202,7 +191,8 @@ class TaskLoss(TrainedMatcher):
     @property
     def objective(self) -> Objective:
         """The training objective."""
-        labels = {self.labels: 1.0} if isinstance(self.labels, str) else dict(self.labels)
+        given = {self.labels: 1.0} if isinstance(self.labels, str) else self.labels
+        labels = {str(name): weight for name, weight in given.items()}
         return Objective(labels, self.temperature, dict(self.penalties))
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,7 +210,7 @@ class TaskLoss(TrainedMatcher):
         if task is None:
             raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
         for shown in (samples, validation_data):
-            if shown is not None and self._asks_labels(task) and shown.labels is None:
+            if shown is not None and self._asks_labels(task) and task_named(task).labels(shown) is None:
                 raise ValueError(
                     "labels='hard' needs labelled samples, but these have no labels; pass Samples.of(data, label=…), "
                     "or use labels='target'"
@@ -237,7 +227,7 @@ class TaskLoss(TrainedMatcher):
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
     def _asks_labels(self, task: str | None) -> bool:
-        return "hard" in self.objective.labels and not task_named(task).causal
+        return "hard" in self.objective.labels and not task_named(task).unused
 
     def rehearse(self, pair: Pair, data: Split) -> None:
         """Run one batch through identity maps, so that errors of training occur before fitting."""
@@ -283,17 +273,14 @@ class TaskLoss(TrainedMatcher):
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
         one, other = (next(iter(side.batches(count))) for side in (samples, others))
-        if networks.is_language_model and not any(map(networks.has_next_tokens, samples.batches(count))):
-            raise ValueError(
-                f"no text has a second token to predict, neither sample {samples.ids[0]!r} nor any other: pass longer "
-                "texts"
-            )
+        if networks.task.per_token:
+            networks.task.check_some(any(map(networks.has_predictions, samples.batches(count))), samples)
         batch = networks.prepare(one.samples, other.samples, networks.labels_of(one)).to(_device(networks.first))
-        classes = max(stitches.check(batch) for stitches in groups)
+        outputs = max(stitches.check(batch) for stitches in groups)
         if self._asks_labels(networks.first.task):
             for shown in (samples, validation_data):
                 if shown is not None:
-                    check_labels(shown, classes)
+                    networks.task.check_labels(shown, outputs)
 
     @overload
     def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
@@ -399,8 +386,7 @@ class TaskLoss(TrainedMatcher):
                         checkpoint=state, save_every=save_every, callback=callback, progress=progress,
                         validation=None if validation is None else validation.only(names),
                     )  # fmt: skip
-                    with processes.exchange():
-                        accelerator.wait_for_everyone()
+                    accelerator.wait_for_everyone()
                     diverged |= failed
                     of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
                     for name, layer, count, loss in of_each:
@@ -420,11 +406,12 @@ class TaskLoss(TrainedMatcher):
         if paired_data is not None and validation_data is not None:
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
         given = PairedSamples.of(data, paired_data)
-        both = given.with_first(numbered_as(given.a, model.config))
+        task = task_named(model.task)
+        both = given.with_first(task.numbered(given.a, model.config))
         samples, others = both.a, both.b
-        held_out = None if validation_data is None else numbered_as(Samples.of(validation_data), model.config)
+        held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
         if self._asks_labels(model.task):
-            warn_of_other_classes(samples, model.config)
+            task.warn_of_labels(samples, model.config)
         self._check(samples, model.task, held_out)
         return samples, others, held_out
 
@@ -465,7 +452,12 @@ class TaskLoss(TrainedMatcher):
             ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
         return [
             Stitches(
-                group, networks.places[next(iter(group))].target, self.objective, networks.last, networks.origins
+                group,
+                networks.places[next(iter(group))].target,
+                networks.task,
+                self.objective,
+                networks.last,
+                networks.origins,
             ).to(device)
             for group in ends.values()
         ]
@@ -482,11 +474,6 @@ class TaskLoss(TrainedMatcher):
             own = first.parent("source") if source is None else load(source)
         last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
         return Networks(places, whole, own, frozenset(wanted), last)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:

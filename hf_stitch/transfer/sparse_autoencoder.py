@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import Count, checked
 from hf_stitch.storage.files import decoding
 from hf_stitch.storage.folders import load_whole, replacing
 
@@ -56,10 +56,11 @@ class SparseAutoencoder(nn.Module):
         (torch.Size([5, 32]), torch.Size([5, 8]))
     """
 
+    @checked
     def __init__(
         self,
-        d_in: int,
-        d_sae: int,
+        d_in: Count,
+        d_sae: Count,
         architecture: Architecture = "standard",
         *,
         k: int | None = None,
@@ -67,10 +68,7 @@ class SparseAutoencoder(nn.Module):
         dtype: torch.dtype = torch.float32,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        check_choice("architecture", architecture, ARCHITECTURES)
         super().__init__()
-        if d_in < 1 or d_sae < 1:
-            raise ValueError(f"an autoencoder has at least one input and one feature, got {d_in} and {d_sae}")
         if (k is not None) != (architecture == "topk") or (k is not None and not 1 <= k <= d_sae):
             raise ValueError(f"topk, and it alone, needs k from 1 to {d_sae}, got k={k} for {architecture}")
         self.architecture: Architecture = architecture

@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.analysis.audit_pass import SOURCE, AuditPass, layer_of, views_of
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.drawing import halves as halved
+from hf_stitch.analysis.detection.evidence import Watchers, views_of
 from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
-from hf_stitch.analysis.detection.result import Detection, Evidence, detect
-from hf_stitch.analysis.detection.watching import Watch, check_needs, fit_watch, see_all
+from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import Evaluation
-from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
-from hf_stitch.analysis.scoring import answers, as_score, scored_target, source_alone
+from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data import Data, Id, PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as
+from hf_stitch.data.overlap import MOST_SHARED
 from hf_stitch.detectors import Detector
-from hf_stitch.processes import ALONE
-from hf_stitch.registry import check_number
-from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.options import NonNegative, Several, Within, checked
+from hf_stitch.registry import registries
+from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
+from hf_stitch.scoring.measured import Measured, scores_of
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
-from hf_stitch.workflows._evaluate import fitted_share
-from hf_stitch.workflows._held_out import MOST_SHARED, check_far
-from hf_stitch.workflows._methods import labelled
+from hf_stitch.workflows._checks import fitted_share, samples_to_score
+from hf_stitch.workflows._networks import Named, Runs
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
+LEFT_OUT = {"identity": "audits leave it out, see hf_stitch.evaluate"}
 
 
+@checked
 def audit(
-    stitched: StitchedModel | Sequence[StitchedModel],
-    data: Any,
+    stitched: StitchedModel | Iterable[StitchedModel],
+    data: Data,
     *,
-    detectors: Iterable[str | Detector] = DETECTORS,
-    max_dose: float = MAX_DOSE,
-    train_data: Any = None,
-    far_data: Any = None,
-    auxiliary_data: Any = None,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
-    min_relative_accuracy: float = 0.8,
-    resamples: int = 1000,
+    detectors: Iterable[Named | Detector] = DETECTORS,
+    max_dose: NonNegative = MAX_DOSE,
+    train_data: Data | None = None,
+    far_data: Data | None = None,
+    auxiliary_data: Data | None = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
+    min_relative_accuracy: Annotated[float, Within(0, 1, above=True)] = 0.8,
+    resamples: Several = 1000,
     **options: Unpack[RunOptions],
 ) -> Audit | list[Audit]:
     """Check whether stitched models are accurate, and whether the target gets activations like its own.
@@ -130,58 +128,38 @@ def audit(
         >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate, and no detector finds it out of distribution'
     """
-    check_number(2, resamples=resamples)
-    if not 0 < min_relative_accuracy <= 1:
-        raise ValueError(f"min_relative_accuracy must be above 0 and at most 1, got {min_relative_accuracy}")
-    if not 0 <= max_dose < float("inf"):
-        raise ValueError(f"max_dose must be at least 0 and finite, got {max_dose}")
     with Run.of(audit, options, WITHOUT_STATE) as run:
-        models: list[StitchedModel] = [stitched] if isinstance(stitched, StitchedModel) else []
-        if not models and isinstance(stitched, Iterable):
-            models = list(stitched)
-        elif not models:
-            raise TypeError(f"stitched must be a stitched model or a list of some, got {type(stitched).__name__}")
+        models, several = models_of(stitched)
         whole = _check(models, target)
-        both = PairedSamples.of(data, paired_data)
-        task = task_named(models[0].task)
-        both = both.with_first(task.numbered(both.a, models[0].config))
-        task.warn_of_labels(both.a, models[0].config)
-        for model in models:
-            both = without_anchors(model, both)
-        samples, others = both.a, both.b
-        shares = [_check_samples(model, samples) for model in models]
-        known, scored = _known(others, train_data, whole, run.seed)
-        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-        watching = labelled("detectors", detectors)
-        check_needs(watching, known, outliers, far)
-        check_far(far, (known, others), detectors=watching)
-        if not watching:
-            raise ValueError("detectors must contain at least one detector, got none")
-        alone = [
-            (None, "its tokens are not those of the target") if isinstance(model.source, PrefixFront)
-            else source_alone(model, source, whole)
-            for model in models
-        ]  # fmt: skip
+        samples = samples_to_score(models, data, paired_data)
+        shares = [_check_unfitted(model, samples.a) for model in models]
+        known, scored = _known(samples.b, train_data, whole, run.seed)
+        named = registries.detectors.build_all(detectors, needed=True)
+        watchers = Watchers.of(named, known, samples.b, auxiliary_data, far_data)
+        halves = {str(number): HalvesOfModel.of(model, source, whole) for number, model in enumerate(models)}
+        scoring = _scoring(whole, halves)
         if run.planning:
-            return _planned(models, whole, [network for network, _ in alone], both, known, run)
-        watches = _fit(models, watching, whole, known, outliers, run)
-        found = AuditPass(
-            models, whole, {i: network for i, (network, _) in enumerate(alone) if network is not None}, watches, scored
-        )
-        found.run(both, run)
-        detections = _detections(found, others, known, far, run)
+            return _planned(scoring, samples, known, run)
+        watchers = replace(watchers, scored=scored).fitted(
+            whole, {name: list(views_of(own.model.stitch).values()) for name, own in halves.items()},
+            {name: [own.layer] for name, own in halves.items()}, run, kinds=("coloured",),
+        )  # fmt: skip
+        scoring.watch = watchers
+        measured = scoring.run(samples, run)
+        cells = {(name, STITCHED): (name, SOURCE, own.layer) for name, own in halves.items()}
+        found = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], two_sided=False)
         audits = []
-        evaluations = _evaluations(found, samples, shares, [why for _, why in alone], resamples, run.seed)
-        for number, model in enumerate(models):
-            audited = Audit(
-                evaluations[number], min_relative_accuracy, max_dose, model.stitch.pooling,
-                {part: float(left / norm) for part, (left, norm) in found.squares[number].items()}, detections[number],
-                known.fingerprint, run.seed,
-            )  # fmt: skip
-            verdict = {"verdict": audited.verdict, "data": samples.fingerprint, "seed": run.seed}
-            model.keep_scores(audit=verdict)
+        for (name, own), share in zip(halves.items(), shares, strict=True):
+            scores = scores_of(measured.drawn(name, resamples, run.seed))
+            evaluation = Evaluation(
+                str(own.model.task), len(samples), samples.a.fingerprint, scores, share, LEFT_OUT | own.left_out
+            )
+            seen = _seen(watchers, measured, found, name, own)
+            pooling = own.model.stitch.pooling
+            audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, known.fingerprint, run.seed)
+            own.model.keep_scores(audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed})
             audits.append(audited)
-        return audits[0] if isinstance(stitched, StitchedModel) else audits
+        return audits if several else audits[0]
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
@@ -202,9 +180,8 @@ def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
     return scored_target(models[0], target)
 
 
-def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
+def _check_unfitted(model: StitchedModel, samples: Samples) -> float | None:
     """Check that a model was not fitted to the samples, and return the share of those that it was."""
-    warn_of_other_activations(model, samples)
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:
         raise ValueError(
@@ -214,109 +191,48 @@ def _check_samples(model: StitchedModel, samples: Samples) -> float | None:
     return share
 
 
-def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, NDArray[np.bool_]]:
-    """Return the samples to which detectors are fitted, and which of the others they score."""
+def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, frozenset[Id]]:
+    """Return the samples to which detectors are fitted, and the ids of the others, which they score."""
     if train_data is not None:
         train = numbered_as(Samples.of(train_data), getattr(whole.model, "config", None))
-        return train, np.ones(len(others), bool)
-    second = halves(others.ids, seed, "audit")
+        return train, frozenset(others.ids)
+    second = halved(others.ids, seed, "audit")
     if second.all():
         raise ValueError(f"one half of the samples is needed to fit detectors, got {len(others)}: give more samples")
-    return others.select(np.flatnonzero(~second).tolist()), second
+    first, rest = (others.select(np.flatnonzero(chosen).tolist()) for chosen in (~second, second))
+    return first, frozenset(rest.ids)
 
 
-def _fit(
-    models: Sequence[StitchedModel],
-    detectors: Mapping[str, Detector],
-    whole: Adapter,
-    known: Samples,
-    outliers: Samples | None,
-    run: Run,
-) -> dict[View, Watch]:
-    """Fit the detectors to all that they will be shown: one set for each pooling, and one for prefix tokens."""
-    layers: dict[View, list[str]] = {}
-    for model in models:
-        for view in views_of(model).values():
-            layers.setdefault(view, []).append(layer_of(model))
-    return {
-        view: fit_watch(
-            detectors, whole, list(dict.fromkeys(of_view)), known, view, run, outliers=outliers,
-            kinds=("coloured",),
-        )
-        for view, of_view in layers.items()
-    }  # fmt: skip
+def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
+    """Return the pass over all models and the means of their targets."""
+    predictors = [
+        predictor
+        for name, own in halves.items()
+        for predictor in own.predictors({STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
+    ]
+    model = next(iter(halves.values())).model
+    return Scoring(whole, halves, predictors, task_named(model.task).about(model))
 
 
-def _planned(
-    models: Sequence[StitchedModel], whole: Adapter, alone: Sequence[Adapter | None], samples: PairedSamples,
-    known: Samples, run: Run,
-) -> Any:  # fmt: skip
-    """Score one batch with each model, run the target on one, and extrapolate."""
-    count, device = min(run.batch_size, len(samples)), models[0].device
-    few = samples.take(count)
+def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run) -> Any:
+    """Run the target on one batch of the samples of the detectors, score one batch, and extrapolate."""
     batch = next(known.batches(min(run.batch_size, len(known))))
     with torch.no_grad():
-        forward = seconds_of(lambda: whole.forward(whole.preprocess(batch.samples)), device)
-    quiet = replace(run, progress=False, processes=ALONE)
+        forward = seconds_of(lambda: scoring.target.forward(scoring.target.preprocess(batch.samples)), scoring.device)
+    detecting = forward * len(known) / len(batch.samples) / run.processes.count
+    job = f"audit of {len(scoring.halves)} model{'s'[: len(scoring.halves) > 1]}, {len(samples)} samples"
+    return planned_scoring(
+        job, scoring, samples, run, stages={"running the target on the samples of the detectors": detecting},
+        left_out="detectors and bootstrap are not included",
+    )  # fmt: skip
 
-    def score() -> None:
-        for model, own in zip(models, alone, strict=True):
-            layers = {"stitched": model.stitch, "mean_only": model.stitch.mean_only()}
-            answers(model, layers, few, whole, quiet, alone=own)
 
-    share = 1 / run.processes.count
-    stages = {
-        "running the target on the samples of the detectors": forward * len(known) / len(batch.samples) * share,
-        "scoring": seconds_of(score, device) * len(samples) / count * share,
+def _seen(
+    watchers: Watchers, measured: Measured, found: Mapping[View, Mapping[str, Detection]], name: str, own: HalvesOfModel
+) -> tuple[dict[str, float], dict[str, dict[str, Detection]]]:
+    """Return the residual of a model and what the detectors find of it, by part of its stitching layer."""
+    layer, views = own.layer, views_of(own.model.stitch)
+    return {part: watchers.residual(measured.seen, view, layer, (name, STITCHED)) for part, view in views.items()}, {
+        part: {label: each.of(name, layer, STITCHED) for label, each in found[view].items()}
+        for part, view in views.items()
     }
-    memory = {NETWORKS: bytes_of_weights(whole.model, *models)}
-    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
-    job = f"audit of {len(models)} model{'s'[: len(models) > 1]}, {len(samples)} samples"
-    return Plan(job, stages, memory, {}, *free, run.processes.count, "detectors and bootstrap are not included")
-
-
-def _detections(
-    found: AuditPass, others: Samples, known: Samples, far: Samples | None, run: Run
-) -> list[dict[str, dict[str, Detection]]]:
-    """Return what the detectors find, of each model, by part and detector."""
-    ids = [others.ids[place] for place in np.flatnonzero(found.scored)]
-    by_view: dict[View, dict[str, Detection]] = {}
-    for view, watch in found.watches.items():
-        seen = {}
-        if far is not None:
-            seen = see_all(watch, found.whole, far, view, run)
-        own, doses, stitched = (found.kept(what, view) for what in ("own", "doses", "stitched"))
-        evidence = Evidence(ids, own, doses, stitched, known.ids, seen, () if far is None else far.ids)
-        by_view[view] = {label: detect(watch, label, [SOURCE], evidence, two_sided=False) for label in watch.detectors}
-    return [
-        {
-            part: {
-                label: detection.of(str(number), layer_of(model), STITCHED)
-                for label, detection in by_view[view].items()
-            }
-            for part, view in views_of(model).items()
-        }
-        for number, model in enumerate(found.models)
-    ]
-
-
-def _evaluations(
-    found: AuditPass,
-    samples: Samples,
-    shares: Sequence[float | None],
-    without_source: Sequence[str],
-    resamples: int,
-    seed: int,
-) -> list[Evaluation]:
-    """Return the scores of each model, all on the same resamples."""
-    task, evaluations = found.task, []
-    order = ("stitched", "mean_only", "source", "target", "chance")
-    for number, (measured, why) in enumerate(zip(found.answers, without_source, strict=True)):
-        chance = {"chance": task.chance(measured, seed)}
-        drawn = task.drawn({**measured, **chance}, resamples=resamples, seed=seed)
-        scores = {who: {figure: as_score(values) for figure, values in row.items()} for who, row in drawn.items()}
-        rows = {who: scores[who] for who in sorted(scores, key=order.index)}
-        left_out = {"identity": "audits leave it out, see hf_stitch.evaluate"} | ({"source": why} if why else {})
-        name = str(found.models[number].task)
-        evaluations.append(Evaluation(name, len(samples), samples.fingerprint, rows, shares[number], left_out))
-    return evaluations

@@ -6,32 +6,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Unpack
 
-from torch import nn
-
-from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.naming import layer_names
-from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.alignment import ALIGN, Align, aligned
+from hf_stitch.analysis.comparison.alignment import Align
+from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.sides import Network, Reader, Side
-from hf_stitch.analysis.comparison.weights import WeightSide, compare_weights, sorted_metrics
-from hf_stitch.data import Samples, check_same_order
+from hf_stitch.analysis.comparison.weights import compare_weights
+from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
-from hf_stitch.processes import Processes
-from hf_stitch.reference import weights_hash
-from hf_stitch.registry import check_choice, check_number
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.options import Natural, checked
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
+from hf_stitch.workflows._networks import Named
 
-Comparable = str | nn.Module | Adapter | Activations
 
-
+@checked
 def compare(
-    a: Comparable, b: Comparable, data: Any = None, *, layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None, metrics: Iterable[str | Metric] = ("linear_cka",), pooling: Pooling = "mean",
-    align: Align = "tokens", paired_data: Any = None, permutations: int = 0, **options: Unpack[RunOptions],
+    a: Comparable, b: Comparable, data: Data | None = None, *, layers_a: Iterable[str] | None = None,
+    layers_b: Iterable[str] | None = None, metrics: Iterable[Named | Metric] = ("linear_cka",),
+    pooling: Pooling = "mean", align: Align = "tokens", paired_data: Data | None = None, permutations: Natural = 0,
+    **options: Unpack[RunOptions],
 ) -> SimilarityAtlas:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 
@@ -95,90 +89,20 @@ def compare(
         >>> atlas["linear_cka"].shape, atlas.n, dict(atlas.routes)
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
-    check_choice("pooling", pooling, POOLINGS)
-    check_choice("align", align, ALIGN)
-    if align == "offsets" and pooling != "none":
-        raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
-    check_number(0, permutations=permutations)
-    if permutations and pooling == "none":
-        raise ValueError(
-            "a permutation test of the layers exchanges samples, so that it needs one row per sample: use "
-            "pooling='mean', 'cls', 'last' or 'flatten'. For the positions of two layers, use "
-            "hf_stitch.analysis.permutation_test(…, samples=…)"
-        )
-    activations, weights = sorted_metrics(metrics)
+    layers = {
+        name: None if given is None else layer_names(f"layers_{name}", given)
+        for name, given in (("a", layers_a), ("b", layers_b))
+    }
     with Run.of(compare, options) as run:
-        processes = run.processes
-        if weights and (run.planning or permutations):
-            raise ValueError(f"{next(iter(weights))} compares weights: it has no plan and no permutations of samples")
-        if weights and not activations and not (data is paired_data is None):
-            raise ValueError(f"{', '.join(weights)} compares weights, without samples; leave data out")
-        by_weights = None
-        if weights:
-            one = isinstance(a, str) and a == b
-            a = load_on(a, processes.device) if isinstance(a, str) else a  # once, for both kinds of metrics
-            b = a if one else load_on(b, processes.device) if isinstance(b, str) else b
-            layers_a, layers_b = (
-                None if given is None else layer_names(argument, given)
-                for argument, given in (("layers_a", layers_a), ("layers_b", layers_b))
-            )
-            sides_by_weights = [weight_side(name, each, processes) for name, each in (("a", a), ("b", b))]
-            by_weights = compare_weights(sides_by_weights, weights, layers_a, layers_b)
-            if not activations:
-                return by_weights
-        sides = _sides(a, b, data, paired_data, pooling, align, processes)
-        if align == "offsets":
-            sides = aligned(sides)
-        comparison = Comparison(sides, activations, run, pooling=pooling, layers_a=layers_a, layers_b=layers_b)
+        asked = Asked.of(metrics, pooling, align)
+        asked.check(run, data, paired_data, permutations=permutations)
+        sides = Sides({"a": a, "b": b}, run)
+        by_weights = compare_weights(sides.weights(), asked.weights, layers) if asked.weights else None
+        if by_weights is not None and not asked.activations:
+            return by_weights
+        comparison = Comparison(sides.pair(asked, data, paired_data), asked, run, layers["a"], layers["b"])
         if run.planning:
             planned: Any = comparison.plan(permutations)
             return planned
         atlas = comparison.run(recipe={"align": align}, permutations=permutations)
         return replace(atlas, weights=by_weights)
-
-
-def weight_side(name: str, network: Comparable, processes: Processes) -> WeightSide:
-    """Return a network whose weights are compared. A module needs no example inputs."""
-    if isinstance(network, Activations):
-        raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
-    if isinstance(network, nn.Module):
-        module: nn.Module = unwrap(network)
-        return WeightSide(module, {"class": type(module).__name__, "weights": weights_hash(module)})
-    adapter = load_on(network, processes.device)
-    described = {"reference": adapter.pinned.to_dict(), "class": type(adapter.model).__name__}
-    return WeightSide(adapter.model, described)
-
-
-def _sides(
-    a: Comparable, b: Comparable, data: Any, paired_data: Any, pooling: Pooling, align: Align, processes: Processes
-) -> tuple[Side, ...]:
-    """Return both sides, or a single one if a and b are the same network."""
-    if isinstance(a, Activations) and isinstance(b, Activations) and data is not None:
-        raise ValueError("a and b are saved activations, which take no data; leave data out")
-    if isinstance(b, Activations) and paired_data is not None:
-        raise ValueError("b is saved activations, which take no data; leave paired_data out")
-    reader = None if data is None else Reader(Samples.of(data))
-    other = reader if paired_data is None else Reader(Samples.of(paired_data))
-    first = side_of("a", a, reader, pooling, processes)
-    if (a is b or (isinstance(a, str) and a == b)) and paired_data is None:
-        return (first,)
-    second = side_of("b", b, other, pooling, processes)
-    if isinstance(first, Network) and isinstance(second, Network):
-        # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
-        check_meet(first.adapter, second.adapter, "mean" if align == "offsets" else pooling)
-        one = first.adapter.model is second.adapter.model and first.adapter.processor is second.adapter.processor
-        if one and paired_data is None:
-            return (first,)
-    check_same_order(*(side.reader.samples if isinstance(side, Network) else side.ids for side in (first, second)))
-    return first, second
-
-
-def side_of(name: str, side: Comparable, reader: Reader | None, pooling: Pooling, processes: Processes) -> Side:
-    """Return a network or saved activations as a side of a comparison."""
-    if isinstance(side, Activations):
-        if side.pooling not in (None, pooling):
-            raise ValueError(f"the activations of {name} were recorded with pooling={side.pooling!r}, not {pooling!r}")
-        return side
-    if reader is None:
-        raise ValueError(f"{name} is a network and needs samples to run on: pass data")
-    return Network(load_on(side, processes.device), reader)

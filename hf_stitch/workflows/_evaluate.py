@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Unpack
-
-from torch import nn
+from typing import Unpack
 
 from hf_stitch.analysis.differences import class_names, confused, differing
 from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
-from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_of
-from hf_stitch.analysis.scoring import (
-    NULLS,
-    answers,
-    as_score,
-    check_place,
-    not_beaten,
-    reference,
-    source_alone,
-)
+from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples, Samples
-from hf_stitch.data.overlap import FITTED, ContentSketch
-from hf_stitch.processes import ALONE
-from hf_stitch.registry import check_number
-from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.data import Data
+from hf_stitch.options import Natural, Several, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks.base import Answers, Whole
+from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
+from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
+from hf_stitch.scoring.passing import Scoring
+from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._anchors import warn_of_other_activations, without_anchors
+from hf_stitch.workflows._checks import fitted_share, samples_to_score
+from hf_stitch.workflows._networks import Runs
 
 
+@checked
 def evaluate(
     stitched: StitchedModel,
-    data: Any,
+    data: Data,
     *,
-    target: Any = None,
-    source: Any = None,
-    paired_data: Any = None,
+    target: Runs | None = None,
+    source: Runs | None = None,
+    paired_data: Data | None = None,
     baselines: Mapping[str, StitchingLayer] | None = None,
-    resamples: int = 1000,
-    examples: int = 0,
+    resamples: Several = 1000,
+    examples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> Evaluation:
     """Score a stitched model on held-out samples, compared with baselines.
@@ -121,88 +108,54 @@ def evaluate(
         >>> sorted(evaluation.scores)
         ['chance', 'identity', 'mean_only', 'source', 'stitched', 'target']
     """
-    if not isinstance(stitched, StitchedModel):
-        raise TypeError(f"stitched must be a stitched model, got {type(stitched).__name__}")
-    check_number(0, examples=examples)
-    check_number(2, resamples=resamples)
-    if examples and stitched.task is None:
-        raise ValueError(f"examples needs predictions, but {type(stitched).__name__} has no head: leave it out")
-    if source is not None and stitched.task is None:
-        raise ValueError(
-            f"source is only scored for models with a head, and {type(stitched).__name__} has none: leave it out"
-        )
+    if stitched.task is None and (examples or source is not None):
+        asked = "examples needs predictions" if examples else "source is only scored for models with a head"
+        raise ValueError(f"{asked}, but {type(stitched).__name__} has no head: leave it out")
     with Run.of(evaluate, options, WITHOUT_STATE) as run:
-        both = PairedSamples.of(data, paired_data)
-        whole, left_out = reference(stitched, target), {}
-        task = task_named(stitched.task)
-        both = both.with_first(task.numbered(both.a, stitched.config))
-        task.warn_of_labels(both.a, stitched.config)
-        both = without_anchors(stitched, both)
-        samples = both.a
-        warn_of_other_activations(stitched, samples)
-        for name, layer in (baselines or {}).items():
-            check_place(stitched, name, layer)
-        layers = {
-            "stitched": stitched.stitch,
-            "identity": stitched.stitch.identity(),
-            "mean_only": stitched.stitch.mean_only(),
-            **(baselines or {}),
-        }
-        if stitched.task is None and not stitched.stitch.equal_widths:
-            left_out["identity"] = "the widths of both layers differ"
-            del layers["identity"]
+        whole, task = reference(stitched, target), task_named(stitched.task).about(stitched)
+        samples = samples_to_score([stitched], data, paired_data)
+        stitches, left_out = _stitches(stitched, baselines or {})
+        halves = HalvesOfModel.of(stitched, source, whole, other_tokens=True)
+        scoring = Scoring(whole, {"": halves}, list(halves.predictors(stitches)), task, sizes=True)
         if run.planning:
-            return _planned(stitched, layers, both, whole, source, run)
-        alone, why = source_alone(stitched, source, whole)
-        if why:
-            left_out["source"] = why
-        predicted = answers(stitched, layers, both, whole, run, alone=alone)
-        chance = {"chance": task.chance(predicted, run.seed)}
-        drawn = task.drawn({**predicted, **chance}, resamples=resamples, seed=run.seed)
-        names = class_names(stitched, samples)
-        confusion = confused(predicted, names) if task.classifies else {}
-        shown = differing(predicted, samples, names, examples)
-        fitted = fitted_share(stitched, samples)
-        if fitted:
-            warnings.warn(
-                f"the stitching layer was fitted to {fitted:.1%} of these samples: the scores are too good; pass "
-                "samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
-                stacklevel=2,
-            )
-        parts = StitchedParts.of(stitched, alone, whole)
-        exact = parts.at_one_layer or isinstance(stitched.stitch.body, IdentityStitch)
+            job = f"evaluate, {len(stitches)} predictors and whole networks, {len(samples)} samples"
+            return planned_scoring(job, scoring, samples, run, left_out="the bootstrap is not included")
+        measured = scoring.run(samples, run)
+        drawn, found = measured.drawn("", resamples, run.seed), measured.answers[""]
+        names = class_names(stitched, samples.a)
+        parts = StitchedParts.of(stitched, halves.alone, whole)
+        exact = parts.at_one_layer or stitched.stitch.is_identity
         result = Evaluation(
-            stitched.task or "feature-extraction", len(samples), samples.fingerprint,
-            {name: {figure: as_score(values) for figure, values in row.items()} for name, row in drawn.items()},
-            fitted, left_out, parts, confusion, shown, not_beaten(drawn, NULLS[1:] if exact else NULLS),
+            stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(drawn),
+            fitted_share(stitched, samples.a), left_out | halves.left_out, parts,
+            confused(found, names) if task.classifies else {}, differing(task, found, samples.a, names, examples),
+            not_beaten(task, drawn, NULLS[1:] if exact else NULLS),
         )  # fmt: skip
-        if result.no_better:
-            warnings.warn(result.cautions[0], stacklevel=2)
+        _warn(result)
         return result
 
 
-def _planned(
-    stitched: StitchedModel, layers: Mapping[str, StitchingLayer], samples: PairedSamples, whole: Whole,
-    source: Any, run: Run,
-) -> Any:  # fmt: skip
-    """Score one batch a few times, and extrapolate."""
-    count, quiet = min(run.batch_size, len(samples)), replace(run, progress=False, processes=ALONE)
-    few = samples.take(count)
-    device = stitched.device
-    networks = [each for each in (stitched, getattr(whole, "model", whole)) if isinstance(each, nn.Module)]
-    memory = {NETWORKS: bytes_of_weights(*networks)}
-    alone, _ = source_alone(stitched, source, whole)
-    found: list[Mapping[str, Answers]] = []
-    seconds = seconds_of(lambda: found.append(answers(stitched, layers, few, whole, quiet, alone=alone)), device)
-    if size := sum(row["vector"].nbytes for row in found[0].values() if "vector" in row):
-        memory["vectors"] = len(samples) * size // count
-    stages = {"scoring": seconds * len(samples) / count / run.processes.count}
-    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
-    job = f"evaluate, {len(layers)} predictors and whole networks, {len(samples)} samples"
-    return Plan(job, stages, memory, {}, *free, run.processes.count, "the bootstrap is not included")
+def _stitches(
+    stitched: StitchedModel, baselines: Mapping[str, StitchingLayer]
+) -> tuple[dict[str, StitchingLayer], dict[str, str]]:
+    """Return the stitching layers to score, by name, and why others are left out."""
+    for name, layer in baselines.items():
+        check_place(stitched, name, layer)
+    own, left_out = stitched.stitch, dict[str, str]()
+    layers = {"stitched": own, "identity": own.identity(), "mean_only": own.mean_only(), **baselines}
+    if stitched.task is None and not own.equal_widths:
+        left_out["identity"] = "the widths of both layers differ"
+        del layers["identity"]
+    return layers, left_out
 
 
-def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
-    """Return the share of samples to which the stitching layer of a model was fitted."""
-    recorded = (stitched.config.recipe or {}).get(FITTED)
-    return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
+def _warn(evaluation: Evaluation) -> None:
+    """Warn of scores that are too good, or no better than those of baselines."""
+    if evaluation.fitted_share:
+        warnings.warn(
+            f"the stitching layer was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too "
+            "good; pass samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
+            stacklevel=4,
+        )
+    if evaluation.no_better:
+        warnings.warn(evaluation.cautions[0], stacklevel=4)

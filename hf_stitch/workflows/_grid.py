@@ -4,59 +4,54 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-from torch import nn
-
-from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.detection.result import Evidence, detect
-from hf_stitch.analysis.detection.watching import Seen, check_needs, fit_watch, see_all
-from hf_stitch.analysis.grid.figures import differences_from_best, with_interval
-from hf_stitch.analysis.grid.measuring import Labelled, Measures
+from hf_stitch.analysis.detection.evidence import Cell, Watchers
+from hf_stitch.analysis.grid.figures import grid_of, mean_name
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.analysis.resampling import check_count
-from hf_stitch.analysis.scoring import head_difference, not_beaten
-from hf_stitch.data import Samples
+from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import Several, checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
+from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
+from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._held_out import check_far, check_held_out
-from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._checks import check_held_out
+from hf_stitch.workflows._networks import Named, Runs
 
 
+@checked
 def stitch_grid(
-    a: str | nn.Module | Adapter,
-    b: str | nn.Module | Adapter,
-    data: Any,
+    a: Runs,
+    b: Runs,
+    data: Data,
     *,
-    test_data: Any = None,
+    test_data: Data | None = None,
     layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None,
-    matchers: Iterable[str | Matcher] = ("lstsq",),
-    detectors: Iterable[str | Detector] = (),
-    auxiliary_data: Any = None,
-    far_data: Any = None,
+    matchers: Iterable[Named | Matcher] = ("lstsq",),
+    detectors: Iterable[Named | Detector] = (),
+    auxiliary_data: Data | None = None,
+    far_data: Data | None = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
     task: str = "auto",
-    resamples: int = 1000,
+    resamples: Several = 1000,
     align: Align = "tokens",
     own: bool = False,
     **options: Unpack[RunOptions],
@@ -122,11 +117,8 @@ def stitch_grid(
         ((2, 2), 40)
     """
     with Run.of(stitch_grid, options) as run:
-        check_runs(a=a, b=b)
-        chosen, watching = labelled("matchers", matchers), labelled("detectors", detectors)
-        if not chosen:
-            raise ValueError("matchers must name at least one matcher, got none")
-        check_count("resamples", resamples)
+        chosen = registries.matchers.build_all(matchers, needed=True)
+        watching = registries.detectors.build_all(detectors)
         pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
         pair = pair.over(layers_a, layers_b)
         samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)
@@ -136,45 +128,46 @@ def stitch_grid(
         task_named(pair.task).warn_of_labels(test, getattr(pair.target.model, "config", None))
         for matcher in chosen.values():
             matcher.check(pair, samples)
-        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-        check_needs(watching, train, outliers, far)
-        check_far(far, (train, test), detectors=watching)
+        watchers = Watchers.of(watching, train, test, auxiliary_data, far_data)
         pair.rehearse(samples.train, test)
         if run.planning:
-            return planned(
-                f"stitch_grid, {len(chosen) * len(pair.cells)} stitches", pair, samples, run, list(chosen.values()),
-                left_out="detectors are not included" if watching else "",
-            )  # fmt: skip
-        recipe = _recipe(pair, chosen, watching, samples, {"auxiliary_data": outliers, "far_data": far}, run)
-        if run.processes.count > 1:
-            recipe["processes"] = run.processes.count
-            run.processes.check_same(recipe)
-        with ExitStack() as stack:
-            folder = run.checkpoint_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            state = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
-            state.begin(recipe, dict)
+            job, left_out = f"stitch_grid, {len(chosen) * len(pair.cells)} stitches", "detectors are not included"
+            return planned(job, pair, samples, run, list(chosen.values()), left_out=left_out if watching else "")
+        recipe = _recipe(pair, chosen, watchers, samples, run)
+        with _state(recipe, run) as state:
             collected = CollectedPair(pair, samples.train, run, state=state)
             stitches, undefined = _matched(chosen, collected)
-            means = {lb: _mean_only(collected, lb) for lb in pair.layers_b}
-            watch = fit_watch(
-                watching, pair.target, pair.layers_b, train, pooling, run, outliers=outliers,
+            watchers = watchers.fitted(
+                pair.target, {"": [pooling]}, {"": pair.layers_b}, run,
                 residuals=residuals(collected) if watching else None,
             )  # fmt: skip
-            alone = head_difference(pair.source, pair.target, str(pair.task)) == ""
-            measures = Measures(pair, stitches, test, with_source=alone, means=means, watch=watch)
-            measures.collect(state, len(train), collected.sums, run)
+            scoring = _scoring(collected, stitches, watchers)
+            measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
         # Figures are computed anew from the state, which does not depend on these.
         recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
-        grid = _scored(measures, tuple(chosen), undefined, recipe, resamples, run.seed)
-        return _watched(grid, measures, train, far, run) if watching else grid
+        grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
+        cells = {("", cell_name(*cell)): cell for cell in stitches}
+        found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a)
+        return replace(grid, detections=found.get(pooling, {}))
+
+
+@contextmanager
+def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
+    """Begin the job, or go on with the state of an interrupted one."""
+    if run.processes.count > 1:
+        run.processes.check_same(recipe)
+    with ExitStack() as stack:
+        folder = run.checkpoint_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        state = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
+        state.begin(recipe, dict)
+        yield state
 
 
 def _recipe(
     pair: Pair,
     matchers: Mapping[str, Matcher],
-    detectors: Mapping[str, Detector],
+    watchers: Watchers,
     data: Split,
-    others: Mapping[str, Samples | None],
     run: Run,
 ) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
@@ -183,25 +176,25 @@ def _recipe(
         "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
         "layers_a": pair.layers_a, "layers_b": pair.layers_b, **pair.record, "task": pair.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
-        "detectors": {label: detector.to_dict() for label, detector in detectors.items()},
         "data": train.fingerprint, "samples": len(train), "test_data": data.test.a.fingerprint,
-        **{name: None if samples is None else samples.fingerprint for name, samples in others.items()},
-        "batch_size": run.batch_size,
+        **watchers.record, "batch_size": run.batch_size,
         "seed": run.seed, "versions": versions(
-            (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", detectors))
+            (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", watchers.detectors))
             for entry in found.values()
         ),
         FITTED: ContentSketch.of(train).to_dict(),
     }  # fmt: skip
     recipe: dict[str, Any] = json.loads(json.dumps(described))
+    if run.processes.count > 1:
+        recipe["processes"] = run.processes.count
     return recipe
 
 
 def _matched(
     matchers: Mapping[str, Matcher], collected: CollectedPair
-) -> tuple[dict[Labelled, StitchingLayer], dict[str, str]]:
+) -> tuple[dict[Cell, StitchingLayer], dict[str, str]]:
     """Return the stitches of all matchers, and why others are undefined."""
-    stitches: dict[Labelled, StitchingLayer] = {}
+    stitches: dict[Cell, StitchingLayer] = {}
     undefined: dict[str, str] = {}
     for number, (label, matcher) in enumerate(matchers.items()):
         kept = collected.run.checkpoint_dir
@@ -215,88 +208,20 @@ def _matched(
     return stitches, undefined
 
 
+def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], watchers: Watchers) -> Scoring:
+    """Return the pass that scores all stitches, and the mean of each layer of the target."""
+    pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
+    predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
+    predictors += [
+        Predictor(mean_name(lb), pair.layers_a[0], lb, _mean_only(collected, lb), constant=True) for lb in pair.layers_b
+    ]
+    with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""
+    halves = {"": HalvesOfPair(pair, with_source=with_source)}
+    return Scoring(pair.target, halves, predictors, task, watch=watchers, kept=task.kept)
+
+
 def _mean_only(collected: CollectedPair, lb: str) -> StitchingLayer:
     """Return the stitching layer that outputs the mean of a layer of the target, whether or not a map is defined."""
     cell = collected.pair.layers_a[0], lb
     means = {part: found.mean_y for part, found in collected.moments(cell).items()}
     return collected.pair.identity(cell, means).mean_only().eval()
-
-
-def _scored(
-    measures: Measures,
-    matchers: Sequence[str],
-    undefined: Mapping[str, str],
-    recipe: Mapping[str, Any],
-    resamples: int,
-    seed: int,
-) -> StitchGrid:
-    pair, task = measures.pair, measures.task
-    drawn = {
-        who: {name: row[name] for name in (*task.figures, "structural_error") if name in row}
-        for who, row in task.drawn(measures.predictors, resamples=resamples, seed=seed).items()
-    }
-    shape = (len(pair.layers_a), len(pair.layers_b))
-    scores: dict[str, dict[str, Any]] = {}
-    p_values: dict[str, dict[str, Any]] = {}
-    for label in matchers:
-        scores[label], p_values[label] = {}, {}
-        for figure, values in drawn["stitched"].items():
-            cells = np.full((len(values), *shape), np.nan)
-            for place, (matcher, la, lb) in enumerate(measures.stitches):
-                if matcher == label:
-                    cells[:, pair.layers_a.index(la), pair.layers_b.index(lb)] = values[:, place]
-            scores[label][figure] = with_interval(cells)
-            p_values[label][figure] = differences_from_best(cells, figure)
-    no_better = [
-        cell_name(*cell)
-        for place, cell in enumerate(measures.stitches)
-        if not_beaten(
-            {
-                "stitched": {figure: values[:, place] for figure, values in drawn["stitched"].items()},
-                "mean_only": {
-                    figure: values[:, pair.layers_b.index(cell[2])] for figure, values in drawn["mean_only"].items()
-                },
-                **{name: drawn[name] for name in ("chance",) if name in drawn},
-            }
-        )
-    ]
-    grid = StitchGrid(
-        scores,
-        {
-            name: {figure: with_interval(values) for figure, values in row.items()}
-            for name, row in drawn.items()
-            if name != "stitched"
-        },
-        p_values, pair.layers_a, pair.layers_b, str(pair.task), pair.pooling, len(measures.samples),
-        undefined=undefined, recipe=recipe, no_better=tuple(no_better), stitches=measures.stitches,
-        networks=(pair.source, pair.target),
-    )  # fmt: skip
-    if no_better:
-        warnings.warn(grid.cautions[0], stacklevel=3)
-    return grid
-
-
-def _watched(
-    grid: StitchGrid,
-    measures: Measures,
-    train: Samples,
-    far: Samples | None,
-    run: Run,
-) -> StitchGrid:
-    """Add what the detectors found."""
-    pair, watch = measures.pair, measures.watch
-    seen: Mapping[str, Seen] = {}
-    if far is not None:
-        seen = see_all(watch, pair.target, far, pair.pooling, run)
-    evidence = Evidence(
-        measures.samples.ids,
-        {lb: measures.seen("own", j) for j, lb in enumerate(pair.layers_b)},
-        {lb: measures.seen("doses", j) for j, lb in enumerate(pair.layers_b)},
-        {cell: measures.seen("stitched", place) for place, cell in enumerate(measures.stitches)},
-        train.ids, seen, () if far is None else far.ids,
-    )  # fmt: skip
-    found = {
-        label: detect(watch, label, pair.layers_a, evidence, two_sided=detector.two_sided)
-        for label, detector in watch.detectors.items()
-    }
-    return replace(grid, detections=found)

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from torch import nn
 
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.loading import Loadable
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.registry import check_name
 
 T = TypeVar("T")
 
 
-def check_runs(**networks: Any) -> None:
-    """Check that none of the arguments is saved activations, which no half of a network can be taken from."""
-    for name, given in networks.items():
-        if isinstance(given, Activations):
-            raise TypeError(
-                f"{name} must be a network, got Activations: a stitched model runs both networks. To fit a map of "
-                "saved activations, use a matcher, for example hf_stitch.matchers.Ridge().fit(moments) with "
-                "moments = hf_stitch.Moments(dx, dy).update(x, y); hf_stitch.compare takes Activations"
+class Runnable(Loadable):
+    """Networks that a job runs, which saved activations are not."""
+
+    def hint(self, value: Any) -> str:
+        """Say what to do with saved activations."""
+        if isinstance(value, Activations):
+            return (
+                "a stitched model runs both networks. To fit a map of saved activations, use a matcher, for example "
+                "hf_stitch.matchers.Ridge().fit(moments) with moments = hf_stitch.Moments(dx, dy).update(x, y); "
+                "hf_stitch.compare takes Activations"
             )
+        return super().hint(value)
 
 
-def named_networks(networks: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
+Runs = Annotated[str | nn.Module | Adapter, Runnable()]
+Named = str | Mapping[str, Any]
+"""A method of a registry, by its name or its record."""
+
+
+def named_networks(networks: Mapping[str, T] | Iterable[T]) -> dict[str, T]:
     """Return several networks by name."""
-    if not isinstance(networks, Iterable) or isinstance(networks, str | nn.Module):
-        shown = repr(networks) if isinstance(networks, str) else type(networks).__name__
-        raise TypeError(f"networks must be a list of networks, or a dict of names and networks, got {shown} alone")
-    if not networks:
+    if isinstance(networks, nn.Module):  # a Sequential is also a list
+        raise TypeError(f"networks must be several networks, got a single {type(networks).__name__}; write [network]")
+    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    if not named:
         raise ValueError("networks must contain at least one network, got none")
-    if isinstance(networks, Mapping):
-        check_name(**{f"name {place} of networks": name for place, name in enumerate(networks)})
-    return dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    return named
 
 
 def named_layers(

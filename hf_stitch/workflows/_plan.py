@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.planning import Plan
 from hf_stitch.running import PLANNING
 from hf_stitch.workflows._audit import audit
@@ -12,10 +13,12 @@ from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._compare_all import compare_all
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._grid import stitch_grid
+from hf_stitch.workflows._relative_model import relative_model
 from hf_stitch.workflows._stitch import stitch
+from hf_stitch.workflows._swap import swap
 
 P = ParamSpec("P")
-PLANNED = (audit, compare, compare_all, evaluate, stitch, stitch_grid)
+PLANNED = (audit, compare, compare_all, evaluate, extract_activations, relative_model, stitch, stitch_grid, swap)
 """Jobs that can be planned."""
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from inspect import signature
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load, load_on
+from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_per_sample
 from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Samples
+from hf_stitch.data import Data
+from hf_stitch.options import Count, checked
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_choice, check_name, check_number
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
-from hf_stitch.representation import POOLINGS, Pooling, RepresentationSpec
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
-from hf_stitch.workflows._swap import as_space
+from hf_stitch.workflows._headed import Anchors, Encoder, as_space
+from hf_stitch.workflows._networks import Named, Runs
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """Modality of the encoder -> task of the head."""
@@ -31,16 +33,17 @@ PROJECTION = [
 """Options of the projection."""
 
 
+@checked
 def relative_model(
-    encoder: str | nn.Module | Adapter,
-    anchors: Any,
-    similarities: str | Similarity | Mapping[str, Any] | Sequence[Any] | None = "cosine",
+    encoder: Runs,
+    anchors: Data | AnchorSet,
+    similarities: Named | Similarity | Iterable[Named | Similarity] | None = "cosine",
     *,
     layer: str,
     pooling: Pooling = "mean",
-    num_labels: int | None = None,
+    num_labels: Count | None = None,
     kind: Kind = "inductive",
-    head: str | nn.Module | Adapter | None = None,
+    head: Runs | None = None,
     task: str | None = "auto",
     **options: Any,
 ) -> StitchedModel:
@@ -99,19 +102,12 @@ def relative_model(
         >>> model(input=torch.randn(5, 4)).logits.shape
         torch.Size([5, 3])
     """
-    check_choice("pooling", pooling, POOLINGS)
-    check_choice("kind", kind, get_args(Kind))
-    if num_labels is not None:
-        check_number(1, num_labels=num_labels)
-    check_name(layer=layer)
     with Run.of(relative_model, options, ("batch_size", "progress", *PROJECTION)) as run:
-        source = load_on(encoder, run.processes.device)
-        known = anchors if isinstance(anchors, AnchorSet) else None
-        if known is None:
-            samples = Samples.of(anchors)
-            known = AnchorSet.of(samples).encode(
-                source, layer, samples, pooling, batch_size=run.batch_size, progress=run.progress
-            )
+        source, given = load_on(encoder, run.processes.device), Anchors.of(anchors)
+        encoding = Encoder(source, layer, pooling, run)
+        if run.planning:
+            return _planned(encoding, given)
+        known = encoding.add(given.set, given.samples)
         vectors = known.values(source, layer, pooling)
         body: Stitch
         if similarities is None:
@@ -140,6 +136,14 @@ def relative_model(
         model.anchors = known
         model.source.requires_grad_(False)
         return model
+
+
+def _planned(encoder: Encoder, given: Anchors) -> Any:
+    """Encode one batch of the anchors, and extrapolate."""
+    run, device, count = encoder.run, encoder.network.device, len(given.set)
+    seconds = 0.0 if given.samples is None else count * seconds_per_sample(encoder.read, given.samples, run, device)
+    memory = {NETWORKS: bytes_of_weights(encoder.network.model)}
+    return Plan.of(f"relative_model, {count} anchors", {"encoding anchors": seconds}, memory, {}, device, run)
 
 
 def _tie(head: Head, anchors: AnchorSet) -> None:

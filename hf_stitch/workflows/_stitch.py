@@ -5,27 +5,25 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch import nn
-
-from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.differences import class_names
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data import Data, PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
-from hf_stitch.registry import check_name, registries
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -34,22 +32,23 @@ PREDICTORS = 3
 """Predictors that run through the target's part when a stitch is scored: the stitch, the identity, the mean only."""
 
 
+@checked
 def stitch(
-    source: str | nn.Module | Adapter,
-    target: str | nn.Module | Adapter,
-    data: Any,
+    source: Runs,
+    target: Runs,
+    data: Data,
     *,
     source_layer: str = AUTO,
     target_layer: str = AUTO,
-    matcher: str | Matcher = "lstsq",
-    paired_data: Any = None,
+    matcher: Named | Matcher = "lstsq",
+    paired_data: Data | None = None,
     pooling: Pooling = "none",
     test_size: float | int = 0.2,
-    test_data: Any = None,
+    test_data: Data | None = None,
     task: str | None = "auto",
     align: Align = "tokens",
     own: bool = False,
-    unpaired: tuple[Any, Any] | None = None,
+    unpaired: tuple[Data, Data] | None = None,
     **options: Any,
 ) -> StitchedModel:
     """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
@@ -111,9 +110,7 @@ def stitch(
         >>> hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1").stitch.body.fitted["n"]
         160
     """
-    check_name(source_layer=source_layer, target_layer=target_layer)
     with Run.of(stitch, options, WITHOUT_STATE, rest=True) as run:
-        check_runs(source=source, target=target)
         fitted_by = registries.matchers.build(matcher, **options)
         pair = Pair.of(run, source, target, pooling=pooling, task=task, align=align, own=own)
         samples = Split.of(
@@ -179,7 +176,7 @@ def _scored(
         if stitched.task is not None:
             raise
         unused = ", and the labels of the data are not used" if test.a.is_labelled else ""
-        warnings.warn(f"the stitched model has no scores{unused}: {error}", stacklevel=3)
+        warnings.warn(f"the stitched model has no scores{unused}: {error}", stacklevel=4)
         return stitched
     stitched.keep_scores(evaluation)
     return stitched

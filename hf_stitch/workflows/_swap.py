@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.artefacts.joining import join, with_encoder
+from hf_stitch.analysis.grid.plan import unfitted
+from hf_stitch.analysis.planning import (
+    NETWORKS,
+    SOLVING,
+    Plan,
+    bytes_of_weights,
+    seconds_per_sample,
+    speed,
+)
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.data import Id, Samples
+from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher
+from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.provenance import versions
-from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import check_choice, check_name, registries
-from hf_stitch.relative import AnchorSet, RelativeProjection
-from hf_stitch.representation import POOLINGS, Pooling, Representation, RepresentationSpec
-from hf_stitch.running import Run, RunOptions
+from hf_stitch.registry import registries
+from hf_stitch.relative import AnchorSet
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks.heads import check_head, check_labels, logits_of, task_of
+from hf_stitch.stitches.layer import part_widths
+from hf_stitch.tasks.heads import check_head, logits_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
-from hf_stitch.workflows._networks import check_runs
+from hf_stitch.workflows._headed import (
+    Anchors,
+    Encoder,
+    Headed,
+    as_space,
+    between,
+    is_relative,
+    pooling_of,
+    projected,
+)
+from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
 """Matchers among which ``auto`` chooses, with their options; the first of those that tie."""
 FOLDS = 5
 BASELINES = ("inverse_relative",)
-_Side = Samples | AnchorSet | None
-_Space = tuple[ModelReference, str, Pooling]
-"""The latent space that enters a back half: network, layer and pooling."""
+Fit = Callable[[Named | Matcher], StitchingLayer]
 
 
+@checked
 def swap(
-    model: str | nn.Module | Adapter | StitchedModel,
-    encoder: str | nn.Module | Adapter | StitchedModel,
-    anchors: Any = None,
+    model: Runs,
+    encoder: Runs,
+    anchors: Data | AnchorSet | None = None,
     *,
     encoder_layer: str | None = None,
-    paired_anchors: Any = None,
+    paired_anchors: Data | AnchorSet | None = None,
     target_layer: str | None = None,
     pooling: Pooling | None = None,
-    matcher: str | Matcher = AUTO,
-    baselines: Sequence[str | Matcher] | None = None,
-    data: Any = None,
-    paired_data: Any = None,
+    matcher: Named | Matcher = AUTO,
+    baselines: Iterable[Named | Matcher] | None = None,
+    data: Data | None = None,
+    paired_data: Data | None = None,
     task: str | None = "auto",
     **options: Unpack[RunOptions],
 ) -> StitchedModel:
@@ -132,312 +145,128 @@ def swap(
         >>> torch.allclose(swapped(input=x).logits, model(input=x).logits, atol=1e-5)
         True
     """
-    check_choice("pooling", pooling, (None, *POOLINGS))
-    layers = {"encoder_layer": encoder_layer, "target_layer": target_layer}
-    check_name(**{name: layer for name, layer in layers.items() if layer is not None})
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
-        processes = run.processes
-        check_runs(model=model, encoder=encoder)
-        if isinstance(encoder, StitchedModel) and isinstance(encoder.stitch.body, RelativeProjection):
-            if any(
-                each is not None for each in (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
-            ) or (matcher, task) != (AUTO, "auto"):
+        if is_relative(encoder):
+            given = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
+            if any(each is not None for each in given) or (matcher, task) != (AUTO, "auto"):
                 raise TypeError(
                     "a swap between two relative models takes only data and paired_data: leave out the others"
                 )
-            swapped = _between(model, encoder)
-            return _scored(swapped, data, model, {}, paired_data, run)
-        if encoder_layer is None:
-            raise TypeError(
-                "encoder_layer is missing: pass the layer at which the new encoder is cut, one of "
-                f"{', '.join(load_on(encoder, processes.device).layers)}"
-            )
-        anchors, paired_anchors = (
-            side if side is None or isinstance(side, AnchorSet) else Samples.of(side)
-            for side in (anchors, paired_anchors)
-        )
-        stitched = model if isinstance(model, StitchedModel) else None
-        new = _Encoder(
-            load_on(encoder, processes.device),
-            encoder_layer,
-            pooling or (stitched.stitch.pooling if stitched else "mean"),
-            run,
-        )
-        if stitched is not None:
-            if target_layer is not None or task != "auto":
-                raise TypeError("a stitched model is already cut and has a head: leave out target_layer and task")
-            if isinstance(stitched.stitch.body, RelativeProjection) and (matcher != AUTO or baselines is not None):
-                raise TypeError("a relative model needs no map between encoders: leave out matcher and baselines")
-            head = _head_of_model(stitched, anchors, run)
-        else:
-            if target_layer is None or anchors is None:
-                raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
-            original = load_on(model, processes.device)
-            task = _task(original, new, task, scored=data is not None)
-            head = _head_of_network(original, target_layer, anchors, new)
-        own, space, spec = head.anchors, head.space, head.spec
-
-        entering = None if space is None else own.values(*space)
-        own, vectors = new.encode(own, anchors, paired_anchors)
+            swapped = between(model, encoder)
+            if run.planning:
+                return _planned(swapped, {}, {NETWORKS: bytes_of_weights(swapped)}, data, paired_data, model, run)
+            return _scored(swapped, data, paired_data, model, {}, run)
+        known, paired = (None if each is None else Anchors.of(each) for each in (anchors, paired_anchors))
+        new = Encoder.of(encoder, encoder_layer, pooling or pooling_of(model), run)
+        maps = matcher != AUTO or baselines is not None
+        head = Headed.of(model, target_layer, task, known, new, maps=maps, scored=data is not None)
+        if run.planning:
+            return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
+        own, entering = head.entering()
+        own, vectors = new.vectors(own, known, paired)
+        more: dict[str, Any] = {}
+        others: dict[str, StitchingLayer] = {}
         if entering is None:
-            assert stitched is not None
-            joint, others = _relative(stitched.stitch, new.spec, new.pooling, vectors, own.ids), {}
+            swapped = head.join(new, projected(head, new, vectors, own.ids))
         else:
-            candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}
-            found_by = next(iter(candidates.values()))
-            joint = _fitted(found_by, new, spec, vectors, entering)
-            names = BASELINES if baselines is None else baselines
-            others = {str(each): _fitted(each, new, spec, vectors, entering) for each in names}
-        if stitched is not None:
-            swapped = with_encoder(stitched, new.network, encoder_layer, joint)
-        else:
-            assert target_layer is not None
-            swapped = join(new.network, encoder_layer, joint, original, target_layer, task=task)
+            fit = _fitting(head, new, vectors, entering)
+            swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
+            others = {str(each): fit(each) for each in (BASELINES if baselines is None else baselines)}
         swapped.anchors = own
-        swapped.config.recipe = _recipe(own, anchors, paired_anchors, new)
-        if entering is not None:
-            errors: dict[str, float] = {}
-            if matcher == AUTO:
-                errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, run.batch_size))
-            if errors and (chosen := candidates[min(errors, key=errors.__getitem__)]) is not found_by:
-                found_by, joint = chosen, _fitted(chosen, new, spec, vectors, entering)
-                swapped.stitch, swapped.config.stitch = joint, joint.to_dict()
-            if (r2 := float((joint.body.fitted or {}).get("r2", 0))) < 0:
-                warnings.warn(
-                    f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost "
-                    f"the input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}",
-                    stacklevel=2,
-                )
-            assert space is not None
-            used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
-            swapped.config.recipe |= {"matcher": found_by.to_dict(), "space": as_space(*space), "versions": used}
-            if errors:
-                swapped.config.recipe["held_out_errors"] = {k: float(f"{error:.4g}") for k, error in errors.items()}
-        whole = original if stitched is None else stitched
-        return _scored(swapped, data, whole, others, paired_data, run)
+        swapped.config.recipe = {**_recipe(own, known, paired, new), **more}
+        return _scored(swapped, data, paired_data, head.whole, others, run)
+
+
+def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
+    """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
+    rows = {"body": Features().update(vectors, entering)}
+    collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
+    return lambda matcher: registries.matchers.build(matcher).match(collected).only
+
+
+def _mapped(
+    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: Named | Matcher, fit: Fit
+) -> tuple[StitchedModel, dict[str, Any]]:
+    """Join encoder and head by the map of a matcher; return what the recipe says about it."""
+    candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}
+    found_by, *others = candidates.values()
+    swapped = head.join(new, fit(found_by))
+    errors: dict[str, float] = {}
+    if others:
+        errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
+    if errors and (chosen := candidates[min(errors, key=errors.__getitem__)]) is not found_by:
+        found_by, swapped.stitch = chosen, fit(chosen)
+        swapped.config.stitch = swapped.stitch.to_dict()
+    if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
+        warnings.warn(
+            f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
+            f"input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}",
+            stacklevel=3,
+        )
+    assert head.space is not None
+    used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
+    recipe = {"matcher": found_by.to_dict(), "space": as_space(*head.space), "versions": used}
+    if errors:
+        recipe["held_out_errors"] = {name: float(f"{error:.4g}") for name, error in errors.items()}
+    return swapped, recipe
+
+
+def _recipe(own: AnchorSet, given: Anchors | None, paired: Anchors | None, new: Encoder) -> dict[str, Any]:
+    """Return the recipe that all swaps have in common, as JSON values."""
+    recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
+    seen = given if paired is None else paired
+    if seen is not None and seen.samples is not None:
+        recipe[FITTED] = ContentSketch.of(seen.samples).to_dict()
+    if paired is not None:
+        recipe["paired_anchors"] = paired.set.fingerprint
+    return {**recipe, "batch_size": new.run.batch_size, "versions": versions()}
 
 
 def _scored(
-    swapped: StitchedModel,
-    data: Any,
-    original: Any,
-    baselines: dict[str, StitchingLayer],
-    paired_data: Any,
-    run: Run,
+    swapped: StitchedModel, data: Any, paired_data: Any, original: Any, baselines: dict[str, StitchingLayer], run: Run
 ) -> StitchedModel:
-    """Return the model, scored if there are data."""
+    """Return the model, scored if there are data; a rehearsal finds errors before all data are read."""
     if data is None:
         return swapped
     samples = Samples.of(data)
     _rehearse(swapped, samples)
-
     evaluation = evaluate(
-        swapped,
-        samples,
-        target=original,
-        paired_data=paired_data,
-        baselines=baselines,
-        **run.options,
+        swapped, samples, target=original, paired_data=paired_data, baselines=baselines, **run.options
     )
     swapped.keep_scores(evaluation)
     swapped.config.recipe["test_data"] = evaluation.data
     return swapped
 
 
-def _between(model: Any, other: StitchedModel) -> StitchedModel:
-    """Join the head of one relative model with the front half and the encoded anchors of another."""
-    for each in (model, other):
-        if not (isinstance(each, StitchedModel) and isinstance(each.stitch.body, RelativeProjection)):
-            raise TypeError("a stitched model can be the encoder only if it and the model are both relative models")
-    if model.anchors is not None and other.anchors is not None:
-        model.anchors.check_same(other.anchors)
-    own, its = ({**each.stitch.body.config(), "in_features": None, "dtype": None} for each in (model, other))
-    if own != its:
-        different = ", ".join(f"{key} {own[key]!r} and {its[key]!r}" for key in own if own[key] != its[key])
-        raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
-    anchors: Any = other.stitch.body.anchors
-    ids = next((each.anchors.ids for each in (model, other) if each.anchors is not None), range(len(anchors)))
-    joint = _relative(model.stitch, other.stitch.source, other.stitch.pooling, anchors, ids)
-    swapped = with_encoder(model, other, "", joint)
-    swapped.anchors = model.anchors
-    swapped.config.recipe = {**(swapped.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
-    return swapped
+def _unfitted(
+    head: Headed, new: Encoder, paired: Anchors | None
+) -> tuple[StitchedModel, dict[str, float], dict[str, int]]:
+    """Encode one batch of the anchors, and extrapolate; return the model with a map of no meaning, and the costs."""
+    device, (dx, dy) = new.network.device, part_widths(new.spec, head.spec, new.pooling)["body"]
+    count, stages = len(head.anchors), {"encoding anchors": 0.0}
+    read_by_new = None if head.anchors.has(new.network, new.layer, new.pooling) else new.read
+    for read, samples in ((read_by_new, head.samples if paired is None else paired.samples), (head.read, head.samples)):
+        if read is not None and samples is not None:
+            stages["encoding anchors"] += count * seconds_per_sample(read, samples, new.run, device)
+    memory = {NETWORKS: bytes_of_weights(new.network.model), "anchors": 8 * count * (dx + dy)}
+    if head.space is None:
+        layer = projected(head, new, torch.randn(count, dx, device=device), head.anchors.ids)
+    else:
+        layer = unfitted(new.spec, head.spec, new.pooling, device)
+        stages["fitting"] = len(CHOICES) * (FOLDS + 1) * SOLVING * max(dx, dy) ** 3 / speed()
+    return head.join(new, layer), stages, memory
 
 
-@dataclass(frozen=True)
-class _Encoder:
-    """The new encoder with its cut and pooling."""
-
-    network: Adapter
-    layer: str
-    pooling: Pooling
-    run: Run
-
-    @property
-    def spec(self) -> RepresentationSpec:
-        return self.network.spec(self.layer)
-
-    def encode(self, own: AnchorSet, given: _Side, paired_anchors: _Side) -> tuple[AnchorSet, Tensor]:
-        """Return the model's anchor set, extended if needed, and this encoder's vectors of the (paired) anchors."""
-        if paired_anchors is not None:
-            own.check_parallel(paired_anchors)
-            side = (
-                paired_anchors
-                if isinstance(paired_anchors, AnchorSet)
-                else self._encode(AnchorSet.of(paired_anchors), paired_anchors)
-            )
-            return own, side.values(self.network, self.layer, self.pooling)
-        if isinstance(given, Samples):
-            own = self._encode(own, given)
-        return own, own.values(self.network, self.layer, self.pooling)
-
-    def _encode(self, anchors: AnchorSet, samples: Samples) -> AnchorSet:
-        return anchors.encode(
-            self.network, self.layer, samples, self.pooling, batch_size=self.run.batch_size, progress=self.run.progress
-        )
-
-
-@dataclass(frozen=True)
-class _Head:
-    """What a trained head receives: the shape, the latent space (``None`` for a relative model), and its anchors."""
-
-    spec: RepresentationSpec
-    space: _Space | None
-    anchors: AnchorSet
-
-
-def _head_of_model(stitched: StitchedModel, anchors: _Side, run: Run) -> _Head:
-    """Return the head of a stitched model, with its anchors encoded anew if its own encoder has been trained since."""
-    space, own = _space(stitched), _own(stitched.anchors, anchors)
-    if space is not None and _moved(stitched, space):
-        space = _space_now(stitched)
-        if not own.has(*space):
-            own = own.add(_seen_by(stitched, anchors, run), *space)
-    return _Head(stitched.stitch.target, space, own)
-
-
-def _head_of_network(network: Adapter, layer: str, anchors: _Side, new: _Encoder) -> _Head:
-    """Return the head of a whole network, with the anchors that it encodes, if these are samples."""
-    spec = network.spec(layer)
-    space = (network.pinned, layer, _target_rows(spec, new.pooling))
-    own = _own(None, anchors)
-    if isinstance(anchors, Samples):
-        own = own.encode(network, layer, anchors, space[2], batch_size=new.run.batch_size, progress=new.run.progress)
-    return _Head(spec, space, own)
-
-
-def _recipe(own: AnchorSet, anchors: _Side, paired_anchors: _Side, new: _Encoder) -> dict[str, Any]:
-    """Return the recipe that all swaps have in common, as JSON values."""
-    recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
-    if isinstance(seen := anchors if paired_anchors is None else paired_anchors, Samples):
-        recipe[FITTED] = ContentSketch.of(seen).to_dict()
-    if paired_anchors is not None:
-        recipe["paired_anchors"] = paired_anchors.fingerprint
-    return {**recipe, "batch_size": new.run.batch_size, "versions": versions()}
-
-
-def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[str, Any]:
-    """Return the latent space that enters a back half, as JSON values for its recipe."""
-    return {"reference": reference.public.to_dict(), "layer": layer, "pooling": pooling}
-
-
-def _space(model: StitchedModel) -> _Space | None:
-    """Return the latent space that enters a stitched model's back half; ``None`` for a relative model."""
-    if isinstance(model.stitch.body, RelativeProjection):
-        return None
-    recorded = (model.config.recipe or {}).get("space")
-    if recorded is None:
-        raise ValueError(
-            "this stitched model is not a relative model and does not record which network's activations enter its "
-            "back half: swap its target network instead, swap(target, target_layer=…, …)"
-        )
-    return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["pooling"]
-
-
-def _moved(model: StitchedModel, space: _Space) -> bool:
-    """Return whether the space is that of the model's own front half, which has been trained since."""
-    source: Any = model.config.source
-    own = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
-    absolute = own == (space[0].public, *space[1:]) and isinstance(model.stitch.body, IdentityStitch)
-    return absolute and model.has_changed("source")
-
-
-def _space_now(model: StitchedModel) -> _Space:
-    """Return the space of an absolute model's front half now: an unnamed network, identified by its weights."""
-    source: Any = model.config.source
-    now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
-    return now, source["cut"]["layer"], model.stitch.pooling
-
-
-@torch.no_grad()
-def _seen_by(model: StitchedModel, anchors: _Side, run: Run) -> Tensor:
-    """Encode the anchors with the current front half of an absolute model."""
-    if not isinstance(anchors, Samples):
-        raise ValueError(
-            "the encoder of this absolute model has changed since its anchors were encoded, so the stored vectors no "
-            "longer fit its head: pass the anchors as samples, anchors=…"
-        )
-    parts, layer = [], model.stitch
-    with evaluating(model):
-        for batch in anchors.batches(run.batch_size, run.shown("encoding anchors")):
-            inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
-            parts.append(source_positions(model.source(**inputs), layer.source, layer.target, layer.pooling).cpu())
-    return torch.cat(parts)
-
-
-def _own(kept: AnchorSet | None, given: _Side) -> AnchorSet:
-    """Return the model's anchor set, after a check that the given anchors are the same."""
-    if given is None:
-        if kept is None:
-            raise ValueError("this model has no anchors: pass those with which it was made, anchors=…")
-        return kept
-    of_given = given if isinstance(given, AnchorSet) else AnchorSet.of(given)
-    return of_given if kept is None else kept.merge(of_given)
-
-
-def _task(target: Adapter, new: _Encoder, task: str | None, *, scored: bool) -> str | None:
-    """Return the task of a network with a new encoder."""
-    check_meet(new.network, target, new.pooling)
-    task = target.task if task == "auto" and not scored else task_of(target, task)
-    if task_named(task).causal:
-        raise ValueError(
-            f"task={task!r} is not supported: an anchor is a single vector, but a language model predicts a "
-            "token at each position; use hf_stitch.stitch(…, matcher='inverse_relative')"
-        )
-    return task
-
-
-def _target_rows(spec: RepresentationSpec, pooling: Pooling) -> Pooling:
-    """Return the pooling of the target's vectors that a pooled stitching layer replaces.
-
-    With prefix tokens this is ``cls``, because the single token that the layer outputs is where a head reads its CLS
-    token.
-    """
-    if pooling == "flatten" and spec.prefix_tokens:
-        raise ValueError("pooling='flatten' leaves nothing for the target's CLS token: use 'mean' or 'cls'")
-    if pooling not in POOLED:
-        return pooling
-    if spec.prefix_tokens:
-        return "cls"
-    return "mean" if spec.layout != "bnd" or spec.grid is not None else pooling
-
-
-def _relative(
-    stitch: StitchingLayer, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor, ids: Sequence[Id]
-) -> StitchingLayer:
-    """Return the stitching layer with the same projection on the anchors as the new encoder encodes them."""
-    projection: Any = stitch.body
-    mean: Any = stitch.body_mean
-    body = projection.with_anchors(vectors, ids)
-    return StitchingLayer(spec, stitch.target, pooling, body, means={"body": mean}).eval()
-
-
-def _fitted(
-    matcher: str | Matcher, new: _Encoder, spec: RepresentationSpec, vectors: Tensor, entering: Tensor
-) -> StitchingLayer:
-    """Fit a matcher from the new encoder's vectors of the anchors to those that enter the back half."""
-    rows = {"body": Features().update(vectors, entering)}
-    return registries.matchers.build(matcher).match(CollectedParts(new.spec, spec, new.pooling, rows)).only
+def _planned(
+    swapped: StitchedModel, stages: dict[str, float], memory: dict[str, int], data: Any, paired_data: Any,
+    original: Any, run: Run,
+) -> Any:  # fmt: skip
+    """Add the scoring to the plan, if there are data."""
+    if data is not None:
+        asked: Any = {**run.options, PLANNING: True}
+        scoring: Any = evaluate(swapped, data, target=original, paired_data=paired_data, **asked)
+        stages, memory = {**stages, **scoring.stages}, {**memory, **scoring.memory}
+    return Plan.of("swap", stages, memory, {}, swapped.device, run)
 
 
 def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
@@ -510,4 +339,4 @@ def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
     check_head(swapped)
     inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
     output = _through_head(swapped, swapped.transfer(**inputs))
-    check_labels(samples, logits_of(output).shape[-1])
+    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])

@@ -183,7 +183,7 @@ def test_the_snippet_of_an_override_lists_modules_that_are_not_blocks(monkeypatc
     found = diagnose(model, example_inputs=X)
     assert found.cuts == ()
     assert "These modules are cuts too, but not blocks: stem, norm" in found.advice[-1]
-    monkeypatch.setattr(registries.overrides, "_registered", dict(registries.overrides._registered))
+    monkeypatch.setattr(registries.overrides, "_entries", dict(registries.overrides._entries))
     assert ran(found, model=model) == ("stem", "norm")
 
 

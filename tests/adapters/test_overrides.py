@@ -13,7 +13,7 @@ from families import BERT, SPEECH
 import hf_stitch
 from hf_stitch.adapters.doctor import diagnose
 from hf_stitch.adapters.overrides.base import Override, override_of
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.testing import Part, check_adapter, check_override, parametrize_with_checks
 
 SIGLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4}
@@ -79,7 +79,7 @@ def test_the_doctor_reports_parallel_paths() -> None:
 
 
 def test_a_class_that_is_not_an_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.overrides._registered, "MadeUp", dict)
+    monkeypatch.setitem(registries.overrides._entries, "MadeUp", Entry.of("MadeUp", dict))
     with pytest.raises(TypeError, match="the override of MadeUp must be an Override, got dict"):
         hf_stitch.load(made_up.MadeUp())
 
@@ -89,8 +89,8 @@ def test_a_name_with_its_package_applies_to_that_class_only(monkeypatch: pytest.
         pass
 
     other = type("Net", (made_up.MadeUp,), {"__module__": "elsewhere.nets"})()
-    monkeypatch.delitem(registries.overrides._registered, "MadeUp")
-    monkeypatch.setitem(registries.overrides._registered, "elsewhere.Net", made_up.ForMadeUp)
+    monkeypatch.delitem(registries.overrides._entries, "MadeUp")
+    monkeypatch.setitem(registries.overrides._entries, "elsewhere.Net", Entry.of("elsewhere.Net", made_up.ForMadeUp))
     assert type(override_of(other)) is made_up.ForMadeUp
     assert type(override_of(Net())) is Override
 
@@ -102,7 +102,7 @@ def test_an_override_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> No
         def __init__(self) -> None:
             made.append(self)
 
-    monkeypatch.setitem(registries.overrides._registered, "MadeUp", Counted)
+    monkeypatch.setitem(registries.overrides._entries, "MadeUp", Entry.of("MadeUp", Counted))
     hf_stitch.load(made_up.MadeUp())
     assert len(made) == 1
 

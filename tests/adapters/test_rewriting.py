@@ -14,7 +14,7 @@ from torch import nn
 from hf_stitch import load
 from hf_stitch.adapters.rewriting import Rewrite, blueprint_of, network_of, rewrite, rewrites_of
 from hf_stitch.adapters.skeleton import weightless
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import Part, check_rewrite, parametrize_with_checks
 
 from factorising import Factorise, Factorised  # isort: skip
@@ -24,7 +24,7 @@ from tiny_networks import build  # isort: skip
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the rewrite for the time of a test."""
-    monkeypatch.setitem(registries.rewrites._registered, "factorise", Factorise)
+    monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Factorise))
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:
@@ -100,8 +100,8 @@ def test_the_conformance_check_finds_what_a_rewrite_lacks(monkeypatch: pytest.Mo
         def apply(self, model: nn.Module) -> None:
             model.set_submodule("blocks.0.mlp.fc2", nn.Linear(144, 36, bias=False))
 
-    monkeypatch.setitem(registries.rewrites._registered, "by_value", ByValue)
-    monkeypatch.setitem(registries.rewrites._registered, "float", OnDefaultDevice)
+    monkeypatch.setitem(registries.rewrites._entries, "by_value", Entry.of("by_value", ByValue))
+    monkeypatch.setitem(registries.rewrites._entries, "float", Entry.of("float", OnDefaultDevice))
     with pytest.raises(AssertionError, match="other values"):
         check_rewrite(ByValue(), build("deit", 0))
     with pytest.raises(AssertionError, match="float64"):

@@ -19,6 +19,7 @@ import hf_stitch
 from benchmarks.exactness import agree, bits
 from hf_stitch.adapters import Override
 from hf_stitch.artefacts.cache import NAME
+from hf_stitch.registry import Entry
 
 
 class Net(nn.Module):
@@ -116,7 +117,7 @@ class ForPooled(Override):
 def test_an_override_defines_ids_that_a_head_searches_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(2, 50, (2, 6))
     assert hf_stitch.load(Pooled(), example_inputs=ids).layers == ()
-    monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Pooled", ForPooled)
+    monkeypatch.setitem(hf_stitch.registries.overrides._entries, "Pooled", Entry.of("Pooled", ForPooled))
     adapter = hf_stitch.load(Pooled(), example_inputs=ids)
     ids[1, 3:] = 1
     assert exact(adapter, ids)
@@ -340,7 +341,7 @@ class ForWords(Override):
     ids=["a table of ids", "ids cut short", "the largest id of a text"],
 )
 def test_only_special_ids_are_visible_after_the_cut(after: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hf_stitch.registries.overrides._registered, "Words", ForWords)
+    monkeypatch.setitem(hf_stitch.registries.overrides._entries, "Words", Entry.of("Words", ForWords))
     ids = torch.randint(2, 400, (2, 6))
     ids[:, -1] = 600
     assert not any("blocks" in layer for layer in hf_stitch.load(Words(after), example_inputs=ids).layers)

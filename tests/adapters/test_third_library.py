@@ -46,7 +46,7 @@ def samples() -> hf_stitch.Samples:
 
 
 def test_the_adapter_is_found_and_conforms(installed: None, classifiers: list[Any]) -> None:
-    assert registries.adapters.origin("sklearn") == "plugin hf-stitch-sklearn 0.1.0"
+    assert registries.adapters.entry("sklearn").origin == "plugin hf-stitch-sklearn 0.1.0"
     adapter = hf_stitch.load(classifiers[0])
     assert adapter.library == "sklearn" and adapter.layers == ("0", "1", "2")
     check_adapter(adapter, {"features": torch.from_numpy(IMAGES[:3])})

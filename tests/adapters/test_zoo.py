@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import timm
@@ -15,6 +16,7 @@ from torch import nn
 
 import hf_stitch
 from benchmarks import exactness, tiny, zoo
+from benchmarks.zoo_records import FILE, TITLES, Record, read, report, write
 
 UNUSUAL = {
     "a layer shared by all": ("text", "albert"),
@@ -93,7 +95,7 @@ def test_a_crash_or_timeout_affects_one_family_only(monkeypatch: pytest.MonkeyPa
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("the sweep requires fork, which this system does not support")
 
-    def examined(act: Callable[[], object]) -> zoo.Record:
+    def examined(act: Callable[[], object]) -> Record:
         monkeypatch.setattr(zoo, "examine", lambda suite, family: act())
         monkeypatch.setattr(zoo, "SECONDS", 1)
         return zoo.apart("text", "bert")
@@ -102,11 +104,22 @@ def test_a_crash_or_timeout_affects_one_family_only(monkeypatch: pytest.MonkeyPa
     assert "took more than 1 s" in examined(lambda: __import__("time").sleep(60)).reason
 
 
+def test_the_committed_records_are_a_row_per_family_and_keep_their_promises(tmp_path: Path) -> None:
+    found = read()
+    for suite, (_, least) in TITLES.items():
+        rows = [record for record in found.values() if record.suite == suite]
+        assert sum(record.exact > 1 for record in rows) >= least
+        assert all(record.reason for record in rows if record.exact < 2)
+    assert not [record for record in found.values() if record.inexact or record.exact != record.cuts]
+    write(list(found.values())[::-1], tmp_path / "zoo.json")
+    assert (tmp_path / "zoo.json").read_text() == FILE.read_text()
+    page = report(found.values())
+    assert all(f"\n| {record.family} | {record.model} |" in page for record in found.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", zoo.SUITES)
 def test_no_family_has_an_inexact_cut_and_enough_families_have_two(suite: str) -> None:
-    from benchmarks.zoo_report import TITLES
-
     found = [zoo.apart(suite, family) for family in zoo.families(suite)]
     assert [record for record in found if record.inexact] == []
     assert sum(record.exact > 1 for record in found) >= TITLES[suite][1]

@@ -265,7 +265,7 @@ def test_inputs_that_cannot_be_aligned_are_rejected() -> None:
         with pytest.raises(ValueError, match=match):
             compare(*args, progress=False, **{"pooling": "none", "align": "offsets", **options})
 
-    refused("align must be one of tokens, offsets, got 'words'", a, b, TEXTS, align="words")
+    refused("align must be one of 'tokens', 'offsets', got 'words'", a, b, TEXTS, align="words")
     refused("needs pooling='none', got pooling='mean'", a, b, TEXTS, pooling="mean")
     refused("leave paired_data out", a, b, TEXTS, paired_data=TEXTS)
     saved = Activations({"l": torch.randn(len(TEXTS), 4, 3)}, range(len(TEXTS)))

@@ -31,7 +31,7 @@ def test_compare_prints_and_saves(tmp_path: Path) -> None:
     assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 3
     planned = json.loads(CliRunner().invoke(app, [*call, "--plan"]).stdout)
     assert {route["metric"] for route in planned["routes"] if route["chosen"]} == set(record["values"])
-    for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "name:key=value")):
+    for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
         refused = CliRunner().invoke(app, [*call, "--metric", bad])
         assert refused.exit_code == 2 and what in " ".join(refused.stderr.replace("│", " ").split())
     unaligned = CliRunner().invoke(app, [*call, "--metric", "rsa", "--pooling", "none", "--align", "offsets"])

@@ -195,15 +195,15 @@ def test_every_change_is_another_entry(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changing", ["hf_stitch", "torch", "transformers", "timm", "pillow"])
 def test_every_version_is_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changing: str) -> None:
-    from hf_stitch.analysis.caching import layers
+    from hf_stitch.analysis import caching
 
     standard = {"layers": ["2"], **ARGUMENTS, "cache": tmp_path}
     extract_activations(loaded(small()), rows(), **standard)
-    versions = layers.versions()
+    versions = caching.versions()
     if changing in versions:
-        monkeypatch.setattr(layers, "versions", lambda: {**versions, changing: "99"})
+        monkeypatch.setattr(caching, "versions", lambda: {**versions, changing: "99"})
     else:
-        monkeypatch.setattr(layers, "version", lambda name: "99")
+        monkeypatch.setattr(caching, "version", lambda name: "99")
     extract_activations(loaded(small()), rows(), **standard)
     assert len(Cache(tmp_path).entries()) == 2
 

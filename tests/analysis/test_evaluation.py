@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import hf_stitch
 from hf_stitch import Adapter, Samples, StitchedModel, Stitcher, evaluate
 from hf_stitch.analysis import Evaluation, Score
-from hf_stitch.analysis.scoring import whole_target
+from hf_stitch.scoring.halves import whole_target
 
 N, CLASSES = 60, 4
 WORDS = [f"w{i}" for i in range(30)]

@@ -145,6 +145,6 @@ def test_a_comparison_without_a_test_says_how_to_run_one() -> None:
         plain.p_values()
     with pytest.raises(ValueError, match="one row per sample: use pooling='mean'"):
         compare(side, side, pooling="none", permutations=9)
-    with pytest.raises(ValueError, match="permutations must be at least 0"):
+    with pytest.raises(ValueError, match="permutations must be an integer >= 0"):
         compare(side, side, permutations=-1)
     assert hf_stitch.plan(compare, side, side, permutations=99).seconds > 0

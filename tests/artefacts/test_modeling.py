@@ -13,7 +13,6 @@ from torch.nn.utils import parametrize
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
-from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
@@ -96,7 +95,8 @@ def test_weights_are_plain_and_none_can_be_missing(net: Any, images: Any) -> Non
     a = net("vit")
     model = stitched(a, a, images, (LAYERS["vit"],) * 2, matcher="procrustes")
     assert not any(parametrize.is_parametrized(module) for module in model.modules())
-    for kind in map(class_for, (None, *registries.heads)):
+    for task in map(registries.tasks.build, registries.tasks):
+        kind = task.model_for("text")
         assert not kind._keys_to_ignore_on_load_missing
         assert not kind._tied_weights_keys
     assert {f"stitch.{name}_mean" for name in model.stitch.parts} <= model.state_dict().keys()
@@ -181,9 +181,9 @@ def test_problem_types_of_the_target_are_kept(kind: str, texts: Any, tmp_path: P
     target.config.problem_type = kind
     a = adapted("bert", target)
     layer = LAYERS["bert"]
-    with pytest.warns(UserWarning, match="has no scores"):
+    with pytest.warns(UserWarning, match="the labels of the data are not used"):
         fitted = stitched(a, a, texts, (layer,) * 2, matcher="identity", task=None)
-    join(a, layer, fitted.stitch, a, layer, task="text-classification").save_pretrained(tmp_path)
+    join(a, layer, fitted.stitch, a, layer, task=a.task).save_pretrained(tmp_path)
     again = StitchedModel.from_pretrained(tmp_path)
     assert again.config.problem_type == kind
     words = again.preprocess(["w1 w2", "w3 w4 w5 w6 w7"])
@@ -238,6 +238,7 @@ def test_the_summary_of_a_model_without_scores_has_none_and_commands_no_terminal
     model.config.source = {**model.config.source, "cut": {**model.config.source["cut"], "layer": "x\x1b[2J<b>"}}
     head = str(model).partition("\n\n")[0].split("\n")
     assert head[0] == "stitched model" and head[1].endswith("up to x u001b 2J b") and len(head) == 4
+    assert r"x\u001b[2J<b>" in repr(model.stitcher)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -19,7 +19,7 @@ import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters.rewriting import rewrite, rewrites_of
 from hf_stitch.artefacts.description import Description
-from hf_stitch.plugins import PluginEntry
+from hf_stitch.plugins import Entry, entry_of
 from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
@@ -30,7 +30,7 @@ from tiny_networks import LAYERS, TEXT, adapted, build, plain_tokenizer  # isort
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the rewrite for the time of a test."""
-    monkeypatch.setitem(registries.rewrites._registered, "factorise", Factorise)
+    monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Factorise))
 
 
 def rewritten(family: str, *changes: Factorise, seed: int = 0) -> hf_stitch.Adapter:
@@ -114,13 +114,13 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
 ) -> None:
     built: list[Any] = []
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
-    monkeypatch.delitem(registries.rewrites._registered, "factorise")
+    monkeypatch.delitem(registries.rewrites._entries, "factorise")
     with pytest.raises(PluginError, match=r"needs 'factorise' among rewrites.*registered at run time"):
         StitchedModel.from_pretrained(saved)
     monkeypatch.undo()
     entry = EntryPoint("factorise", "factorising:Factorise", "hf_stitch.rewrites")
     vars(entry)["dist"] = SimpleNamespace(name="hf-stitch-factorising", version="0.1.0", entry_points=EntryPoints())
-    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [PluginEntry("rewrites", entry)])
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [entry_of("rewrites", entry)])
     a, b = rewritten("deit", Factorise(3)), rewritten("deit", seed=1)
     stitched(a, b, images, ("blocks.1", "blocks.1")).save_pretrained(tmp_path / "other")
     StitchedModel.from_pretrained(tmp_path / "other")
@@ -153,7 +153,7 @@ def test_a_damaged_record_of_a_rewrite_is_refused(saved: Path, change: Callable[
 
 
 def test_the_description_of_a_folder_needs_no_rewrite(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(registries.rewrites._registered, "factorise")
+    monkeypatch.delitem(registries.rewrites._entries, "factorise")
     assert Description.read(saved).source_layer == "blocks.1"
 
 

@@ -27,7 +27,7 @@ from killing import survives  # isort: skip
 from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, LANGUAGE, TEXT, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
 
-BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
 

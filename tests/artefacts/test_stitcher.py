@@ -19,7 +19,7 @@ from hf_stitch.registry import registries
 from records import reweigh, rewrite, truncate  # isort: skip
 from tiny_networks import LAYERS, adapted, build, network  # isort: skip
 
-BUILT_INS = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {
     "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
@@ -173,7 +173,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "newer format": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c.update(format_version=4)),
         ValueError,
-        "has format 4, and this version reads 1 to 3",
+        "has format 4, and this version reads 2 to 3",
     ),
     "unknown stitch": (
         lambda f: rewrite(f / "stitcher.json", lambda c: c["stitch"]["body"].update(name="liner")),

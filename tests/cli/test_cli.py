@@ -273,7 +273,7 @@ def test_stitch_rejects_more_samples_than_available(folders: dict[str, Path], tm
         (("--matcher", "low_rank"), "needs the option 'rank'"),
         (("--matcher", "procustes"), "did you mean 'procrustes'?"),
         (("--matcher", "ridge", "--option", "ridge=-1"), "ridge"),
-        (("--option", "rank"), "must be key=value"),
+        (("--option", "rank"), "are written key=value"),
         (("--pooling", "all"), "must be one of none"),
         (("--test-size", "1.5"), "must be a share below 1"),
     ],

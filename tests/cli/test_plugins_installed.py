@@ -78,7 +78,7 @@ def test_bad_plugins_are_named_and_the_others_work(bad: Path) -> None:
     listed = {each["name"]: each for each in json.loads(found.stdout)}
     assert {"first-plugin/double", "second-plugin/double", "raising", "hanging", "newer", "good"} <= listed.keys()
     assert "double" not in listed and listed["good"]["origin"] == "plugin good-plugin 1.0"
-    assert listed["newer"]["source"] == "broken" and "built for contract 7 of metrics" in listed["newer"]["summary"]
+    assert listed["newer"]["source"] == "broken" and "built for contract_7 of metrics" in listed["newer"]["summary"]
     assert listed["raising"]["source"] == "raising:Raising"
 
 
@@ -103,7 +103,7 @@ import numpy as np
 from hf_stitch import registries
 for name in ("first-plugin/double", "second-plugin/double"):
     built = registries.metrics.build(name)
-    print(type(built).__module__, built.name, registries.metrics.distribution(built.name)[0])
+    print(type(built).__module__, built.name, registries.metrics.entry(built.name).distribution[0])
 try:
     registries.metrics.build("double")
 except ValueError as error:

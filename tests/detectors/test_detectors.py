@@ -100,9 +100,9 @@ def test_too_few_samples_are_refused() -> None:
         NearestNeighbours().fit(few)
     with pytest.raises(ValueError, match="all 9 positions are equal"):
         Mahalanobis().fit([Representation(torch.ones(9, 4), "bd")])
-    with pytest.raises(ValueError, match="k must be at least 1"):
+    with pytest.raises(ValueError, match="k must be an integer >= 1"):
         NearestNeighbours(k=0)
-    with pytest.raises(ValueError, match="tolerance must be at least 0"):
+    with pytest.raises(ValueError, match="tolerance must be a number >= 0"):
         Mahalanobis(tolerance=-1)
 
 
@@ -182,7 +182,7 @@ def test_needs_that_are_not_met_are_named() -> None:
         LikelihoodRatio().fit(known, auxiliary=[Representation(vectors(3, 1), "bd")])
     with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
         LikelihoodRatio(tolerance=0).fit(known, auxiliary=[Representation(torch.ones(50, 4), "bd")])
-    with pytest.raises(ValueError, match="epochs must be at least 1"):
+    with pytest.raises(ValueError, match="epochs must be an integer >= 1"):
         Classifier(epochs=0)
 
 

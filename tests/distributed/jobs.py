@@ -20,6 +20,9 @@ from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
 from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel
+from hf_stitch.scoring.passing import Scoring
+from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
 
 N, BATCH, CLASSES = 61, 8, 3
@@ -254,11 +257,10 @@ def run_all(rank: int, folder: Path) -> None:
 
 def scores_of_float32() -> Any:
     """What is measured of each sample, with networks in float32."""
-    from hf_stitch.analysis.scoring import answers
-
     model = stitched(torch.float32, matcher="identity", source_layer="3")
-    found = answers(
-        model, {"stitched": model.stitch}, PairedSamples.of(images(47, seed=3, dtype=torch.float32)),
-        networks(torch.float32)[1], Run(BATCH, progress=False, processes=Processes.of(None)),
-    )  # fmt: skip
+    halves = HalvesOfModel(model)
+    predictors = list(halves.predictors({"stitched": model.stitch}))
+    scoring = Scoring(networks(torch.float32)[1], {"": halves}, predictors, task_named(model.task))
+    samples = PairedSamples.of(images(47, seed=3, dtype=torch.float32))
+    found = scoring.run(samples, Run(BATCH, progress=False, processes=Processes.of(None))).answers[""]
     return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])

@@ -131,7 +131,7 @@ def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
 
 def readme() -> Namespace:
     """Images. The page loads its networks from the Hub."""
-    return {"my_images": pictures(60)}
+    return {"images": pictures(60)}
 
 
 def bench() -> Namespace:
@@ -354,6 +354,13 @@ def embeddings() -> Namespace:
     }
 
 
+def embedding_pairs() -> Namespace:
+    """Vectors of the same texts by two encoders."""
+    random = np.random.default_rng(0)
+    hidden = random.normal(size=(600, 8))
+    return {name: np.tanh(hidden @ random.normal(size=(8, width)) / 3) for name, width in (("old", 24), ("new", 32))}
+
+
 def word_vectors() -> Namespace:
     """Two files of vectors with the same words, and two small vocabularies with their translations."""
     random = np.random.default_rng(0)
@@ -383,6 +390,21 @@ def own_networks() -> Namespace:
     return {"net": defined["CNN"](8), "transform": defined["pixels"], "texts": [*sentences(40)["text"], "good", "bad"]}
 
 
+def errors() -> Namespace:
+    """The networks and data of :func:`stitch`, saved models, a network of user code and a head without scores."""
+    scene = stitch()
+    net = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3)))
+    own = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+    answers = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT)).eval()
+    inside = {"source_layer": "0", "target_layer": "1", "task": None, "progress": False}
+    scene["one"].save_pretrained("model")
+    scene["one"].stitcher.save_pretrained("stitcher")
+    return {
+        **scene, "net": net, "stitched": hf_stitch.stitch(own, own, torch.randn(100, 4), **inside),
+        "bert": text_network("bert"), "answers": hf_stitch.load(answers, processor=plain_tokenizer()),
+    }  # fmt: skip
+
+
 def nothing() -> Namespace:
     """An empty scene, for pages that define everything themselves."""
     return {}
@@ -391,6 +413,23 @@ def nothing() -> Namespace:
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
+    **{
+        f"docs/errors/{name}.md": errors
+        for name in (
+            "not-a-cut",
+            "no-example",
+            "other-weights",
+            "no-name",
+            "other-tokens",
+            "too-few-samples",
+            "other-order",
+            "other-labels",
+            "heads",
+            "damaged-file",
+            "not-saved",
+            "too-large",
+        )
+    },
     "docs/how-to/bench.md": bench,
     "docs/how-to/cache.md": compare,
     "docs/how-to/compare.md": compare,
@@ -410,11 +449,12 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/trust-a-metric.md": trust_a_metric,
     "docs/how-to/transfer.md": transfer,
     "docs/how-to/trust-a-stitch.md": trust_a_stitch,
-    "docs/how-to/upgrade-embeddings.md": nothing,
+    "docs/how-to/upgrade-embeddings.md": embedding_pairs,
     "docs/plugins/adapter.md": nothing,
     "docs/plugins/contracts.md": nothing,
     "docs/plugins/data.md": nothing,
     "docs/plugins/index.md": nothing,
+    "docs/start.md": readme,
     "plugins/hf-stitch-diagonal/README.md": nothing,
     "plugins/hf-stitch-embeddings/README.md": embeddings,
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,

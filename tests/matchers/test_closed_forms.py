@@ -397,5 +397,5 @@ def test_a_constant_feature_of_x_is_matched_with_none(paired: type[Rows]) -> Non
     x[:, 1] = 7
     stitch = Permutation(semi=True).fit(paired(x, x[:, [0, 2, 3]]).moments, DOUBLE)
     np.testing.assert_array_equal(weights(stitch)[0], np.eye(4)[:, [0, 2, 3]])
-    with pytest.raises(ValueError, match="compare must be one of correlation, distance, got 'cosine'"):
+    with pytest.raises(ValueError, match="compare must be one of 'correlation', 'distance', got 'cosine'"):
         Permutation(compare="cosine")  # type: ignore[arg-type]

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch.matchers import Matched, Matcher, match_each
 from hf_stitch.pairs import Collected
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.tasks.heads import TASKS
 from hf_stitch.testing import check_matcher
 
 KINDS = {"ClosedFormMatcher", "RowsMatcher", "TrainedMatcher", "UnpairedMatcher"}
@@ -52,7 +51,7 @@ class Descent(Matcher):
 
 @pytest.fixture
 def descent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "descent", Descent)
+    monkeypatch.setitem(registries.matchers._entries, "descent", Entry.of("descent", Descent))
 
 
 def networks() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
@@ -121,7 +120,7 @@ def test_no_job_compares_a_task_with_a_string(room: str) -> None:
             if isinstance(node, ast.Compare):
                 compared = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 compared |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                found = compared & {*TASKS, "CLASSIFIES", "TASKS"}
+                found = compared & {*registries.tasks}
                 assert not found, f"{path}, line {node.lineno}, compares {found}: ask task_named(…)"
 
 

@@ -24,7 +24,7 @@ from hf_stitch.matchers import (
     Ridge,
     RidgeToIdentity,
 )
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import Part, check_matcher
 
 if TYPE_CHECKING:
@@ -150,21 +150,21 @@ def test_configs_are_frozen() -> None:
         ),
         ("identity", {"scale": 2}, TypeError, "no option 'scale'. Its options: none"),
         ("inverse_relative", {"center": 1}, ValueError, "center must be True or False, got 1"),
-        ("inverse_relative", {"rcond": 2}, ValueError, r"rcond must be None or in \[0, 1\), got 2"),
+        ("inverse_relative", {"rcond": 2}, ValueError, r"rcond must be a number >= 0 and < 1 or None, got 2"),
         ("lasso", {}, TypeError, "'lasso' among matchers needs the option 'alpha'"),
         ("lasso", {"alpha": 0}, ValueError, "alpha must be a number > 0, got 0"),
-        ("random", {"rank": 0}, ValueError, "rank must be None or an integer >= 1, got 0"),
+        ("random", {"rank": 0}, ValueError, "rank must be an integer >= 1 or None, got 0"),
         ("random", {"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
         ("low_rank", {}, TypeError, "'low_rank' among matchers needs the option 'rank'"),
         ("low_rank", {"rank": 0}, ValueError, "rank must be an integer >= 1, got 0"),
         ("low_rank", {"rank": 2.0}, ValueError, "got 2.0"),
         ("low_rank", {"rank": True}, ValueError, "got True"),
-        ("low_rank", {"rank": 2, "rcond": 1}, ValueError, r"rcond must be None or in \[0, 1\), got 1"),
+        ("low_rank", {"rank": 2, "rcond": 1}, ValueError, r"rcond must be a number >= 0 and < 1 or None, got 1"),
         ("lstsq", {"rcond": -1e-3}, ValueError, "got -0.001"),
         ("lstsq", {"rcond": float("nan")}, ValueError, "got nan"),
         ("lstsq", {"intercept": 1}, ValueError, "intercept must be True or False, got 1"),
-        ("ridge", {"ridge": -1}, ValueError, "ridge must be >= 0, got -1"),
-        ("ridge", {"ridge": "cv"}, ValueError, "ridge must be a finite number or 'gcv', got 'cv'"),
+        ("ridge", {"ridge": -1}, ValueError, "ridge must be a number >= 0 or 'gcv', got -1"),
+        ("ridge", {"ridge": "cv"}, ValueError, "ridge must be a number >= 0 or 'gcv', got 'cv'"),
         ("ridge", {"ridge": float("inf")}, ValueError, "got inf"),
         ("procrustes", {"scale": "yes"}, ValueError, "scale must be True or False, got 'yes'"),
     ],
@@ -175,7 +175,7 @@ def test_a_wrong_config_is_refused(name: str, options: dict[str, Any], error: ty
 
 
 def test_only_matchers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "odd", dict)
+    monkeypatch.setitem(registries.matchers._entries, "odd", Entry.of("odd", dict))
     with pytest.raises(TypeError, match=r"'odd' among matchers is .*dict.* not a subclass of Matcher"):
         registries.matchers.build("odd")
 

@@ -237,7 +237,7 @@ def test_rows_that_determine_nothing_are_refused() -> None:
 )
 def test_options_out_of_range_are_refused(kind: type[UnpairedMatcher], options: dict[str, Any]) -> None:
     (option,) = options
-    with pytest.raises(ValueError, match=f"{option} must be"):
+    with pytest.raises(ValueError, match=rf"{option}(\[\d\])? must"):
         kind(**options)
 
 
@@ -322,7 +322,7 @@ def test_unpaired_samples_without_use_are_refused() -> None:
         hf_stitch.stitch(a, b, x, unpaired=(x, x), **CUT)
     with pytest.raises(ValueError, match="'seeded_refinement' needs samples without partners: unpaired="):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", **CUT)
-    with pytest.raises(ValueError, match=r"unpaired must be two sets of samples .* got Tensor"):
+    with pytest.raises(ValueError, match=r"unpaired must be a tuple or None, got torch.Tensor"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=x, **CUT)
     with pytest.raises(ValueError, match="unpaired samples of the source must be at least 2, got 1"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=(x[:1], x), **CUT)

@@ -30,7 +30,7 @@ from hf_stitch.metrics import (
 )
 from hf_stitch.metrics._catalogue import CATALOGUE
 from hf_stitch.metrics.base import Metric
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import Part, check_metric
 
 WEIGHT = torch.ones(5, 5, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_conforms(check: Part) -> None:
 def test_every_public_function_is_that_of_a_class_that_conforms() -> None:
     kinds = {"Metric", "ActivationMetric", "WeightMetric", "NotComparable"}
     kinds |= {"MomentsMetric", "FeaturesMetric", "MeanMetric", "SimilarityMetric"}
-    tools = {*kinds, "Within", "of_rows", "registries.metrics.build"}
+    tools = {*kinds, "of_rows", "registries.metrics.build"}
     functions = {name: getattr(metrics, name) for name in metrics.__all__ if name not in tools}
     assert functions == {metric.name: metric.function for metric, _ in METRICS}
 
@@ -201,8 +201,8 @@ def test_options_are_checked_before_rows_come() -> None:
 
 
 def test_a_metric_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.metrics._registered, "odd_cca", _cca.CCA)
-    monkeypatch.setitem(registries.metrics._registered, "odd", dict)
+    monkeypatch.setitem(registries.metrics._entries, "odd_cca", Entry.of("odd_cca", _cca.CCA))
+    monkeypatch.setitem(registries.metrics._entries, "odd", Entry.of("odd", dict))
     built = registries.metrics.build("odd_cca", ridge=0.5)
     assert repr(built) == "CCA(squared=False, ridge=0.5)"
     assert registries.metrics.build(built) is built

@@ -1,22 +1,19 @@
-"""What metrics collect beside ``Moments``: ``DebiasedMoments`` and ``Features``."""
+"""What metrics collect beside ``Moments``: sums for unbiased HSIC, and ``Features``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from metric_rows import related
 from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
+from hf_stitch.metrics._cka import LinearCKA
 from hf_stitch.metrics._neighbours import Jaccard
-from hf_stitch.statistics.debiased import DebiasedMoments
 from hf_stitch.statistics.features import Features
 
 X, Y = (torch.from_numpy(side) for side in related(90, 5, 3, mean=30.0))
@@ -33,31 +30,15 @@ def from_definition(x: torch.Tensor, y: torch.Tensor) -> list[float]:
     return values
 
 
-@settings(max_examples=30, deadline=None)
-@given(cuts=st.lists(st.integers(0, 90), max_size=6), seed=st.integers(0, 1000))
-def test_any_batches_merged_in_any_order_give_the_same(cuts: list[int], seed: int) -> None:
-    parts = np.split(np.random.default_rng(seed).permutation(90), sorted(cuts))
-    kept = [DebiasedMoments(5, 3).update(X[part], Y[part]) for part in parts]
-    total = DebiasedMoments(5, 3)
-    for one in np.random.default_rng(seed + 1).permutation(len(kept)):
-        total.merge(kept[one])
-    assert total.n == 90
-    assert total.hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
-
-
-def test_debiased_moments_are_kept_in_a_state(tmp_path: Path) -> None:
-    kept = DebiasedMoments(5, 3).update(X[:50], Y[:50])
-    save_file(kept.state_dict(), tmp_path / "kept.safetensors")
-    again = DebiasedMoments.from_state_dict(load_file(tmp_path / "kept.safetensors"))
-    assert torch.equal(kept.hsic(), again.hsic())
-    again.update(X[50:], Y[50:])
-    assert again.hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
-    with pytest.raises(
-        ValueError, match=r"kk of a state of DebiasedMoments must be finite torch.float64 of shape \(2, 2\)"
-    ):
-        DebiasedMoments.from_state_dict({**kept.state_dict(), "kk": torch.zeros(3)})
-    with pytest.raises(ValueError, match="unbiased estimate of HSIC takes at least 4 rows, got 3"):
-        DebiasedMoments(5, 3).update(X[:3], Y[:3]).hsic()
+def test_debiased_cka_is_that_of_the_definition_whatever_the_batches() -> None:
+    xx, xy, yy = from_definition(X, Y)
+    for sizes in ([90], [7] * 12 + [6], [1] * 90):
+        metric = LinearCKA(debiased=True)
+        for batch in zip(X.split(sizes), Y.split(sizes), strict=True):
+            metric.update(*batch)
+        assert metric.compute() == pytest.approx(xy / (xx * yy) ** 0.5, rel=1e-9)
+    with pytest.raises(ValueError, match="takes at least 4 rows, got 3"):
+        LinearCKA(debiased=True).update(X[:3], Y[:3]).compute()
 
 
 def test_all_features_are_kept_in_order() -> None:
@@ -113,22 +94,17 @@ def _reduce(rank: int, folder: str) -> None:
     """What process ``rank`` of two does."""
     accelerator = Accelerator(cpu=True)
     rows = slice(0, 60) if rank == 0 else slice(60, 90)
-    kept = DebiasedMoments(5, 3).update(X[rows], Y[rows]).all_reduce(accelerator)
     features = Features().update(X[rows], Y[rows]).all_reduce(accelerator)
-    save_file(kept.state_dict(), f"{folder}/{rank}.safetensors")
     save_file(features.state_dict(), f"{folder}/features-{rank}.safetensors")
 
 
 def test_two_processes_end_with_the_same(tmp_path: Path) -> None:
     run_ranks(2, _reduce, str(tmp_path))
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)
     features = [load_file(tmp_path / f"features-{rank}.safetensors") for rank in (0, 1)]
     assert all(torch.equal(each["x_parts"], X) for each in features)
-    assert DebiasedMoments.from_state_dict(first).hsic().tolist() == pytest.approx(from_definition(X, Y), rel=1e-9)
 
 
 def test_one_process_reduces_to_itself() -> None:
     alone = SimpleNamespace(num_processes=1)
-    for kept in (DebiasedMoments(5, 3).update(X, Y), Features().update(X, Y)):
-        assert kept.all_reduce(alone) is kept  # type: ignore[arg-type]
+    kept = Features().update(X, Y)
+    assert kept.all_reduce(alone) is kept  # type: ignore[arg-type]

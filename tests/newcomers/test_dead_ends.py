@@ -126,10 +126,10 @@ class Stream(IterableDataset[Any]):
         (
             lambda: TensorDataset(ROWS, ROWS),
             ValueError,
-            r"integer labels of shape \(n,\), got \(6, 4\) float32, \(6, 4\) float32: pass Samples\.of\(samples, label",
+            r"labels of shape \(n,\), got \(6, 4\) float32, \(6, 4\) float32: pass Samples\.of\(samples, label",
         ),
-        (lambda: [PAIRS[0], ROWS[0]], ValueError, "sample 1 must be a pair of a sample and an integer label, as sampl"),
-        (lambda: [("a text", 0.5)], ValueError, r"'samples' \(tuple\)"),
+        (lambda: [PAIRS[0], ROWS[0]], ValueError, "sample 1 must be a pair of a sample and its label, as sample 0"),
+        (lambda: [("a text", "b", 1)], ValueError, r"'samples' \(tuple\)"),
     ],
 )
 def test_data_without_a_known_order_or_form_are_refused(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch import analysis, hub, metrics
+from hf_stitch import analysis, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
 from hf_stitch.cli import app
-from hf_stitch.statistics import DebiasedMoments, Features, Moments
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.training import SimilarityCallback
 
 
@@ -48,12 +47,12 @@ def net(processor: Any = None) -> hf_stitch.Adapter:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (Net, TypeError, "model must be a network, got the class Net: pass an instance"),
-        (Net().state_dict(), TypeError, r"got a state dict of 6 tensors.*net\.load_state_dict\(state\)"),
+        (Net, TypeError, "model must be a network.*got the class Net: pass an instance"),
+        (Net().state_dict(), TypeError, r"of a state dict, load the weights.*net\.load_state_dict\(state\)"),
         ("weights.pt", ValueError, r"weights\.pt is a file.*net\.load_state_dict\(torch\.load"),
         ("folder/model.safetensors", ValueError, "is a file, and a network is loaded from a folder"),
         (Path("model.ckpt"), ValueError, r"model\.ckpt is a file"),
-        ([1], TypeError, "model must be a name, an nn.Module, or a network.* got an object of type builtins.list"),
+        ([1], TypeError, "model must be a network .a name, an nn.Module, or one of a library.* got list"),
     ],
 )
 def test_what_is_passed_in_place_of_a_network_is_named(given: Any, error: type[Exception], message: str) -> None:
@@ -123,11 +122,11 @@ def test_tensors_without_their_channels_are_named() -> None:
 
 def test_saved_activations_are_no_network_to_stitch() -> None:
     saved, adapter = Activations({"layer": torch.randn(6, 4)}, range(6)), net()
-    with pytest.raises(TypeError, match=r"source must be a network, got Activations.*Moments\(dx, dy\)"):
+    with pytest.raises(TypeError, match=r"source must be a network.*got Activations.*Moments\(dx, dy\)"):
         hf_stitch.stitch(saved, adapter, IMAGES, source_layer="layer", target_layer="first")
-    with pytest.raises(TypeError, match="target must be a network, got Activations"):
+    with pytest.raises(TypeError, match=r"target must be a network.*got Activations"):
         hf_stitch.stitch(adapter, saved, IMAGES, source_layer="first", target_layer="layer")
-    with pytest.raises(TypeError, match="encoder must be a network, got Activations"):
+    with pytest.raises(TypeError, match=r"encoder must be a network .*got Activations"):
         hf_stitch.swap(adapter, saved, IMAGES, target_layer="first", encoder_layer="layer")
 
 
@@ -136,68 +135,31 @@ def test_saved_activations_are_no_network_to_stitch() -> None:
 
 @pytest.fixture
 def nobody_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A Hub that cannot be reached, and a clock on which nobody may wait for it."""
+    """A Hub that cannot be reached, and a clock on which clients wait for it in no time."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port on which everything is discarded
-
-    def wait(seconds: float) -> None:
-        raise AssertionError(f"waits {seconds} s for a Hub that cannot be reached")
-
-    monkeypatch.setattr(time, "sleep", wait)
+    nowhere = "http://127.0.0.1:9"  # the port on which everything is discarded
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, nowhere)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
 
 
 @pytest.mark.usefixtures("nobody_answers")
 @pytest.mark.parametrize("name", ["org/name", "timm/name", "timm:resnet10t"])
-def test_a_network_of_the_hub_fails_at_once_without_a_connection(name: str) -> None:
-    with pytest.raises(ConnectionError, match=f"{name} could not be loaded: the Hub cannot be reached.*not in the cac"):
+def test_a_network_of_the_hub_fails_without_a_connection(name: str) -> None:
+    with pytest.raises(ConnectionError, match=f"{name} could not be loaded: the Hub did not respond"):
         hf_stitch.load(name)
 
 
 @pytest.mark.usefixtures("nobody_answers")
-def test_data_of_the_hub_fail_at_once_without_a_connection() -> None:
+def test_data_of_the_hub_fail_without_a_connection() -> None:
     from hf_stitch.data import read_data
 
-    with pytest.raises(ConnectionError, match="cannot read the data set org/data: the Hub cannot be reached"):
+    with pytest.raises(FileNotFoundError, match="cannot read the data set org/data: Couldn't reach"):
         read_data("org/data")
-
-
-@pytest.mark.usefixtures("nobody_answers")
-def test_threads_that_leave_in_another_order_do_not_stay_offline() -> None:
-    from huggingface_hub import constants
-
-    asked, inside, second_inside, left = threading.Barrier(2), *(threading.Event() for _ in range(3))
-    seen: list[bool] = []
-    ask = hub._unreachable
-
-    def answer(failure: str) -> OSError | None:
-        found = ask(failure)
-        asked.wait(30)  # both ask before one of them is offline
-        assert failure == "first" or inside.wait(30)
-        return found
-
-    def first() -> None:
-        with hub.without_waiting("first"):
-            inside.set()
-            assert second_inside.wait(30)
-        left.set()
-
-    def second() -> None:
-        with hub.without_waiting("second"):
-            second_inside.set()
-            assert left.wait(30)
-            seen.append(constants.HF_HUB_OFFLINE)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub, "_unreachable", answer)
-        threads = [threading.Thread(target=each) for each in (first, second)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert seen == [True] and constants.HF_HUB_OFFLINE is False
 
 
 @pytest.mark.usefixtures("nobody_answers")
@@ -351,7 +313,7 @@ def test_options_follow_the_name_of_a_metric_everywhere(sides: list[Activations]
     assert list(callback.measure(net, step=0)) == ["similarity_to_start/linear_cka(debiased=True)/0"]
     with pytest.raises(TypeError, match="option 'k' of 'mutual_knn' is given twice"):
         hf_stitch.registries.metrics.build("mutual_knn:k=3", k=5)
-    with pytest.raises(ValueError, match="options are written name:key=value"):
+    with pytest.raises(ValueError, match="options are written key=value"):
         hf_stitch.registries.metrics.build("mutual_knn:k")
     with pytest.raises(TypeError, match="has no option 'debaised'; did you mean 'debiased'"):
         hf_stitch.registries.metrics.build("linear_cka:debaised=True")
@@ -366,11 +328,10 @@ def test_tables_count_in_english(sides: list[Activations]) -> None:
 def test_moments_take_arrays_as_metrics_do() -> None:
     rows = np.random.default_rng(0).normal(size=(9, 5))
     x, y = rows[:, :3], rows[::-1, 3:]  # a view with a step backwards
-    for kind in (Moments, DebiasedMoments):
-        arrays = kind(3, 2).update(x, y)
-        tensors = kind(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
-        assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
-        np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
+    arrays = Moments(3, 2).update(x, y)
+    tensors = Moments(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
+    assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
+    np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
     kept = Features().update(x, y)
     np.testing.assert_array_equal(kept.y, y)
     with pytest.raises(TypeError, match="x_rows must be a numpy array or a torch tensor, got list"):

@@ -13,8 +13,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from hf_stitch.analysis import SimilarityAtlas
-from hf_stitch.plots import confusion, curves, heatmap, intervals, matrices
-from hf_stitch.training import Dynamics
+from hf_stitch.plots import curves, heatmap, intervals
 
 
 def labels(n: int) -> list[str]:
@@ -80,31 +79,6 @@ def test_heatmap_refuses_invalid_arguments(values: list, options: dict, message:
         heatmap(values, ["row"], ["column"], **options)
 
 
-def test_confusion_shows_the_shares_of_each_row_and_frames_the_diagonal() -> None:
-    figure = confusion({"a": [[3, 1], [0, 0]], "b": [[0, 2], [1, 1]]}, ["x", "y"], row_title="R", column_title="C")
-    first, second, bar = figure.axes
-    assert [t.get_text() for t in first.texts] == ["0.75", "0.25", "–", "–"]
-    assert [t.get_text() for t in second.texts] == ["0.00", "1.00", "0.50", "0.50"]
-    assert (first.get_title(), first.get_ylabel(), first.get_xlabel(), bar.get_ylabel()) == ("a", "R", "C", "share")
-    frames = [p for p in first.patches if isinstance(p, Rectangle)]
-    assert [(round(f.get_center()[1]), round(f.get_center()[0])) for f in frames] == [(0, 0), (1, 1)]
-    assert {axes.images[0].get_clim() for axes in (first, second)} == {(0, 1)}
-
-
-@pytest.mark.parametrize(
-    ("counts", "labels", "message"),
-    [
-        ({}, ["x"], "at least one matrix"),
-        ({"a": [[1, 2]]}, ["x"], r"'a' must be .* of the shape \(1, 1\), got the shape \(1, 2\)"),
-        ({"a": [[-1]]}, ["x"], "negative or non-finite number"),
-        ({"a": [[np.nan]]}, ["x"], "negative or non-finite number"),
-    ],
-)
-def test_confusion_refuses_invalid_counts(counts: dict, labels: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        confusion(counts, labels)
-
-
 def test_intervals_have_the_right_coordinates() -> None:
     axes = intervals({"a": (0.5, 0.4, 0.7), "b": (0.1, 0.1, 0.1), "c": (np.nan,) * 3}, "accuracy").axes[0]
     first, second, third = axes.collections[0].get_segments()
@@ -155,19 +129,6 @@ def test_curves_have_the_right_coordinates_in_order() -> None:
             curves(empty, axis="rank", label="x")
 
 
-def test_matrices_share_a_scale() -> None:
-    figure = matrices({"a": [[-2.0, 0.0]], "b": np.zeros((3, 2))})
-    first, second = (axes.images[0] for axes in figure.axes[:2])
-    assert first.get_array().tolist() == [[2.0, 0.0]]
-    assert first.get_clim() == second.get_clim() == (0, 2)
-    assert matrices({"zero": np.zeros((2, 2))}).axes[0].images[0].get_clim() == (0, 1)
-    with pytest.raises(ValueError, match="no matrices"):
-        matrices({})
-    for bad in ([1.0], [[np.nan]], np.zeros((0, 2))):
-        with pytest.raises(ValueError, match="'a' must be a matrix of finite numbers"):
-            matrices({"a": bad})
-
-
 def test_curves_can_be_told_apart_without_colours() -> None:
     series = {f"{kind}/{layer}": {0: (1, 1, 1), 1: (2, 2, 2)} for kind in "abcd" for layer in range(8)}
     figure = curves(series, axis="step", label="x", split={name: (name[2:], name[0]) for name in series})
@@ -189,20 +150,6 @@ def test_frames_and_numbers_of_heatmaps_are_visible_in_black_and_white() -> None
     assert to_rgb(frame.get_edgecolor()) == (0, 0, 0)
     assert to_rgb(frame.get_path_effects()[0]._gc["foreground"]) == (1, 1, 1)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best"]
-
-
-def test_evolutions_have_a_fixed_scale_and_a_direction() -> None:
-    values = np.array([[1, 0.6], [0.6, 1]])
-    dynamics = Dynamics({"conv": values, "fc": values}, (0, 1), (0.0, 1.0), "linear_cka", True, 9, "mean", (0.0, 1.0))
-    figure = dynamics.plot()
-    maps = [axes for axes in figure.axes if axes.images]
-    assert all(axes.images[0].get_clim() == (0, 1) for axes in maps) and len(maps) == 2
-    assert "linear_cka\nhigher = more alike" in [axes.get_ylabel() for axes in figure.axes]
-    assert dynamics.plot(scale="data").axes[0].images[0].get_clim() == (0.6, 1)
-    (lines,) = [axes for axes in figure.axes if axes.lines]
-    assert len({line.get_marker() for line in lines.lines}) == 2
-    with pytest.raises(ValueError, match="scale must be 'fixed' or 'data'"):
-        dynamics.plot(scale="own")  # type: ignore[arg-type]
 
 
 def test_heatmaps_of_an_atlas_name_networks_and_have_the_scale_of_the_metric() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
 from hf_stitch.relative.selection import KMeans, Random
@@ -136,7 +136,7 @@ def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registries.anchors.build("kmeans", seed=3) == KMeans(seed=3)
     with pytest.raises(TypeError, match="is an instance and cannot take further options"):
         registries.anchors.build(Random(), seed=1)
-    monkeypatch.setitem(registries.anchors._registered, "odd", dict)
+    monkeypatch.setitem(registries.anchors._entries, "odd", Entry.of("odd", dict))
     with pytest.raises(TypeError, match="not a subclass of Selection"):
         registries.anchors.build("odd")
     with pytest.raises(UnknownNameError):
@@ -164,7 +164,7 @@ def test_bootstrap_recovers_a_planted_correspondence_from_few_seeds(seeds: int) 
         ({"seeds": [0, 1]}, "at least 3 different seeds"),
         ({"seeds": [0, 1, 1]}, "of which 2 differ"),
         ({"seeds": [0, 1, 99]}, "not among the samples, the first 99"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "rounds must be an integer >= 1"),
         ({"anchors": torch.ones(10, 3)}, "same representation"),
         ({"anchors": ROWS[:11]}, "must be 11, the number of anchors of the other side, got 10"),
     ],

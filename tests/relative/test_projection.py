@@ -171,12 +171,12 @@ GOOD = draw(5, 4)
         (lambda: RelativeProjection.of(GOOD[:3], "change_of_basis"), "3 anchors cannot span 4 features"),
         (lambda: RelativeProjection.of(GOOD[:4], "change_of_basis", center=True), "span 3 of 4 dimensions"),
         (lambda: RelativeProjection.of(GOOD).with_anchors(GOOD[:3]), "projection has 5 anchors, got 3"),
-        (lambda: RelativeProjection(4, 0), "at least 1 anchor, got 0"),
+        (lambda: RelativeProjection(4, 0), "anchors must be an integer >= 1, got 0"),
         (lambda: RelativeProjection(4, 5, []), "at least one similarity"),
         (lambda: RelativeProjection(4, 5, subspaces=3), "must divide the 4 features, got 3"),
-        (lambda: RelativeProjection(4, 5, normalise="batch"), "one of None, l2, layer, got 'batch'"),
-        (lambda: RelativeProjection(4, 5, aggregate="sum"), "concatenate, mlp_sum, got 'sum'"),
-        (lambda: RelativeProjection(4, 5, similarity_step=0), "similarity_step must be None or a number > 0, got 0"),
+        (lambda: RelativeProjection(4, 5, normalise="batch"), "one of 'l2', 'layer' or None, got 'batch'"),
+        (lambda: RelativeProjection(4, 5, aggregate="sum"), "'concatenate', 'mlp_sum', got 'sum'"),
+        (lambda: RelativeProjection(4, 5, similarity_step=0), "similarity_step must be a number > 0 or None, got 0"),
         (lambda: RelativeProjection(4, 5, "cosin"), "did you mean 'cosine'"),
         (lambda: RelativeProjection.of(GOOD)(0 * GOOD), "cosine: vector 0 of 5 is 0"),
         (lambda: RelativeProjection.of(GOOD)(GOOD[:, 1:]), "maps 4 features to 5"),
@@ -216,7 +216,7 @@ def test_nearest_rows_are_those_of_all_rows_at_once(distance: Any) -> None:
     [
         ({"k": 54}, "got k=54 and 53 rows"),
         ({"k": 0}, "k >= 1"),
-        ({"distance": "l1"}, "distance must be one of cosine, euclidean, got 'l1'"),
+        ({"distance": "l1"}, "distance must be one of 'cosine', 'euclidean', got 'l1'"),
     ],
 )
 def test_a_wrong_search_is_refused(options: dict[str, Any], message: str) -> None:

@@ -226,7 +226,7 @@ def test_every_part_can_fail() -> None:
 
 
 def test_an_override_is_registered_only_while_it_is_checked() -> None:
-    before = dict(hf_stitch.registries.overrides._registered)
+    before = dict(hf_stitch.registries.overrides._entries)
     assert failing(check_override, ForNet(), Net(), *BATCHES) == {}
     check_override(ForNet(), Net())
-    assert hf_stitch.registries.overrides._registered == before
+    assert hf_stitch.registries.overrides._entries == before

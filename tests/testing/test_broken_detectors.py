@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.rewriting import Rewrite
 from hf_stitch.detectors import Detector, Scorer
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.representation import Representation
 from hf_stitch.testing import check_detector, check_rewrite
 
@@ -77,7 +77,7 @@ DETECTORS = {
 
 @pytest.mark.parametrize("part", DETECTORS)
 def test_a_detector_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.detectors._registered, "distance", Distance)
+    monkeypatch.setitem(registries.detectors._entries, "distance", Entry.of("distance", Distance))
     assert failing(check_detector, Distance()) == {}
     assert_fails_only(part, DETECTORS[part], check_detector, Distance(part))
 
@@ -138,13 +138,13 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize("part", [part for part in REWRITES if part != "recorded"])
 def test_a_rewrite_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.rewrites._registered, "doubling", Doubling)
+    monkeypatch.setitem(registries.rewrites._entries, "doubling", Entry.of("doubling", Doubling))
     assert failing(check_rewrite, Doubling(), network()) == {}
     assert_fails_only(part, REWRITES[part], check_rewrite, Doubling(part), network())
 
 
 def test_a_rewrite_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.rewrites._registered, "doubling", Doubling)
+    monkeypatch.setitem(registries.rewrites._entries, "doubling", Entry.of("doubling", Doubling))
     numbers = count()
     monkeypatch.setattr(Doubling, "to_dict", lambda self: {"name": "doubling", "defect": str(next(numbers))})
     found = failing(check_rewrite, Doubling(), network())  # a record that changes cannot rebuild it either

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch.data import Samples
 from hf_stitch.matchers import ClosedFormMatcher, SeededRefinement
-from hf_stitch.registry import UnknownNameError, registries
+from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.relative.selection import Selection
 from hf_stitch.relative.similarities import Similarity
 from hf_stitch.statistics import Moments
@@ -71,7 +71,7 @@ SIMILARITIES = {
 
 @pytest.mark.parametrize("part", SIMILARITIES)
 def test_a_similarity_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.similarities._registered, "products", Products)
+    monkeypatch.setitem(registries.similarities._entries, "products", Entry.of("products", Products))
     assert failing(check_similarity, "products") == {}
     assert_fails_only(part, SIMILARITIES[part], check_similarity, "products", defect=part)
 
@@ -117,7 +117,7 @@ SELECTIONS = {
 @pytest.mark.parametrize("part", SELECTIONS)
 def test_a_selection_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     kind = {"needs": Needy, "config": Unequal}.get(part, First)
-    monkeypatch.setitem(registries.anchors._registered, "first", kind)
+    monkeypatch.setitem(registries.anchors._entries, "first", Entry.of("first", kind))
     assert_fails_only(part, SELECTIONS[part], check_selection, "first", defect=part)
 
 
@@ -177,7 +177,7 @@ SEQUENCES = {
 
 @pytest.mark.parametrize("part", SEQUENCES)
 def test_a_sequence_stitch_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.stitches._registered, "summed", Summed)
+    monkeypatch.setitem(registries.stitches._entries, "summed", Entry.of("summed", Summed))
     check_stitch(Summed(3, 3))
     assert_fails_only(part, SEQUENCES[part], check_stitch, Summed(3, 3, part))
 
@@ -196,7 +196,7 @@ STITCHES = {
 
 @pytest.mark.parametrize("part", STITCHES)
 def test_a_stitch_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.stitches._registered, "shifted", Shifted)
+    monkeypatch.setitem(registries.stitches._entries, "shifted", Entry.of("shifted", Shifted))
     stitch = Shifted(3, 3, part)
     if part == "registered":
         stitch = type("Other", (Shifted,), {})(3, 3)
@@ -258,7 +258,7 @@ MATCHERS = {
 
 @pytest.mark.parametrize("part", MATCHERS)
 def test_a_matcher_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "diagonal", Diagonal)
+    monkeypatch.setitem(registries.matchers._entries, "diagonal", Entry.of("diagonal", Diagonal))
     assert failing(check_matcher, "diagonal") == {}
     assert_fails_only(part, MATCHERS[part], check_matcher, "diagonal", defect=part)
 
@@ -279,7 +279,7 @@ class Careless(SeededRefinement):
 
 
 def test_a_matcher_of_unpaired_rows_fails_only_the_part_that_it_violates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.matchers._registered, "careless", Careless)
+    monkeypatch.setitem(registries.matchers._entries, "careless", Entry.of("careless", Careless))
     assert failing(check_matcher, "careless") == {}
     assert_fails_only("unpaired", "must be near to their partners", check_matcher, "careless", defect="unpaired")
 

@@ -15,7 +15,7 @@ from failing_parts import assert_fails_only, failing, names
 
 from hf_stitch.cli.listing import listing
 from hf_stitch.data import DataSource
-from hf_stitch.registry import registries
+from hf_stitch.registry import Entry, registries
 from hf_stitch.testing import check_command, check_data_source, parametrize_with_checks
 
 NUMBERS = count()
@@ -65,7 +65,7 @@ def test_a_source_fails_only_the_part_that_it_violates(part: str) -> None:
 
 
 def test_a_source_that_read_data_reads_differently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.data._registered, "lines", Lines)
+    monkeypatch.setitem(registries.data._entries, "lines", Entry.of("lines", Lines))
     assert failing(check_data_source, "lines", "poem", missing="prose") == {}
 
     def read(self: Any, place: str, own: Callable[..., Any] = Lines.splits) -> Any:

@@ -152,7 +152,7 @@ def test_evaluation_frequency_does_not_change_training(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"anchors": X[:9]}, "has 10 anchors, got 9"),
-        ({"every": 0}, "at least 1"),
+        ({"every": 0}, "every must be an integer >= 1"),
         ({"encoder": None}, "pass encoder="),
         ({"model": nn.Linear(2, 2)}, "Linear contains 0 relative projections"),
     ],

@@ -497,8 +497,9 @@ def test_dynamics_save_and_output(tmp_path: Path) -> None:
     assert Dynamics.load(tmp_path / "d.json").to_dict() == found.to_dict()
     assert len(found.to_pandas()) == 9 and "settles" in str(found)
     figure = found.plot()
-    assert figure.axes[0].get_title() == "layer"
-    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), [0.1, 0.95, 1])
+    (line,) = figure.axes[0].lines
+    assert line.get_label() == "layer"
+    np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.95, 1])
     with pytest.raises(ValueError, match=r"dynamics of 2 moments need 2 epochs and values of shape \(2, 2\)"):
         Dynamics.from_dict({**found.to_dict(), "steps": [0, 1]})
 

@@ -244,5 +244,5 @@ def test_bad_input() -> None:
     for options in ({"architecture": "gated"}, {"k": 3}, {"architecture": "topk"}, {"architecture": "topk", "k": 99}):
         with pytest.raises(ValueError, match=r"architecture|needs k"):
             SparseAutoencoder(4, 12, **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least one input"):
+    with pytest.raises(ValueError, match="d_in must be an integer >= 1"):
         SparseAutoencoder(0, 12)

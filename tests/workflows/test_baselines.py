@@ -68,13 +68,14 @@ def test_an_exact_identity_is_no_rival(b: Adapter, matcher: str) -> None:
 
 
 def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
-    from hf_stitch.analysis.scoring import not_beaten
+    from hf_stitch.scoring.measured import not_beaten
+    from hf_stitch.tasks.kinds import task_named
 
     def drawn(value: float) -> dict[str, Any]:
         return {"perplexity": torch.linspace(value, value + 0.1, 50).numpy()}
 
     rows = {"stitched": drawn(5.0), "identity": drawn(4.0), "mean_only": drawn(9.0), "chance": drawn(5.0)}
-    assert not_beaten(rows) == ("identity", "chance")
+    assert not_beaten(task_named("text-generation"), rows) == ("identity", "chance")
 
 
 def test_a_swap_without_enough_anchors_says_so(b: Adapter) -> None:

@@ -228,7 +228,7 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     noise = random.normal(0, 0.01, (1001, 1, 1))
     drawn = np.array([[0.9, 0.9, 0.2]]) + noise * np.array([[1.0, -1.0, 1.0]])
     drawn[0] = [[0.9, 0.899, 0.2]]
-    rows, columns = differences_from_best(drawn, "agreement")
+    rows, columns = differences_from_best(drawn, higher_is_better=True)
     assert rows[0, 0] == 1.0 and rows[0, 1] > 0.5 and rows[0, 2] < 0.01
     assert (columns == 1.0).all()  # each is alone in its column
 
@@ -239,7 +239,7 @@ def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
     random = np.random.default_rng(0)
     drawn = 0.1 + random.normal(0, 0.001, (1001, 40, 40))
     drawn[:, range(40), range(40)] += 0.8
-    for p_values in differences_from_best(drawn, "agreement"):
+    for p_values in differences_from_best(drawn, higher_is_better=True):
         assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
 
 
@@ -455,24 +455,42 @@ def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tm
 def test_an_interrupted_grid_resumes_to_the_same_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_stitch.analysis.grid.measuring import Measures
+    from hf_stitch.scoring.passing import Scoring
     from hf_stitch.storage.checkpoint import Checkpoint
 
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
     whole = job(tmp_path / "whole", images)
-    original, left = Measures._measure, [1]
+    original, left = Scoring._measure, [1]
 
-    def interrupted(self: Measures, batch: Any) -> Any:
+    def interrupted(self: Scoring, batch: Any, twin: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return original(self, batch)
+        return original(self, batch, twin)
 
     # 64 samples are fitted to and 16 scored: one batch.
-    monkeypatch.setattr(Measures, "_measure", interrupted)
+    monkeypatch.setattr(Scoring, "_measure", interrupted)
     left[0] = 0
     with pytest.raises(KeyboardInterrupt):
         job(tmp_path / "stopped", images)
-    monkeypatch.setattr(Measures, "_measure", original)
+    monkeypatch.setattr(Scoring, "_measure", original)
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()
     assert job(tmp_path / "stopped", images).to_dict() == whole.to_dict()  # finished: nothing is left to do
+
+
+def test_prefix_tokens_come_from_all_positions_of_a_larger_source() -> None:
+    g = torch.Generator().manual_seed(0)
+    train, test = (torch.randn(n, 3, 32, 32, generator=g) for n in (120, 40))
+    net = nn.Sequential(nn.Conv2d(3, 24, 3, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(2400, CLASSES))
+    a, b = hf_stitch.load(net, example_inputs=test[:2]), network("vit")
+    layer = b.layers[0]
+    grid = hf_stitch.stitch_grid(
+        a, b, train, test_data=test, layers_a=["0"], layers_b=[layer], matchers=["procrustes"], resamples=2,
+        progress=False,
+    )  # fmt: skip
+    assert (a.spec("0").grid, b.spec(layer).grid, b.spec(layer).prefix_tokens) == ((10, 10), (4, 4), 1)
+    y = b.encode(b.preprocess(test), layer)[layer].values
+    with torch.no_grad():
+        apart = (grid.stitches or {})["procrustes", "0", layer](a.encode(a.preprocess(test), "0")["0"]).values - y
+    expected = float(apart.double().square().sum() / y.double().square().sum())
+    assert grid.score("0", layer, "structural_error").value == pytest.approx(expected, rel=1e-5)

@@ -54,14 +54,14 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"layers_a": "13"}, TypeError, r"layers_a must be a list of names, got '13'; write \['13'\]"),
-        ({"layers_b": "1"}, TypeError, "layers_b must be a list of names"),
+        ({"layers_a": "13"}, TypeError, r"layers_a must be a list or None, got '13'; write \['13'\]"),
+        ({"layers_b": "1"}, TypeError, "layers_b must be a list or None"),
         ({"layers_a": ["1", "1"]}, ValueError, "layers_a contains '1' more than once"),
         ({"layers_b": []}, ValueError, "layers_b must contain at least one layer"),
         ({"layers_a": ["9"]}, hf_stitch.NotACutError, "'9'"),
-        ({"resamples": 0}, ValueError, "resamples must be at least 2, got 0"),
+        ({"resamples": 0}, ValueError, "resamples must be an integer >= 2, got 0"),
         ({"task": "auto"}, ValueError, "its task is None: pass task="),
-        ({"task": "feature-extraction"}, ValueError, "heads"),
+        ({"task": "feature-extraction"}, ValueError, "its task is None: pass task="),
         ({"test_data": TRAIN}, ValueError, "100.0% of test_data are also in data"),
         ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
         ({"far_data": POINTS[:20] + 9}, ValueError, "far_data= is a control of detectors, but none are named"),

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import hf_stitch
-from hf_stitch.analysis.grid.measuring import Measures
 from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.detectors import Mahalanobis, Scorer
 from hf_stitch.representation import Representation
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
 
 from tiny_networks import network  # isort: skip
@@ -50,15 +50,15 @@ def watched(folder: Any, images: Any) -> StitchGrid:
 def stops_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of batches that are still scored before the job is interrupted; -1: it is not."""
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
-    left, original = [-1], Measures._measure
+    left, original = [-1], Scoring._measure
 
-    def measure(self: Measures, batch: Any) -> Any:
+    def measure(self: Scoring, batch: Any, twin: Any) -> Any:
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        return original(self, batch)
+        return original(self, batch, twin)
 
-    monkeypatch.setattr(Measures, "_measure", measure)
+    monkeypatch.setattr(Scoring, "_measure", measure)
     return left
 
 

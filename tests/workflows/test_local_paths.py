@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 import hf_stitch
 from hf_stitch import Samples
-from hf_stitch.analysis.caching.layers import LayerCache, Recorded
+from hf_stitch.analysis.caching import LayerCache, Recorded
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
 from hf_stitch.storage.cache import Cache

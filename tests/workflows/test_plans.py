@@ -30,6 +30,7 @@ def stitched(images: Tensor) -> hf_stitch.StitchedModel:
     return hf_stitch.stitch(network("cnn"), network("cnn", 1), images[:60], progress=False)
 
 
+SWAPPED: Any = {"encoder_layer": "layer1.0", "target_layer": "layer1.0"}
 JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
     "compare": lambda model, x: hf_stitch.plan(hf_stitch.compare, network("cnn"), network("cnn", 1), x),
     "compare_all": lambda model, x: hf_stitch.plan(hf_stitch.compare_all, [network("cnn"), network("cnn", 1)], x),
@@ -37,7 +38,17 @@ JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
     "stitch_grid": lambda model, x: hf_stitch.plan(hf_stitch.stitch_grid, network("cnn"), network("cnn", 1), x),
     "evaluate": lambda model, x: hf_stitch.plan(hf_stitch.evaluate, model, x[60:]),
     "audit": lambda model, x: hf_stitch.plan(hf_stitch.audit, model, x[60:]),
-}
+    "extract_activations": lambda model, x: hf_stitch.plan(extract_activations, network("cnn"), x),
+    "relative_model": lambda model, x: hf_stitch.plan(
+        hf_stitch.relative_model, network("cnn"), x[:20], layer="layer1.0", num_labels=3
+    ),
+    "swap": lambda model, x: hf_stitch.plan(hf_stitch.swap, network("cnn"), network("cnn", 1), x[:20], **SWAPPED),
+    "swap, relative": lambda model, x: hf_stitch.plan(
+        hf_stitch.swap,
+        hf_stitch.relative_model(network("cnn"), x[:20], layer="layer1.0", num_labels=3, progress=False),
+        network("cnn", 1), x[:20], encoder_layer="layer1.0", data=hf_stitch.Samples.of(x[60:], label=[0, 1, 2] * 20),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -50,6 +61,15 @@ def test_every_long_job_has_a_plan(job: str, stitched: hf_stitch.StitchedModel, 
     assert {"seconds", "memory"} <= set(plan.to_pandas().kind)
     assert "are free" in " ".join(str(plan).split())
     assert (weights_hash(stitched), dict(stitched.config.recipe)) == before
+
+
+def test_the_plan_of_a_swap_reads_one_batch_of_the_anchors(images: Tensor) -> None:
+    plan = hf_stitch.plan(
+        hf_stitch.swap, network("cnn"), network("cnn", 1), images, data=images[:30], batch_size=8, **SWAPPED
+    )
+    assert set(plan.stages) == {"encoding anchors", "fitting", "scoring"}
+    alone = hf_stitch.plan(hf_stitch.swap, network("cnn"), network("cnn", 1), images, batch_size=8, **SWAPPED)
+    assert set(alone.stages) == {"encoding anchors", "fitting"}
 
 
 def test_only_jobs_have_plans(images: Tensor) -> None:
@@ -104,6 +124,6 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(monkeypatch: pyte
 
 
 def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
-    monkeypatch.setattr("hf_stitch.analysis.grid.plan.free_memory", lambda device: 100)
+    monkeypatch.setattr("hf_stitch.analysis.planning.free_memory", lambda device: 100)
     plan = hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
     assert not plan.fits and "DOES NOT FIT" in str(plan)

@@ -61,7 +61,7 @@ def test_plans_with_batches_of_one_sample(job: str, stitched: Any, both: tuple[A
 
 @pytest.mark.parametrize("job", JOBS)
 def test_plans_refuse_batches_of_no_sample(job: str, stitched: Any, both: tuple[Any, Any], images: Tensor) -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         JOBS[job](stitched, *both, images, batch_size=0)
 
 
@@ -165,7 +165,7 @@ def test_an_empty_name_is_no_folder_of_a_cache(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_cache_refuses_batches_of_no_sample(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         extract_activations(network("cnn"), torch.rand(4, 3, 32, 32), cache=tmp_path, batch_size=0, progress=False)
 
 

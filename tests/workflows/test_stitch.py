@@ -300,7 +300,7 @@ def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None
 
 
 def test_closed_form_matchers_are_registered() -> None:
-    built_in = [name for name in registries.matchers if registries.matchers.origin(name) == "built-in"]
+    built_in = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
     closed = {name for name in built_in if issubclass(registries.matchers.get(name), ClosedFormMatcher)}
     assert closed == {
         "attention", "identity", "inverse_relative", "lasso", "low_rank", "low_rank_residual", "lstsq", "permutation",

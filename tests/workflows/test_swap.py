@@ -361,7 +361,7 @@ def test_relative_models_trained_end_to_end_exchange_their_halves() -> None:
         hf_stitch.swap(one, encoder=other, anchors=ANCHORS)
 
 
-class Unread:
+class Unread(list[Any]):
     """Samples that must not be read."""
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from hf_stitch.adapters.discovery.sweep import sweep
 from hf_stitch.adapters.discovery.trace import Reads, Trace, TracedTensor, readers, trace
 from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
 from hf_stitch.adapters.examples import ExampleError
-from hf_stitch.registry import did_you_mean
+from hf_stitch.options import did_you_mean
 
 INSTEAD = "Cut instead at"
 """Begin of the last sentence of a refusal, which lists other layers."""

@@ -17,8 +17,8 @@ from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
+from hf_stitch.options import did_you_mean
 from hf_stitch.reference import ModelReference, Settings
-from hf_stitch.registry import did_you_mean
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 """Arguments of ``timm.create_model`` that define the source of the weights, which a config must not set."""
@@ -130,8 +130,9 @@ class TimmAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """``image-classification``, or ``None`` for a model without a head or with a single output."""
-        return "image-classification" if getattr(self.model, "num_classes", 0) > 1 else None
+        """``image-classification``, with a single output ``regression``, or ``None`` for a model without a head."""
+        count = getattr(self.model, "num_classes", 0)
+        return "image-classification" if count > 1 else "regression" if count == 1 else None
 
     def blueprint(self) -> dict[str, Any]:
         """Return the architecture, its arguments and the pretrained config, as timm saves them."""

@@ -50,7 +50,7 @@ class TorchAdapter(Adapter):
         """Create the adapter of a live module."""
         override = override_of(model)
         if reference.task is not None:
-            registries.heads.get(reference.task)
+            registries.tasks.check(reference.task)
         if example_inputs is None:
             example_inputs = override.example(model)
         if example_inputs is None and processor is not None and not hasattr(processor, "save_pretrained"):
@@ -106,17 +106,20 @@ class TorchAdapter(Adapter):
 
     @property
     def task(self) -> str | None:
-        """The one that the network was loaded with; otherwise classification of images or texts, or ``None``.
+        """The one that the network was loaded with; otherwise regression, classification, or ``None``.
 
-        Classification if the output is a vector of several numbers. A network of token ids takes texts, one of grids
-        takes images, and one of other tensors whichever of them its processor takes.
+        Regression if the output is one number per sample; classification of images or texts if it is a vector of
+        several. A network of token ids takes texts, one of grids takes images, and one of other tensors whichever of
+        them its processor takes.
         """
         if self.reference.task is not None:
             return self.reference.task
         with torch.no_grad():
             output = self.forward(self._example)
-        if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < 2:
+        if not isinstance(output, Tensor) or output.dim() != 2:
             return None
+        if output.shape[1] == 1:
+            return "regression"
         kind = self.interface.modality
         if kind == "tensor" and len(kinds := kinds_of(self.processor)) == 1:
             (kind,) = kinds

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, arguments_of, named
-from hf_stitch.adapters.heads import GENERATES, HEADS, unscored_head
+from hf_stitch.adapters.heads import GENERATES, task_of_head, unscored_head
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
     advice,
@@ -250,15 +250,18 @@ class TransformersAdapter(Adapter):
     def task(self) -> str | None:
         """Task of the head, by the name of the class, or else the task that loaded it; ``None`` for other classes."""
         name, loaded = type(self.model).__name__, self.reference.task
-        found = next((task for part, task in HEADS.items() if part in name), None)
-        return found or (loaded if loaded in HEADS.values() and unscored_head(name, None) in GENERATES else None)
+        if found := task_of_head(name, self.model.config):
+            return found
+        headed = loaded in registries.tasks and bool(registries.tasks.get(str(loaded)).heads)
+        return loaded if headed and unscored_head(name, None) in GENERATES else None
 
     @property
     def unscored(self) -> str:
         """What the head predicts, by the name of the class and the config. See :attr:`Adapter.unscored`."""
-        if self.task == "text-classification" and self.interface.modality != "text":
+        name = type(self.model).__name__
+        if "ForSequenceClassification" in name and self.interface.modality != "text":
             return f"classification of {self.interface.content[0]}"
-        found = unscored_head(type(self.model).__name__, self.model.config)
+        found = unscored_head(name, self.model.config)
         return "" if self.task and found in GENERATES else found
 
     def blueprint(self) -> dict[str, Any]:

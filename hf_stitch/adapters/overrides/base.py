@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from hf_stitch.registry import did_you_mean, registries
+from hf_stitch.options import did_you_mean
+from hf_stitch.registry import registries
 
 
 class Override:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -98,17 +99,10 @@ class _Shared:
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
-        self._place: tuple[int, int] | None = None
-        self._batch: list[tuple[dict[str, Any], _Segments]] = []
+        self.batch = lru_cache(maxsize=1)(self._batch)
 
-    def batch(self, start: int, stop: int) -> list[tuple[dict[str, Any], _Segments]]:
+    def _batch(self, start: int, stop: int) -> list[tuple[dict[str, Any], _Segments]]:
         """Return the inputs of each network with the segments of their tokens."""
-        if self._place != (start, stop):
-            self._batch = self._read(start, stop)
-            self._place = (start, stop)
-        return self._batch
-
-    def _read(self, start: int, stop: int) -> list[tuple[dict[str, Any], _Segments]]:
         reader = self._networks[0].reader
         texts, ids = reader.read(start, stop), reader.samples.ids[start:stop]
         for text, id_ in zip(texts, ids, strict=True):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
-from hf_stitch.registry import check_choice, options_in
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
@@ -114,6 +114,7 @@ class SimilarityAtlas(Result):
         """The labels of all metrics."""
         return (*self.values, *(self.weights.values if self.weights else ()))
 
+    @checked
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
 
@@ -154,6 +155,7 @@ class SimilarityAtlas(Result):
         """
         return self._test(self.label(metric)).p_values
 
+    @checked
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
         """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
 
@@ -503,7 +505,6 @@ class SimilarityAtlas(Result):
 
     def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layers of a side and those of the other."""
-        check_choice("axis", axis, get_args(Axis))
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
     def _best(self, label: str, axis: str) -> dict[int, int]:

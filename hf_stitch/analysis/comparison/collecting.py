@@ -15,9 +15,9 @@ from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, 
 from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
-from hf_stitch.metrics._routes import Collected, LayerError, PairError, Route
+from hf_stitch.metrics._routes import Collected, LayerError, PairError
 from hf_stitch.running import Run
-from hf_stitch.statistics import Gram, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams
+from hf_stitch.statistics import Gram, LayerMoments, LayerRows, MinibatchGrams
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
+LayerStatistic = LayerMoments | LayerRows | MinibatchGrams
 
 _ROWS = "rows"
 """Key of the rows in a state; their route has no options."""
@@ -80,9 +81,11 @@ class Collector:
         self._kept: dict[str, dict[Key, Any]] = {}
         rows = None if reader.pooling == "none" else n
         for route in self._routes.values():
-            if (name := _name(route)) not in self._statistics:
-                self._statistics[name] = _statistic(route.collects, route.options, group, reader, folder, rows)
-                self._kept[name] = {}
+            if route.statistic not in self._statistics:
+                self._statistics[route.statistic] = _statistic(
+                    route.collects, route.options, group, reader, folder, rows
+                )
+                self._kept[route.statistic] = {}
         if keep_rows and _ROWS not in self._statistics:
             self._statistics[_ROWS] = _statistic("rows", {}, group, reader, folder, rows)
             self._kept[_ROWS] = {}
@@ -91,7 +94,8 @@ class Collector:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
-            self._kept[name][key] = kept = statistic.keep(rows)
+            kept = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
+            self._kept[name][key] = kept
             products += [kept.products] if isinstance(kept, Gram) else []
         # Non-finite rows make the trace non-finite, which is cheaper to check than the rows.
         return bool(products[0].trace().isfinite()) if products else all_finite(rows)
@@ -129,7 +133,7 @@ class Collector:
         """
         route = self._routes[label]
         try:
-            found = route.values(self._statistics[_name(route)], self._work)
+            found = route.values(self._statistics[route.statistic], self._work)
         except LayerError as error:
             side, name = "ab"["xy".index(error.side)], self._names[error.side][error.place]
             raise ValueError(f"{label} of layer {name!r} of {side}: {error}") from error
@@ -172,11 +176,6 @@ class Collector:
             maxima_a=found.maxima_a[:, of_a],
             maxima_b=found.maxima_b[:, of_b],
         )
-
-
-def _name(route: Route) -> str:
-    """Return the key of the statistic of a route in a state."""
-    return "-".join([route.collects, *map(str, route.options.values())])
 
 
 def _statistic(

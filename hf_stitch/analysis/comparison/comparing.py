@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import LayerSize, SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
@@ -28,15 +29,12 @@ from hf_stitch.analysis.comparison.routes import (
 )
 from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
-from hf_stitch.metrics import ActivationMetric, Metric
-from hf_stitch.metrics.base import activation_metric
+from hf_stitch.metrics import ActivationMetric
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
-from hf_stitch.representation import Pooling
 from hf_stitch.resources import free_disk, free_memory
 from hf_stitch.running import Run
-from hf_stitch.statistics import LayerRows
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]
@@ -60,17 +58,15 @@ class Comparison:
     def __init__(
         self,
         sides: Sequence[Side],
-        metrics: Iterable[str | Metric],
+        asked: Asked,
         run: Run,
-        *,
-        pooling: Pooling,
         layers_a: Iterable[str] | None = None,
         layers_b: Iterable[str] | None = None,
     ) -> None:
-        self._sides, self._rows, self._metrics = sides, pooling, labelled(metrics)
+        self._sides, self._metrics = sides, asked.activations
         self._run, self._processes = run, run.processes
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
-        self._reader = LayerReader(sides, layers_a, layers_b, pooling, ordered)
+        self._reader = LayerReader(sides, layers_a, layers_b, asked.pooling, ordered)
         _check(self._metrics, self._reader, self._processes)
         self._available = free_memory(self._reader.device) // 2
         self._routes = routes_of(self._metrics, self._reader, self._available)
@@ -95,8 +91,8 @@ class Comparison:
             for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
         )
         if (permutations or resampled) and not disk:  # or else a route has collected the rows
-            disk["rows of the test"] = sum(int(LayerRows.cost(workload(each, reader)).disk) for each in reader.groups)
-        networks = [network for side in self._sides for network in networks_of(side)]
+            disk["rows of the test"] = sum(workload(each, reader).bytes for each in reader.groups)
+        networks = [network for side in self._sides for network in networks_of(side).values()]
         job = f"compare, {len(reader.layers_a)} × {len(reader.layers_b)} layers, {reader.n} samples"
         return ComparisonPlan(
             job, stages, {NETWORKS: bytes_of_weights(*networks), **memory}, disk, 2 * self._available,
@@ -145,7 +141,7 @@ class Comparison:
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
-            values, reader.layers_a, reader.layers_b, reader.n, self._rows, taken, distances, recipe, ranges, tests,
+            values, reader.layers_a, reader.layers_b, reader.n, reader.pooling, taken, distances, recipe, ranges, tests,
             undefined, sizes=self._sizes(),
         )  # fmt: skip
 
@@ -219,23 +215,6 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
         return float(metric.function(x, y, **metric.options))
     except ValueError:
         return float("nan")
-
-
-def labelled(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
-    """Return the metrics by label: the name with all non-default options."""
-    if isinstance(metrics, (str, Metric)):
-        raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
-    scores: dict[str, ActivationMetric] = {}
-    for metric in map(activation_metric, metrics):
-        label = metric.label
-        if label in scores:
-            raise ValueError(f"metric {label} is requested twice; name it once")
-        if not metric.routes:
-            raise ValueError(f"metric {label} compares {metric.statistic}, not layers; call its function instead")
-        scores[label] = metric
-    if not scores:
-        raise ValueError("compare needs at least one metric, got none")
-    return scores
 
 
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:

@@ -8,22 +8,56 @@ that compare samples, and no value comes from half of them. From moments it take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_stitch.analysis.comparison.sides import Networks
+from hf_stitch.analysis.resampling import Array, Places, SampleMoments, SampleRows
 from hf_stitch.metrics import Metric
 from hf_stitch.metrics.base import MomentsMetric
-from hf_stitch.statistics import Moments
+from hf_stitch.running import Run
 
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 LeftOut = Callable[[int, int], list[float]]
 """Values of a pair of layers without each of the groups."""
+
+
+class Jackknife:
+    """The test of all pairs of networks with as many layers each, with groups of samples left out.
+
+    Called with the rows of all layers and the values of each metric, it keeps the p-values of each metric.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], networks: Networks, resamples: int, run: Run) -> None:
+        n, counts = len(networks.ids), {len(own) for own in networks.by_network.values()}
+        if not 2 <= resamples <= n:
+            raise ValueError(
+                f"resamples must be 0 (no test) or from 2 to the number of samples, {n}, got {resamples}; 40 are enough"
+            )
+        if len(counts) > 1:
+            raise ValueError(
+                "with resamples, layer i of a network corresponds to layer i of the others, but they have "
+                f"{sorted(counts)} layers: pass layers, or resamples=0"
+            )
+        self._metrics, self._networks, self._run = metrics, len(networks.by_network), run
+        self._groups = groups_of(n, resamples, run.seed)
+        self.p_values: dict[str, Array] = {}
+
+    def __call__(self, rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
+        """Test the differences from the most similar layer."""
+        from tqdm.auto import tqdm
+
+        places = [slice(part[0], part[-1] + 1) for part in np.split(np.arange(len(rows)), self._networks)]
+        self.p_values = {label: np.full((2, len(rows), len(rows)), np.nan) for label in self._metrics}
+        jobs = [(label, a, b) for label in self._metrics for a, b in combinations(places, 2)]
+        hide = True if self._run.shown("resampling") is None else None  # None shows the bar on terminals only
+        for label, a, b in tqdm(jobs, desc="resampling", unit="pair", delay=3, disable=hide):
+            found = differences_from_best(self._metrics[label], rows[a], rows[b], values[label][a, b], self._groups)
+            self.p_values[label][:, a, b] = found
 
 
 def differences_from_best(
@@ -103,37 +137,11 @@ def _from_rows(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], groups:
 
 
 def _from_moments(metric: MomentsMetric, x: Sequence[Tensor], y: Sequence[Tensor], groups: Sequence[Places]) -> LeftOut:
-    @cache
-    def rest_x(i: int) -> _Rest:
-        return _Rest(x[i], groups)
-
-    @cache
-    def rest_y(j: int) -> _Rest:
-        return _Rest(y[j], groups)
+    of_x = cache(lambda i: SampleRows(x[i], groups))
+    of_y = cache(lambda j: SampleRows(y[j], groups))
 
     def values(i: int, j: int) -> list[float]:
-        a, b = rest_x(i), rest_y(j)
-        parts = zip(a.counts.tolist(), a.means, b.means, a.scatters, b.scatters, a.crossed(b), strict=True)
-        return [metric.from_moments(Moments.of(*part)) for part in parts]
+        moments = SampleMoments(of_x(i), of_y(j))
+        return [metric.from_moments(moments.without(group)) for group in range(len(groups))]
 
     return values
-
-
-class _Rest:
-    """Moments of one layer without each of the groups of samples."""
-
-    def __init__(self, rows: Tensor, groups: Sequence[Places]) -> None:
-        rows = rows.double()
-        mean = rows.mean(0)
-        parts = [rows[torch.from_numpy(group)] - mean for group in groups]
-        self.rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        self.sums = self.rows.sum(1)
-        self.counts = len(rows) - torch.tensor([len(part) for part in parts])
-        self.means = mean - self.sums / self.counts[:, None]
-        self.scatters = self.crossed(self)
-
-    def crossed(self, other: _Rest) -> Tensor:
-        """Return the co-moments with another layer without each group, (groups, d, d of the other)."""
-        within = self.rows.transpose(1, 2) @ other.rows
-        of_means = self.sums[:, :, None] * other.sums[:, None] / self.counts[:, None, None]
-        return within.sum(0) - within - of_means

@@ -13,8 +13,8 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.analysis.planning import seconds_of
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.resources import seconds_of
 from hf_stitch.stitches.layer import check_specs
 
 Grid = tuple[int, int] | None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_stitch.analysis.permutation import pairing
 from hf_stitch.metrics import ActivationMetric
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 
 Array = NDArray[np.float64]
 
@@ -73,6 +73,7 @@ class MaximumTest:
         """
         return _p_values(self.scores[None], self.maxima[:, None, None])
 
+    @checked
     def match_p_values(self, places: NDArray[np.intp], axis: Literal["a", "b"]) -> Array:
         """Return the p-value of one match for each layer of a side, adjusted for the search over the other side.
 
@@ -86,7 +87,6 @@ class MaximumTest:
         Raises:
             ValueError: If there is no such side.
         """
-        check_choice("axis", axis, ("a", "b"))
         scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
         return _p_values(scores[np.arange(len(scores)), places][None], maxima)
 

@@ -277,32 +277,6 @@ class NetworkAtlas(Result):
         """
         return self.atlas._heatmap(self.atlas.label(metric), self.best_matches(metric), "best match in another network")
 
-    def plot_dendrogram(self, metric: str | None = None) -> Figure:
-        """Plot a dendrogram of the networks by :meth:`distances` (average linkage).
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            The matplotlib figure.
-        """
-        from hf_stitch.plots import dendrogram
-
-        return dendrogram(self.distances(metric), self.networks, label=self._distance_of(metric))
-
-    def plot_map(self, metric: str | None = None) -> Figure:
-        """Plot the networks as points in the plane, so that their distances are close to :meth:`distances`.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            The matplotlib figure.
-        """
-        from hf_stitch.plots import distance_map
-
-        return distance_map(self.distances(metric), self.networks, label=self._distance_of(metric))
-
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints: the similarity of each pair of networks."""
         from rich.table import Table
@@ -338,6 +312,3 @@ class NetworkAtlas(Result):
         known = values[~np.isnan(values).all(1)]
         best = np.nanmin if self._is_distance(metric) else np.nanmax
         return float(best(known, axis=1).mean()) if len(known) else np.nan
-
-    def _distance_of(self, metric: str | None) -> str:
-        return f"distance by {self.atlas.label(metric)}"

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
 from hf_stitch.analysis.planning import Plan
 from hf_stitch.metrics import ActivationMetric
-from hf_stitch.metrics._routes import Collected
-from hf_stitch.metrics._routes import Route as MetricRoute
+from hf_stitch.metrics._routes import Cost, Workload
 from hf_stitch.resources import sized
-from hf_stitch.statistics import Cost, LayerMoments, LayerRows, LayerStatistic, MinibatchGrams, Workload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
-class Route:
-    """One way to compute a metric, with its cost."""
+class RouteCost:
+    """What one way to compute a metric costs."""
 
     metric: str  # label of the metric
     name: str  # moments, grams, features or minibatches
@@ -39,13 +37,13 @@ class ComparisonPlan(Plan):
         speed: Measured floating-point operations per second.
 
     Example:
-        >>> route = Route("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
+        >>> route = RouteCost("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
         >>> plan = ComparisonPlan("3 × 3 layers", {"forwards": 1.5}, {}, {}, 10**9, 10**9, routes=(route,), speed=1e9)
         >>> plan.seconds
         1.5
     """
 
-    routes: tuple[Route, ...] = ()
+    routes: tuple[RouteCost, ...] = ()
     speed: float = float("nan")
 
     @property
@@ -75,13 +73,6 @@ class ComparisonPlan(Plan):
 _GATHERING = 400
 """Floating-point operations in the time that it takes to move a number to a permuted place."""
 
-STATISTICS: dict[Collected, type[LayerStatistic]] = {
-    "moments": LayerMoments,
-    "rows": LayerRows,
-    "minibatches": MinibatchGrams,
-}
-"""Statistics that a pass can collect."""
-
 
 def workload(group: Group, reader: LayerReader) -> Workload:
     """Return the sizes of a group of layers on which costs depend."""
@@ -89,37 +80,31 @@ def workload(group: Group, reader: LayerReader) -> Workload:
     return Workload(reader.count(group), x, y, group.same, distinct, reader.probe[group.x[0]].element_size())
 
 
-def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[Route, ...]:
+def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[RouteCost, ...]:
     """Return all routes of all metrics, and choose for each metric the route with the fewest operations.
 
     Only routes that fit into memory are chosen. Metrics with a single route are processed first, because the statistics
     that they collect are free for the other metrics.
     """
-    routes: dict[str, list[Route]] = {}
-    collected: set[tuple[str, str]] = set()
+    routes: dict[str, list[RouteCost]] = {}
+    collected: set[str] = set()
     work = [workload(group, reader) for group in reader.groups]
     for label, metric in sorted(scores.items(), key=lambda item: len(item[1].routes)):
-        statistics = {way.name: (way.collects, repr(way.options)) for way in metric.routes}
-        routes[label] = [_route(label, way, work, statistics[way.name] in collected) for way in metric.routes]
+        routes[label] = []
+        for way in metric.routes:
+            cost = sum((way.cost(each, way.statistic in collected) for each in work), Cost())
+            routes[label].append(RouteCost(label, way.name, cost.flops, cost.memory, int(cost.disk)))
         fitting = [route for route in routes[label] if route.memory <= available]
         if fitting:
             best = min(fitting, key=lambda route: route.flops)
-            collected.add(statistics[best.name])
+            collected |= {way.statistic for way in metric.routes if way.name == best.name}
             routes[label] = [replace(route, chosen=route is best) for route in routes[label]]
     return tuple(route for label in scores for route in routes[label])
 
 
-def _route(label: str, way: MetricRoute, work: Sequence[Workload], collected: bool) -> Route:
-    """Return a route with its cost; a statistic that is collected anyway adds no operations."""
-    total = Cost()
-    for each in work:
-        collecting = STATISTICS[way.collects].cost(each, **way.options)
-        total += replace(collecting, flops=0.0) if collected else collecting
-        total += way.cost(each)
-    return Route(label, way.name, total.flops, total.memory, int(total.disk))
-
-
-def flops_of_permutation(scores: Mapping[str, ActivationMetric], routes: Sequence[Route], reader: LayerReader) -> float:
+def flops_of_permutation(
+    scores: Mapping[str, ActivationMetric], routes: Sequence[RouteCost], reader: LayerReader
+) -> float:
     """Return the operations of one permutation of a test of all metrics, roughly."""
     (group,) = reader.groups
     x, y = len(group.x), len(group.y)
@@ -132,7 +117,7 @@ def flops_of_permutation(scores: Mapping[str, ActivationMetric], routes: Sequenc
     return total
 
 
-def taken_routes(routes: Sequence[Route], available: int) -> dict[str, str]:
+def taken_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
     """Return the name of the chosen route of each metric."""
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):

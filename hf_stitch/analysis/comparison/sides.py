@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from torch import nn
@@ -36,15 +37,11 @@ class Reader:
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
-        self._place: tuple[int, int] | None = None
-        self._batch: list[Any] = []
+        self.read = lru_cache(maxsize=1)(self._read)
 
-    def read(self, start: int, stop: int) -> list[Any]:
-        """Return the raw samples from ``start`` to ``stop``."""
-        if self._place != (start, stop):
-            (batch,) = self.samples.select(range(start, stop)).batches(stop - start)
-            self._place, self._batch = (start, stop), batch.samples
-        return self._batch
+    def _read(self, start: int, stop: int) -> list[Any]:
+        (batch,) = self.samples.select(range(start, stop)).batches(stop - start)
+        return batch.samples
 
 
 class Network:
@@ -118,22 +115,19 @@ class Networks:
         return {"networks": {name: side.describe() for name, side in self.sides.items()}}
 
 
-def networks_of(side: Side) -> list[nn.Module]:
-    """Return the networks that run for a side; none for saved activations."""
+def networks_of(side: Side) -> dict[str, nn.Module]:
+    """Return the networks that run for a side, by what precedes their layers' names; none for saved activations."""
     if isinstance(side, Networks):
-        return [network for own in side.sides.values() for network in networks_of(own)]
-    return [side.adapter.model] if isinstance(side, Network) else []
+        parts = {name: networks_of(own) for name, own in side.sides.items()}
+        return {f"{name}/{inner}": network for name, found in parts.items() for inner, network in found.items()}
+    return {"": side.adapter.model} if isinstance(side, Network) else {}
 
 
 def shares_of(side: Side) -> dict[str, float]:
     """Return the share of the parameters of its network that each module contains."""
-    if isinstance(side, Networks):
-        parts = {name: shares_of(own) for name, own in side.sides.items()}
-        return {f"{name}/{layer}": share for name, found in parts.items() for layer, share in found.items()}
-    if not isinstance(side, Network):
-        return {}
-    network = side.adapter.model
-    whole = max(sum(weight.numel() for weight in network.parameters()), 1)
-    return {
-        name: sum(weight.numel() for weight in module.parameters()) / whole for name, module in network.named_modules()
-    }
+    shares = {}
+    for start, network in networks_of(side).items():
+        whole = max(sum(weight.numel() for weight in network.parameters()), 1)
+        for name, module in network.named_modules():
+            shares[start + name] = sum(weight.numel() for weight in module.parameters()) / whole
+    return shares

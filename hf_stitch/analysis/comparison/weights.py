@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,31 +13,17 @@ from torch import nn
 
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
-from hf_stitch.metrics.base import ActivationMetric, Metric, NotComparable, WeightMetric
+from hf_stitch.metrics.base import NotComparable, WeightMetric
+from hf_stitch.options import did_you_mean
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
-from hf_stitch.registry import did_you_mean, registries
 from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
-
-
-def sorted_metrics(metrics: Iterable[str | Metric]) -> tuple[list[ActivationMetric], dict[str, WeightMetric]]:
-    """Build metrics, and sort them into those of activations and those of weights."""
-    if isinstance(metrics, str | Metric):
-        raise TypeError(f"metrics must be a list of names or metrics, got {metrics!r}; write [{metrics!r}]")
-    activations: list[ActivationMetric] = []
-    weights: dict[str, WeightMetric] = {}
-    for metric in map(registries.metrics.build, metrics):
-        if isinstance(metric, WeightMetric):
-            if metric.label in weights:
-                raise ValueError(f"metric {metric.label} is requested twice; name it once")
-            weights[metric.label] = metric
-        elif isinstance(metric, ActivationMetric):
-            activations.append(metric)
-        else:
-            raise TypeError(f"{metric!r} is neither an ActivationMetric nor a WeightMetric; derive it from one of them")
-    return activations, weights
+Readings = Mapping[str, Mapping[str, Weights]]
+"""What metrics of weights have read of a network: label of the metric -> layer -> what was read."""
+Pair = tuple[str, str]
+"""A layer of each of two networks."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +32,6 @@ class WeightSide:
 
     model: nn.Module  # the network
     description: Mapping[str, Any]  # what identifies it, as JSON values
-
-
-def compare_weights(
-    sides: Sequence[WeightSide],
-    metrics: Mapping[str, WeightMetric],
-    layers_a: Iterable[str] | None = None,
-    layers_b: Iterable[str] | None = None,
-) -> SimilarityAtlas:
-    """Compare the layers of two networks by metrics of weights."""
-    read_a, read_b = (
-        read_of(side.model, metrics, layers, argument)
-        for side, layers, argument in zip(sides, (layers_a, layers_b), ("layers_a", "layers_b"), strict=True)
-    )
-    atlas = compare_readings(read_a, read_b, metrics)
-    recipe = _recipe(metrics) | {"layers_a": atlas.layers_a, "layers_b": atlas.layers_b}
-    recipe |= {name: dict(side.description) for name, side in zip("ab", sides, strict=True)}
-    return replace(atlas, recipe=shareable(recipe))
 
 
 def read_of(
@@ -92,40 +60,25 @@ def read_of(
     return found
 
 
-def compare_readings(
-    a: Mapping[str, Mapping[str, Weights]], b: Mapping[str, Mapping[str, Weights]], metrics: Mapping[str, WeightMetric]
+def compare_weights(
+    sides: Mapping[str, WeightSide], metrics: Mapping[str, WeightMetric], layers: Mapping[str, Iterable[str] | None]
 ) -> SimilarityAtlas:
-    """Compare what metrics of weights have read of two networks."""
-    names_a, names_b = (tuple(dict.fromkeys(layer for read in side.values() for layer in read)) for side in (a, b))
-    values = {label: np.full((len(names_a), len(names_b)), np.nan) for label in metrics}
+    """Compare the layers of two networks, ``a`` and ``b``, by metrics of weights."""
+    a, b = (read_of(side.model, metrics, layers[name], f"layers_{name}") for name, side in sides.items())
+    atlas, found = _compared(a, b, metrics)
     whole: dict[str, float] = {}
-    undefined: dict[str, str] = {}
+    undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
-        found = values[label]
-        for (i, layer_a), (j, layer_b) in product(enumerate(names_a), enumerate(names_b)):
-            if a is b and metric.symmetric and j < i:
-                found[i, j] = found[j, i]
-                why = undefined.get(pair_name(label, layer_b, layer_a))
-            else:
-                found[i, j], why = _value(metric, a[label].get(layer_a), b[label].get(layer_b))
-            if why is not None:
-                undefined[pair_name(label, layer_a, layer_b)] = why
-        if np.isnan(found).all():
-            first = next((layer for layer in a[label] if layer in b[label]), next(iter(a[label])))
-            other = first if first in b[label] else next(iter(b[label]))
-            why = undefined[pair_name(label, first, other)]
-            raise ValueError(f"{label} is undefined for all pairs of layers; {first!r} of a and {other!r} of b: {why}")
-        both = {layer: found[names_a.index(layer), names_b.index(layer)] for layer in a[label] if layer in b[label]}
-        value, why = _whole(metric, both, a[label].keys() ^ b[label].keys())
+        value, why = _whole(
+            metric, a[label], b[label], {layer: found[label].get((layer, layer), np.nan) for layer in a[label]}
+        )
         if why is None:
             whole[label] = value
         else:
             undefined[pair_name(label, WHOLE, WHOLE)] = why
-    distances = tuple(label for label, metric in metrics.items() if not metric.higher_is_better)
-    return SimilarityAtlas(
-        values, names_a, names_b, None, None, dict.fromkeys(metrics, "weights"), distances,
-        ranges={label: metric.range for label, metric in metrics.items()}, undefined=undefined, whole=whole,
-    )  # fmt: skip
+    recipe = _recipe(metrics) | {"layers_a": atlas.layers_a, "layers_b": atlas.layers_b}
+    recipe |= {name: dict(side.description) for name, side in sides.items()}
+    return replace(atlas, recipe=shareable(recipe), whole=whole, undefined=undefined)
 
 
 def compare_all_weights(
@@ -137,25 +90,23 @@ def compare_all_weights(
     whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
     read = {name: read_of(side.model, metrics, layers.get(name)) for name, side in sides.items()}
-    named = {name: tuple(dict.fromkeys(x for found in own.values() for x in found)) for name, own in read.items()}
-    flat: dict[str, dict[str, Weights]] = {label: {} for label in metrics}
-    for name in named:
-        for label in metrics:
-            flat[label] |= {f"{name}/{layer}": each for layer, each in read[name][label].items()}
-    atlas = compare_readings(flat, flat, metrics)
-    whole = {label: np.full((len(named), len(named)), np.nan) for label in metrics}
-    undefined = {key: why for key, why in atlas.undefined.items() if WHOLE not in key}
-    places = {layer: place for place, layer in enumerate(atlas.layers_a)}
+    flat: dict[str, dict[str, Weights]] = {
+        label: {f"{name}/{layer}": each for name, own in read.items() for layer, each in own[label].items()}
+        for label in metrics
+    }
+    atlas, found = _compared(flat, flat, metrics)
+    whole = {label: np.full((len(read), len(read)), np.nan) for label in metrics}
+    undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
-        for (i, a), (j, b) in product(enumerate(named), repeat=2):
-            own, other = read[a][label], read[b][label]
-            both = {x: atlas.values[label][places[f"{a}/{x}"], places[f"{b}/{x}"]] for x in own if x in other}
-            whole[label][i, j], why = _whole(metric, both, own.keys() ^ other.keys())
+        for (i, a), (j, b) in product(enumerate(read), repeat=2):
+            by_layer = {x: found[label].get((f"{a}/{x}", f"{b}/{x}"), np.nan) for x in read[a][label]}
+            whole[label][i, j], why = _whole(metric, read[a][label], read[b][label], by_layer)
             if why is not None:
                 undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = why
     described = {"networks": {name: dict(side.description) for name, side in sides.items()}}
     recipe = _recipe(metrics) | {"a": described, "b": described}
-    return replace(atlas, recipe=shareable(recipe), whole={}, undefined=undefined), named, whole
+    named = {name: tuple(dict.fromkeys(layer for each in own.values() for layer in each)) for name, own in read.items()}
+    return replace(atlas, recipe=shareable(recipe), undefined=undefined), named, whole
 
 
 def same_layers(
@@ -164,33 +115,69 @@ def same_layers(
     """Compare the layers of two networks with those of the same names, and the whole networks."""
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
-    values: dict[str, float] = {}
-    undefined: dict[str, str] = {}
-    for layer in a:
-        values[layer], why = _value(metric, a[layer], b[layer])
-        if why is not None:
-            undefined[layer] = why
-    values[WHOLE], why = _whole(metric, values)
+    found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
+    values = {layer: value for (layer, _), value in found.items()}
+    undefined = {layer: reason for (layer, _), reason in reasons.items()}
+    values[WHOLE], why = _whole(metric, a, b, values)
     if why is not None:
         undefined[WHOLE] = why
     return values, undefined
 
 
-def _value(metric: WeightMetric, a: Weights | None, b: Weights | None) -> tuple[float, str | None]:
-    """Compare two layers; where there is no value, return NaN and the reason."""
-    if a is None or b is None:
-        return np.nan, f"{metric.label} does not read this layer"
-    try:
-        return metric.value(a, b), None
-    except NotComparable as error:
-        return np.nan, str(error)
+def _compared(
+    a: Readings, b: Readings, metrics: Mapping[str, WeightMetric]
+) -> tuple[SimilarityAtlas, dict[str, dict[Pair, float]]]:
+    """Compare all pairs of layers that metrics of weights have read of two networks."""
+    names_a, names_b = (tuple(dict.fromkeys(layer for read in side.values() for layer in read)) for side in (a, b))
+    found: dict[str, dict[Pair, float]] = {}
+    undefined: dict[str, str] = {}
+    for label, metric in metrics.items():
+        found[label], reasons = _values(metric, a[label], b[label], product(names_a, names_b))
+        undefined |= {pair_name(label, *pair): why for pair, why in reasons.items()}
+        if len(reasons) == len(found[label]):
+            first = next((layer for layer in a[label] if layer in b[label]), next(iter(a[label])))
+            other = first if first in b[label] else next(iter(b[label]))
+            why = reasons[first, other]
+            raise ValueError(f"{label} is undefined for all pairs of layers; {first!r} of a and {other!r} of b: {why}")
+    shape = (len(names_a), len(names_b))
+    atlas = SimilarityAtlas(
+        {label: np.array([*values.values()]).reshape(shape) for label, values in found.items()}, names_a, names_b,
+        None, None, dict.fromkeys(metrics, "weights"),
+        tuple(label for label, metric in metrics.items() if not metric.higher_is_better),
+        ranges={label: metric.range for label, metric in metrics.items()}, undefined=undefined,
+    )  # fmt: skip
+    return atlas, found
+
+
+def _values(
+    metric: WeightMetric, a: Mapping[str, Weights], b: Mapping[str, Weights], pairs: Iterable[Pair]
+) -> tuple[dict[Pair, float], dict[Pair, str]]:
+    """Compare pairs of layers; where there is no value, it is NaN, and there is a reason."""
+    values: dict[Pair, float] = {}
+    undefined: dict[Pair, str] = {}
+    for pair in pairs:
+        layer_a, layer_b = pair
+        twin = (layer_b, layer_a)
+        if a is b and metric.symmetric and twin in values:
+            values[pair] = values[twin]
+            undefined |= {pair: undefined[twin]} if twin in undefined else {}
+            continue
+        values[pair] = np.nan
+        if layer_a not in a or layer_b not in b:
+            undefined[pair] = f"{metric.label} does not read this layer"
+            continue
+        try:
+            values[pair] = metric.value(a[layer_a], b[layer_b])
+        except NotComparable as error:
+            undefined[pair] = str(error)
+    return values, undefined
 
 
 def _whole(
-    metric: WeightMetric, by_layer: Mapping[str, float], different: AbstractSet[str] = frozenset()
+    metric: WeightMetric, a: Mapping[str, Any], b: Mapping[str, Any], by_layer: Mapping[str, float]
 ) -> tuple[float, str | None]:
     """Combine the values of the layers that both networks have, or return NaN and the reason."""
-    if different:
+    if different := a.keys() ^ b.keys():
         return np.nan, f"only one network has layer {min(different)!r}"
     if undefined := [layer for layer, value in by_layer.items() if np.isnan(value)]:
         return np.nan, f"layer {undefined[0]!r} has no value"

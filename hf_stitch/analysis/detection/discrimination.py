@@ -17,6 +17,9 @@ FIGURES = ("auroc", "one_sided", "two_sided", "aupr", "fpr95")
 RESAMPLES = 200
 """Bootstrap resamples for the intervals of ``aupr`` and ``fpr95``."""
 
+BINS = 30
+"""Bins of a histogram. The first and the last are open: they count everything beyond."""
+
 RECALL = 0.95
 """Share of strange samples that are found at the threshold of ``fpr95``."""
 
@@ -115,3 +118,19 @@ def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Ar
     found = np.exp(logs[upper - 1] + share * (logs[upper] - logs[upper - 1]))
     found = np.where((values < rising[0]) | (values <= 0.5), 0.0, np.where(values > rising[-1], np.inf, found))
     return np.where(np.isnan(values) | np.isnan(rising[-1]), np.nan, found)
+
+
+def binned(strange: Array, own: Array) -> dict[str, Array]:
+    """Count scores in bins of equal width between the 1st and the 99th percentile of all.
+
+    Returns ``edges``, ``(BINS + 1,)``, of which the first and the last are infinite; ``stitched`` and ``own``,
+    ``(BINS,)`` counts, which add up to n and m.
+    """
+    low, high = np.percentile(np.concatenate([strange, own]), [1, 99])
+    if low == high:  # nearly all scores are equal
+        low, high = low - 0.5, high + 0.5
+    edges = np.array([-np.inf, *np.linspace(low, high, BINS - 1), np.inf])
+    counts = {
+        name: np.histogram(values, edges)[0].astype(float) for name, values in (("stitched", strange), ("own", own))
+    }
+    return {"edges": edges, **counts}

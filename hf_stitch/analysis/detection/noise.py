@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -43,7 +43,7 @@ class Noise:
 
     @classmethod
     def of(
-        cls, activations: Sequence[Representation], ids: Sequence[Id], seed: int, residuals: Sequence[Tensor] = ()
+        cls, activations: Iterable[Representation], ids: Sequence[Id], seed: int, residuals: Sequence[Tensor] = ()
     ) -> Self:
         """Measure the activations."""
         if len(ids) < 2:
@@ -111,7 +111,7 @@ def _mean_squares(samples: Sequence[Tensor], prefix: int) -> Tensor:
     return squares.new_zeros(prefix + 1).index_add(0, parts, squares) / torch.bincount(parts)
 
 
-def _moments(activations: Sequence[Representation]) -> tuple[Tensor, Tensor]:
+def _moments(activations: Iterable[Representation]) -> tuple[Tensor, Tensor]:
     """Return means ``(prefix tokens + 1, d)`` and mean square norms of each prefix token and of all positions."""
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in activations:
@@ -122,7 +122,7 @@ def _moments(activations: Sequence[Representation]) -> tuple[Tensor, Tensor]:
     return total / counts[:, None], square / counts
 
 
-def _samples(activations: Sequence[Representation], places: Sequence[int]) -> list[Tensor]:
+def _samples(activations: Iterable[Representation], places: Sequence[int]) -> list[Tensor]:
     """Return the rows of some samples, ``(prefix tokens + positions, d)`` float64, in the order of the places."""
     found, start = {}, 0
     for batch in activations:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def recorded(
     run: Run,
     *,
     memory: int = MEMORY,
-) -> Iterator[tuple[str, list[Sequence[Representation]]]]:
+) -> Iterator[tuple[str, list[Iterable[Representation]]]]:
     """Compute the activations of a network at several layers, with few runs of the network.
 
     As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
@@ -111,7 +111,7 @@ def _run(
     run: Run,
     folder: Path | None,
     name: str,
-) -> dict[str, Sequence[Representation]]:
+) -> dict[str, Iterable[Representation]]:
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
@@ -135,38 +135,24 @@ def _run(
     return {**kept}
 
 
-def _gathered(batches: Sequence[Representation], processes: Processes) -> Sequence[Representation]:
+def _gathered(batches: Iterable[Representation], processes: Processes) -> Iterable[Representation]:
     """Return the batches of all processes, on the device of those of this process."""
     if processes.count == 1:
         return batches
-    device = batches[0].values.device
-    return [batch for part in processes.gather([_on(b, "cpu") for b in batches]) for batch in _OnDevice(part, device)]
+    device = next(iter(batches)).values.device
+    return [
+        batch for part in processes.gather([batch.to("cpu") for batch in batches]) for batch in _OnDevice(part, device)
+    ]
 
 
-def _on(batch: Representation, device: torch.device | str) -> Representation:
-    mask = None if batch.mask is None else batch.mask.to(device)
-    return batch.replace(values=batch.values.to(device), mask=mask)
-
-
-class _OnDevice(Sequence[Representation]):
+class _OnDevice(Iterable[Representation]):
     """Batches that are moved to a device when they are taken."""
 
-    def __init__(self, batches: Sequence[Representation], device: torch.device) -> None:
+    def __init__(self, batches: Iterable[Representation], device: torch.device) -> None:
         self._batches, self._device = batches, device
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    @overload
-    def __getitem__(self, place: int) -> Representation: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Representation]: ...
-
-    def __getitem__(self, place: int | slice) -> Representation | Sequence[Representation]:
-        if isinstance(place, slice):
-            return _OnDevice(self._batches[place], self._device)
-        return _on(self._batches[place], self._device)
+    def __iter__(self) -> Iterator[Representation]:
+        return (batch.to(self._device) for batch in self._batches)
 
 
 class _Flat:

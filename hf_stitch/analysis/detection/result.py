@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.detection.discrimination import (
-    FIGURES,
-    auroc,
-    check_scores,
-    discrimination,
-    equivalent_dose,
-    sided,
-)
-from hf_stitch.analysis.detection.drawing import halves
-from hf_stitch.analysis.detection.histograms import BINS, binned
 from hf_stitch.analysis.detection.noise import DOSES
-from hf_stitch.analysis.detection.watching import Seen, Watch
-from hf_stitch.analysis.scoring import Score
-from hf_stitch.data.samples import Id
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 
 if TYPE_CHECKING:
     import pandas
@@ -31,8 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Array = NDArray[np.float64]
-Cell = tuple[str, str, str]
-"""Label of a matcher, layer of the source, layer of the target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,102 +157,3 @@ class Detection(Result):
         if self.blind:
             table.caption = f"does not tell far samples apart, so is no evidence, at {', '.join(self.blind)}"
         return table
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a watch kept of all activations of a test."""
-
-    ids: Sequence[Id]  # ids of the test samples
-    own: Mapping[str, Seen]  # layer of the target -> what is kept of its own activations
-    doses: Mapping[str, Seen]  # layer -> what is kept of its own activations with noise (Watch.see_doses)
-    stitched: Mapping[Cell, Seen]  # cell -> what is kept of stitched activations
-    known_ids: Sequence[Id]  # ids of the samples to which detectors were fitted
-    far: Mapping[str, Seen] = field(default_factory=dict)  # layer -> what is kept of far samples
-    far_ids: Sequence[Id] = ()  # ids of the far samples
-
-
-def detect(watch: Watch, label: str, layers_a: Sequence[str], evidence: Evidence, *, two_sided: bool) -> Detection:
-    """Compute what one detector finds."""
-    asked = _Asked(watch, label, evidence, two_sided)
-    layers = tuple(evidence.own)
-    doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}
-    controls = {
-        name: np.full((len(layers), 3), np.nan) for name in ("halves", "train", *(["far"] * bool(evidence.far)))
-    }
-    for j, layer in enumerate(layers):
-        for kind in watch.kinds_at(layer):
-            for number, dose in enumerate(DOSES):
-                doses[kind][j, number] = asked.dose(layer, f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}")
-        for name, values in controls.items():
-            values[j] = asked.control(name, layer)
-    matchers = dict.fromkeys(matcher for matcher, _, _ in evidence.stitched)
-    shape = (len(layers_a), len(layers), 3)
-    figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
-    bins = {"edges": BINS + 1, "own": BINS, "stitched": BINS}
-    histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
-    for (matcher, la, lb), seen in evidence.stitched.items():
-        place = layers_a.index(la), layers.index(lb)
-        found, counted = asked.stitched(lb, seen, f"{matcher}: {la} -> {lb}")
-        for name, values in counted.items():
-            histograms[matcher][name][place] = values
-        coloured = doses["coloured"][place[1]]
-        found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
-        if not coloured[-1, 1] > 0.5:
-            found["dose"][:] = np.nan
-            asked.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
-        for name, values in found.items():
-            figures[matcher][name][place] = values
-    return Detection(label, layers, two_sided, figures, doses, controls, asked.undefined, histograms)
-
-
-class _Asked:
-    """The answers of one detector; where it cannot be fitted or its scores are not finite, NaN and the reason."""
-
-    def __init__(self, watch: Watch, label: str, evidence: Evidence, two_sided: bool) -> None:
-        self.watch, self.label, self.evidence, self.two_sided = watch, label, evidence, two_sided
-        self.undefined: dict[str, str] = {}
-
-    def stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        scores = self._scores(what, seen, self.evidence.own[layer], self.evidence.ids)
-        if scores is None:
-            return {name: np.full(3, np.nan) for name in FIGURES}, {}
-        found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
-        return found, binned(*scores)
-
-    def dose(self, layer: str, prefix: str, what: str) -> Array:
-        seen = {key.removeprefix(prefix): v for key, v in self.evidence.doses[layer].items() if key.startswith(prefix)}
-        return self._auroc(self._scores(what, seen, self.evidence.own[layer], self.evidence.ids), paired=True)
-
-    def control(self, name: str, layer: str) -> Array:
-        kept, own, ids = self.evidence, self.evidence.own[layer], self.evidence.ids
-        what = f"{layer}, control {name}"
-        if name == "far":
-            scores = self._scores(what, kept.far[layer], own, ids, kept.far_ids)
-        elif name == "train":
-            scores = self._scores(what, own, self.watch.layers[layer].known, kept.known_ids, ids)
-        else:
-            second = halves(ids, self.watch.seed, "control")
-            strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
-            others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
-            scores = self._scores(what, strange, rest, ids, others)
-        return self._auroc(scores, paired=False)
-
-    def _scores(
-        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
-    ) -> tuple[Array, Array] | None:
-        try:
-            scores = self.watch.compare(self.label, strange, own, ids, others)
-            check_scores(*scores)
-        except ValueError as error:
-            self.undefined[what] = str(error)
-            return None
-        return scores
-
-    def _auroc(self, scores: tuple[Array, Array] | None, *, paired: bool) -> Array:
-        if scores is None:
-            return np.full(3, np.nan)
-        strange, own = scores
-        if self.two_sided:
-            strange, own = sided(strange, own), sided(own, own)
-        return auroc(strange, own, paired=paired)

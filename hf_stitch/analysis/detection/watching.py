@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from hf_stitch.analysis.detection.drawing import drawn_rows, folds
 from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise
 from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
-from hf_stitch.data.overlap import ContentSketch
+from hf_stitch.data.overlap import MOST_SHARED, ContentSketch
 from hf_stitch.data.samples import Id
 from hf_stitch.detectors import Detector, Scorer
 from hf_stitch.representation import Representation
@@ -35,6 +35,7 @@ class Layer:
     noise: Noise  # noise for the target's own activations
     scorers: Mapping[str, Scorer]  # label -> fitted detector
     known: Seen  # what is kept of the samples to which the detectors were fitted
+    far: Seen = field(default_factory=dict)  # what is kept of far samples
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Watch:
     seed: int  # seed of drawn positions, of noise and of halves
     layers: Mapping[str, Layer] = field(default_factory=dict)  # layer -> its fitted detectors
     kinds: Sequence[str] = KINDS
+    known_ids: Sequence[Id] = ()  # ids of the samples to which the detectors were fitted
+    far_ids: Sequence[Id] = ()  # ids of far samples
 
     def kinds_at(self, layer: str) -> tuple[str, ...]:
         """Return the kinds of noise at a layer."""
@@ -134,7 +137,7 @@ def _seen(
 def _seen_in(
     detectors: Mapping[str, Detector],
     scorers: Mapping[str, Scorer],
-    batches: Sequence[Representation],
+    batches: Iterable[Representation],
     ids: Sequence[Id],
     seed: int,
 ) -> dict[str, NDArray[np.floating]]:
@@ -153,6 +156,7 @@ def fit_watch(
     run: Run,
     *,
     outliers: Samples | None = None,
+    far: Samples | None = None,
     residuals: Mapping[str, Sequence[Tensor]] | None = None,
     kinds: Sequence[str] = KINDS,
 ) -> Watch:
@@ -160,13 +164,13 @@ def fit_watch(
     if not detectors:
         return Watch(detectors, run.seed, kinds=kinds)
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
-    data = [samples] if needed is None else [samples, needed]
+    data = {name: each for name, each in (("own", samples), ("others", needed), ("far", far)) if each is not None}
     found: dict[str, Layer] = {}
-    each_layer = recorded(network, layers, data, view, run)
-    for layer, (own, *others) in each_layer:
+    for layer, of in recorded(network, layers, list(data.values()), view, run):
+        batches = dict(zip(data, of, strict=True))
         scorers: dict[str, Scorer] = {}
         try:
-            noise = Noise.of(own, samples.ids, run.seed, (residuals or {}).get(layer, ()))
+            noise = Noise.of(batches["own"], samples.ids, run.seed, (residuals or {}).get(layer, ()))
         except ValueError as error:
             raise ValueError(f"layer {layer!r} of the target: {error}") from error
         for label, detector in detectors.items():
@@ -174,23 +178,15 @@ def fit_watch(
                 continue
             try:
                 labels = samples.labels if detector.needs_labels else None
-                scorers[label] = detector.fit(own, labels, others[0] if others else None)
+                scorers[label] = detector.fit(batches["own"], labels, batches.get("others"))
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
-        known = _seen_in(detectors, scorers, own, samples.ids, run.seed)
-        found[layer] = Layer(noise, scorers, known)
-    return Watch(detectors, run.seed, found, kinds)
-
-
-def see_all(watch: Watch, network: Adapter, samples: Samples, view: View, run: Run) -> dict[str, Seen]:
-    """Show the target's activations of samples to the detectors of all layers."""
-    found: dict[str, Seen] = {}
-    layers = list(watch.layers)
-    each_layer = recorded(network, layers, [samples], view, run)
-    for layer, (batches,) in each_layer:
-        layer_watch = watch.layers[layer]
-        found[layer] = _seen_in(watch.detectors, layer_watch.scorers, batches, samples.ids, watch.seed)
-    return found
+        known, beyond = (
+            _seen_in(detectors, scorers, batches[name], data[name].ids, run.seed) if name in data else {}
+            for name in ("own", "far")
+        )
+        found[layer] = Layer(noise, scorers, known, beyond)
+    return Watch(detectors, run.seed, found, kinds, samples.ids, () if far is None else far.ids)
 
 
 def check_needs(
@@ -219,6 +215,20 @@ def check_needs(
         raise ValueError(
             f"{shared:.0%} of far_data are also in auxiliary_data, to which detectors are fitted: what they make of "
             "these samples shows nothing. Pass other samples"
+        )
+
+
+def check_far(far: Samples | None, others: Collection[Samples], *, detectors: Collection[str]) -> None:
+    """Check that far samples are a control of detectors."""
+    if far is None:
+        return
+    if not detectors:
+        raise ValueError("far_data= is a control of detectors, but none are named: pass detectors=, or leave it out")
+    share = max(ContentSketch.of(samples).share(far) or 0 for samples in others)
+    if share > MOST_SHARED:
+        raise ValueError(
+            f"{share:.1%} of far_data are also in the data, from which detectors must tell them apart: pass samples "
+            "unlike the data (noise, other motifs)"
         )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_of, speed
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, speed
 from hf_stitch.matchers import Matcher
-from hf_stitch.pairs import Cell, Pair, Split
+from hf_stitch.pairs import Pair, Split
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
-from hf_stitch.resources import free_disk, free_memory
+from hf_stitch.representation import Pooling, RepresentationSpec
+from hf_stitch.resources import seconds_of
 from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
@@ -42,7 +41,7 @@ def planned(
     moments = PairMoments([] if by_rows else pair.cells, pair.pooling)
     collecting = seconds_of(lambda: moments.update(found.x, found.y), device) / count
     maps, cubes, rows = 0, 0.0, 0
-    layers = {cell: _unfitted(pair, cell) for cell in pair.cells}
+    layers = {cell: unfitted(*pair.specs(cell), pair.pooling, pair.source.device) for cell in pair.cells}
     for (la, lb), layer in layers.items():
         maps += sum(value.nbytes for value in layer.state_dict().values())
         cubes += layer.body.in_features**3
@@ -74,15 +73,16 @@ def planned(
         memory["rows without partners"] = int(one_side * rows / count)
     kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if read else 0
     disk = {"activations of the source": kept} if kept else {}
-    free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
     held = {part: size for part, size in memory.items() if size}
-    return Plan(job, stages, held, disk, *free, run.processes.count, left_out)
+    return Plan.of(job, stages, held, disk, device, run, left_out)
 
 
-def _unfitted(pair: Pair, cell: Cell) -> StitchingLayer:
+def unfitted(
+    source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling, device: torch.device
+) -> StitchingLayer:
     """Return a stitching layer of the size of a fitted one: a single batch may be too few samples for a fit."""
     maps, means = dict[str, LinearStitch](), dict[str, torch.Tensor]()
-    for part, (dx, dy) in part_widths(*pair.specs(cell), pair.pooling).items():
-        means[part] = torch.zeros(dy, device=pair.source.device)
+    for part, (dx, dy) in part_widths(source, target, pooling).items():
+        means[part] = torch.zeros(dy, device=device)
         maps[part] = LinearStitch.of(weight=means[part].new_zeros(dy, dx), bias=means[part])
-    return StitchingLayer(*pair.specs(cell), pair.pooling, maps["body"], maps.get("prefix"), means).eval()
+    return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()

@@ -16,13 +16,13 @@ from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import SAME_NETWORK
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.base import HIGHER
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -33,11 +33,6 @@ Array = NDArray[np.float64]
 
 ACCURATE = 0.8
 """Relative accuracy, or agreement, from which a stitch counts as accurate (Csiszárik et al. 2021, section 8)."""
-
-
-def direction(figure: str) -> str:
-    """Return ``"higher"`` or ``"lower"``, whichever is better for a figure; lower is, for those of detectors."""
-    return "higher" if figure in HIGHER else "lower"
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +235,7 @@ class StitchGrid(Result):
         """
         values = self.values(matcher, figure)
         return identify_layers(
-            values, higher_is_better=direction(figure or self.figures[0]) == "higher",
+            values, higher_is_better=self.direction(figure or self.figures[0]) == "higher",
             as_good=self.as_good(figure, matcher, level=level), layers=self.layers_a,
         )  # fmt: skip
 
@@ -262,7 +257,7 @@ class StitchGrid(Result):
             KeyError: If the grid has no such matcher or detector.
         """
         label = matcher or self.matchers[0]
-        accurate = (direction(self.figures[0]) == "higher") & (self.values(label) >= ACCURATE)
+        accurate = (self.direction(self.figures[0]) == "higher") & (self.values(label) >= ACCURATE)
         found = np.zeros_like(accurate)
         for name in [detector] if detector else self.detections:
             figures = self.detections[name].figures.get(label, {})
@@ -360,13 +355,13 @@ class StitchGrid(Result):
         """The arguments of a heat map."""
         values = self.values(matcher, figure)
         marked = np.zeros(values.shape, bool)
-        better = values if direction(figure) == "higher" else -values
+        better = values if self.direction(figure) == "higher" else -values
         known = ~np.isnan(values).all(1)
         marked[known, np.nanargmax(better[known], 1)] = True
         detector = next((label for label in self.detections if figure.endswith(f"({label})")), None)
         strange = None if detector is None else self.is_strange(matcher, detector)
-        explained = f"{figure if detector else figure.replace('_', ' ')}\n{direction(figure)} = better"
-        least, most = 0.0, 1.0 if direction(figure) == "higher" else None
+        explained = f"{figure if detector else figure.replace('_', ' ')}\n{self.direction(figure)} = better"
+        least, most = 0.0, 1.0 if self.direction(figure) == "higher" else None
         if figure.startswith("dose(") and np.isinf(values).any():
             values, most = np.minimum(values, max(DOSES)), max(DOSES)
             explained += f"; {most:g}: at least {most:g}"
@@ -434,7 +429,7 @@ class StitchGrid(Result):
             "layer of the source", title=f"best of {len(self.layers_b)} layers of the target, by "
             f"{figure.replace('_', ' ')}", title_justify="left",
         )  # fmt: skip
-        best = np.max if direction(figure) == "higher" else np.min
+        best = np.max if self.direction(figure) == "higher" else np.min
         beside = ", ".join(
             f"{name} {best(row[figure].reshape(-1, 3)[:, 0]):.3f}" for name, row in self.baselines.items()
         )
@@ -454,6 +449,10 @@ class StitchGrid(Result):
         for i, layer in enumerate(self.layers_a):
             table.add_row(Text(layer), *(Text(self._best(matcher, figure, i)) for matcher in self.matchers))
         return table
+
+    def direction(self, figure: str) -> str:
+        """Return ``"higher"`` or ``"lower"``, whichever is better for a figure; lower is, for those of detectors."""
+        return "higher" if task_named(self.task).figures.get(figure) else "lower"
 
     @property
     def cautions(self) -> list[str]:
@@ -483,7 +482,7 @@ class StitchGrid(Result):
         cells = self.cells(matcher, figure)[row]
         if np.isnan(cells[:, 0]).all():
             return "undefined"
-        place = int(np.nanargmax(cells[:, 0] if direction(figure) == "higher" else -cells[:, 0]))
+        place = int(np.nanargmax(cells[:, 0] if self.direction(figure) == "higher" else -cells[:, 0]))
         return f"{self.layers_b[place]}  {Score(*map(float, cells[place]))}"
 
     def _figures(self, matcher: str) -> dict[str, Array]:

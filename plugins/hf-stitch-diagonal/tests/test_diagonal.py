@@ -13,7 +13,7 @@ from hf_stitch.testing import check_matcher
 
 def test_registered_by_name():
     assert registries.matchers.get("diagonal") is Diagonal
-    assert registries.matchers.origin("diagonal") == "plugin hf-stitch-diagonal 0.1.0"
+    assert registries.matchers.entry("diagonal").origin == "plugin hf-stitch-diagonal 0.1.0"
 
 
 def test_fulfils_the_contract_of_matchers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 
 from hf_stitch import Moments, registries
 from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedMatcher
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.stitches import Stitch
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, query_weights, served
@@ -85,6 +85,7 @@ class Scored:
         return {"label": self.candidate.label, **candidate, **shown}
 
 
+@checked
 def candidates(
     pairs: int,
     old_width: int,
@@ -95,8 +96,6 @@ def candidates(
     metric: Metric = "cosine",
 ) -> list[Candidate]:
     """List the maps to choose from; with ``map="auto"``, the first is the old model."""
-    check_choice("direction", direction, (*get_args(Direction), "auto"))
-    check_choice("metric", metric, get_args(Metric))
     equal = old_width == new_width
     directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
     if metric == "l2":

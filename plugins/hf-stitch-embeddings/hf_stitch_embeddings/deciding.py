@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.results import Result
 from hf_stitch_embeddings.choosing import score as score_pairs
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
@@ -372,6 +372,7 @@ class Calibration(Result):
         return pandas.DataFrame({"go": self.decisions, "truth": self.truths})
 
 
+@checked
 def calibrate(
     predicted: Sequence[float],
     true: Sequence[float],
@@ -399,7 +400,6 @@ def calibrate(
         >>> calibrate([0.5, 0.85, 0.95], [0.4, 0.75, 0.85]).decisions
         [False, False, True]
     """
-    check_choice("kind", kind, ("mean", "safe"))
     guesses, facts = np.asarray(predicted, float), np.asarray(true, float)
     if guesses.shape != facts.shape or guesses.ndim != 1:
         raise ValueError(f"predicted and true must correspond, got {guesses.shape} and {facts.shape}")

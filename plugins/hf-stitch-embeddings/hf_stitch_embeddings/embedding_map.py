@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from hf_stitch.artefacts.card import plain
 from hf_stitch.artefacts.files import STITCHER
 from hf_stitch.artefacts.manifest import stale
 from hf_stitch.hub import CARD
-from hf_stitch.registry import check_choice
+from hf_stitch.options import check, checked
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 from hf_stitch.storage.files import decoding
@@ -75,7 +75,7 @@ class EmbeddingMap:
         if layer.source.layout != "bd" or layer.target.layout != "bd":
             raise ValueError(f"an embedding map maps vectors, got a stitch from {layer.source} to {layer.target}")
         for key, known in (("direction", Direction), ("metric", Metric)):
-            check_choice(key, record.get(key), get_args(known))
+            check(known, **{key: record.get(key)})
         self.stitcher = stitcher
         self.direction: Direction = record["direction"]
         self.metric: Metric = record["metric"]
@@ -84,6 +84,7 @@ class EmbeddingMap:
         stitcher.stitch.eval()
 
     @classmethod
+    @checked
     def of(
         cls,
         stitch: Stitch,
@@ -111,8 +112,6 @@ class EmbeddingMap:
         Returns:
             The map.
         """
-        check_choice("direction", direction, get_args(Direction))
-        check_choice("metric", metric, get_args(Metric))
         record = {
             "direction": direction,
             "metric": metric,
@@ -129,6 +128,7 @@ class EmbeddingMap:
         return cls(Stitcher(layer, source, "vectors", target, "vectors", recipe={**(recipe or {}), RECORD: record}))
 
     @classmethod
+    @checked
     def old_model(cls, width: int, *, metric: Metric = "cosine", **options: Any) -> Self:
         """Make the map that stands for keeping the old model.
 

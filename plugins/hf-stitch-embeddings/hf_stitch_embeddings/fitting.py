@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from hf_stitch.analysis.scoring import as_score
 from hf_stitch.matchers import Matcher
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import as_score
 from hf_stitch_embeddings.choosing import FEW, Candidate, Fits, candidates, choose, pool_k
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.retrieval import Score, evaluate_retrieval, nearest_to_ten, query_weights
@@ -109,6 +109,7 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
     return Parts(fit, chosen, report, np.sort(np.concatenate(removed)))
 
 
+@checked
 def fit_embedding_map(
     source: Any,
     target: Any,
@@ -162,8 +163,6 @@ def fit_embedding_map(
     """
     from hf_stitch_embeddings.deciding import verdict
 
-    check_choice("direction", direction, (*get_args(Direction), "auto"))
-    check_choice("metric", metric, get_args(Metric))
     old, new = (_side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target")))
     check_pairs(old, new, ids=ids, metric=metric)
     if texts is not None and len(texts) != len(old):
@@ -310,6 +309,7 @@ class PairsCurve(Result):
         return figure
 
 
+@checked
 def pairs_curve(
     old_pairs: Any,
     new_pairs: Any,
@@ -350,9 +350,6 @@ def pairs_curve(
         >>> curve.old, list(curve.scores)
         (1.0, ['ridge, index', 'ridge, query', 'ridge, adjoint'])
     """
-    check_choice("metric", metric, get_args(Metric))
-    for name, (_, direction) in (maps or {}).items():
-        check_choice(f"direction of maps[{name!r}]", direction, get_args(Direction))
     before, after = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
     directions: tuple[Direction, ...] = ("index", "query") if metric == "l2" else ("index", "query", "adjoint")
     maps = dict(maps or {f"ridge, {each}": ("ridge", each) for each in directions})

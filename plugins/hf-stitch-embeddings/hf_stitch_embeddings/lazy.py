@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
@@ -62,6 +62,7 @@ class LazyUpgrade:
         [[0]] 3
     """
 
+    @checked
     def __init__(
         self,
         store: VectorStore,
@@ -72,7 +73,6 @@ class LazyUpgrade:
         metric: Metric = "cosine",
         every: int = 1000,
     ) -> None:
-        check_choice("metric", metric, get_args(Metric))
         self.store, self.encoder, self.texts, self.metric, self.every = store, encoder, texts, metric, every
         self.embedded = 0
         self._place = Path(kept).expanduser()
@@ -261,6 +261,7 @@ def _plain(ids: Sequence[Any]) -> list[Any]:
     return [each.item() if isinstance(each, np.generic) else each for each in ids]
 
 
+@checked
 def rows_first(
     documents: Any, count: int, *, first: First = "hubs", queries: Any = None, metric: Metric = "cosine", seed: int = 0
 ) -> npt.NDArray[np.int64]:
@@ -287,8 +288,6 @@ def rows_first(
         >>> set(asked.tolist()) == set(exact_search(documents[[4]], documents, 10)[0][0].tolist())
         True
     """
-    check_choice("first", first, get_args(First))
-    check_choice("metric", metric, get_args(Metric))
     there = read_vectors(documents, "documents")
     if not 1 <= count <= len(there):
         raise ValueError(f"count must be from 1 to the number of documents, {len(there)}, got {count}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.scoring import as_score
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import as_score
 from hf_stitch.tasks.base import resampled
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_vectors, normalized, read_vectors
@@ -70,6 +70,7 @@ def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = N
     return found if shift is None else found + torch.from_numpy(np.asarray(shift, np.float32))
 
 
+@checked
 def exact_search(
     queries: Any, documents: Any, k: int = 10, *, metric: Metric = "cosine", shift: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -92,7 +93,6 @@ def exact_search(
         >>> exact_search([[1.0, 0.1]], [[0.0, 1.0], [2.0, 0.0]], k=2)[0].tolist()
         [[1, 0]]
     """
-    check_choice("metric", metric, get_args(Metric))
     asked, there = read_vectors(queries, "queries"), read_vectors(documents, "documents")
     _same_width(asked, there, "queries", "documents")
     if not 1 <= k <= len(there):

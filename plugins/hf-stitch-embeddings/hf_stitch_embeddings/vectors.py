@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_stitch.registry import check_choice
+from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding, write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
@@ -98,6 +98,7 @@ def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.floa
         yield np.asarray(vectors[start : start + size], dtype=np.float32)
 
 
+@checked
 def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "cosine") -> None:
     """Check all rows, in batches: finite, and with cosine not zero.
 
@@ -110,7 +111,6 @@ def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "
         ValueError: If a row has NaN or infinite values, or is zero where lengths are divided by; the message has the
             numbers of the first rows.
     """
-    check_choice("metric", metric, get_args(Metric))
     start = 0
     for batch in batches(vectors):
         bad = ~np.isfinite(batch).all(1)
@@ -166,6 +166,7 @@ def are_normalized(vectors: Vectors) -> bool:
     return bool((np.abs(np.linalg.norm(rows, axis=1) - 1) < UNIT).all())
 
 
+@checked
 def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Metric = "cosine") -> None:
     """Check that rows of two sides correspond and can be compared.
 
@@ -189,7 +190,6 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
             ...
         ValueError: the rows do not correspond: 50 old vectors and 40 new ones
     """
-    check_choice("metric", metric, get_args(Metric))
     if len(source) != len(target):
         raise ValueError(f"the rows do not correspond: {len(source)} old vectors and {len(target)} new ones")
     for name, side in (("the old vectors", source), ("the new vectors", target)):

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hf_stitch.adapters.rewriting import ATTRIBUTE, Rewrite, rewrite, rewrites_of
-from hf_stitch_filter_atoms.convolution import AtomConv2d, check_count, compose, give_atoms, take_atoms
+from hf_stitch.options import Count, check
+from hf_stitch_filter_atoms.convolution import AtomConv2d, compose, give_atoms, take_atoms
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,8 @@ class FilterAtomsRewrite(Rewrite):
     layers: tuple[str, ...] | None = None
 
     def __init__(self, atoms: int | None = None, layers: Iterable[str] | None = None) -> None:
-        check_count(atoms)
-        if isinstance(layers, str):
-            raise ValueError(f"layers must be names of convolutions in a list, got the string {layers!r}")
+        check(Count | None, atoms=atoms)
+        check(Iterable[str] | None, layers=layers)
         names = None if layers is None else tuple(layers)
         if names == ():
             raise ValueError("layers is empty, so there is nothing to atomize")

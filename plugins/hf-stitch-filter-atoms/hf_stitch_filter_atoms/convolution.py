@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hf_stitch.options import Count, check
+
 
 class AtomConv2d(nn.Conv2d):
     """A convolution with ``weight = coefficients × atoms``, the decomposition of Chen, Miao and Qiu (2023).
@@ -46,7 +48,7 @@ class AtomConv2d(nn.Conv2d):
     def __init__(self, *args: Any, atoms: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         entries = self.kernel_size[0] * self.kernel_size[1]
-        check_count(atoms)
+        check(Count | None, atoms=atoms)
         if atoms is not None and atoms > entries:
             raise ValueError(f"atoms must be at most {entries}, the entries of a kernel, got {atoms}")
         _split(self, atoms or entries)
@@ -116,16 +118,6 @@ def decompose(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     atoms = (atoms * peaks.sign()).contiguous()
     coefficients = (filters @ atoms.T).view(*weight.shape[:2], count)
     return coefficients.to(weight), atoms.view(count, *weight.shape[2:]).to(weight)
-
-
-def check_count(atoms: int | None) -> None:
-    """Raise a ``ValueError`` if this is no number of atoms.
-
-    Args:
-        atoms: Number of atoms, or None for as many as a kernel has entries.
-    """
-    if atoms is not None and (isinstance(atoms, bool) or not isinstance(atoms, int) or atoms < 1):
-        raise ValueError(f"atoms must be an integer of at least 1, or None for all entries of a kernel, got {atoms!r}")
 
 
 def atom_class(base: type[nn.Conv2d]) -> type[AtomConv2d]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hf_stitch.metrics import NotComparable, WeightMetric
+from hf_stitch.options import checked
 from hf_stitch.papers import Paper
-from hf_stitch.registry import check_choice
 from hf_stitch.statistics import Weights
 from hf_stitch_filter_atoms.patches import loaded
 from hf_stitch_filter_atoms.reading import (
@@ -32,10 +32,12 @@ CHEN_2023 = Paper(
 Gauge = Literal["trained", "orthonormal"]
 
 
+@checked
 def _filter_atoms(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
     return cosine(x.layer, _atoms(x, gauge), _atoms(y, gauge))
 
 
+@checked
 def _filter_atom_angle(x: Weights, y: Weights, *, gauge: Gauge = "trained") -> float:
     return angle(x.layer, _atoms(x, gauge), _atoms(y, gauge))
 
@@ -237,7 +239,6 @@ def _read_atoms(model: nn.Module) -> dict[str, Weights]:
 
 def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
     """Atoms in a gauge, ``(m, kh·kw)``."""
-    check_choice("gauge", gauge, get_args(Gauge))
     atoms = weights.tensors["atoms"].double().flatten(1)
     if gauge == "trained":
         return atoms

@@ -64,7 +64,7 @@ def apply_gauge(net: nn.Module, m: Tensor, layer: int = 0) -> nn.Module:
 @pytest.mark.parametrize("name", METRICS)
 def test_registered_by_name(name: str) -> None:
     assert registries.metrics.get(name) is METRICS[name]
-    assert registries.metrics.origin(name) == "plugin hf-stitch-filter-atoms 0.1.0"
+    assert registries.metrics.entry(name).origin == "plugin hf-stitch-filter-atoms 0.1.0"
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.detectors import Detector, Scorer
+from hf_stitch.options import Count, NonNegative
 from hf_stitch.papers import SUN_2022, Paper, arxiv
 from hf_stitch.representation import Representation
 
@@ -40,12 +41,8 @@ class KNN(Detector):
     reads = "samples"
     two_sided: ClassVar[bool] = True
 
-    k: int = 50
+    k: Count = 50
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
 
     def _fit(self, activations: Iterable[Representation]) -> Scorer:
         from pytorch_ood.detector import KNN as Fitted
@@ -130,11 +127,7 @@ class GMM(Detector):
     two_sided: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
 
-    reg: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if not self.reg >= 0:
-            raise ValueError(f"reg must be at least 0, got {self.reg}")
+    reg: NonNegative = 1e-6
 
     def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
         from pytorch_ood.detector import GMM as Fitted

@@ -23,7 +23,7 @@ def vectors(n: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ood_rmd"])
 def test_fulfils_the_contract_of_detectors(name: str) -> None:
     assert registries.detectors.get(name) is NAMES[name]
-    assert registries.detectors.origin(name) == "plugin hf-stitch-pytorch-ood 0.1.0"
+    assert registries.detectors.entry(name).origin == "plugin hf-stitch-pytorch-ood 0.1.0"
     check_detector(registries.detectors.build(name))
 
 

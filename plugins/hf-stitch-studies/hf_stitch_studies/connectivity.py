@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_stitch.analysis import Score
-from hf_stitch.analysis.scoring import as_score
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import as_score
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer, as_linear
 from hf_stitch_studies.curves import relative_accuracies
 

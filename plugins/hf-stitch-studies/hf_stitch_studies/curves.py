@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_stitch.analysis import Score
-from hf_stitch.analysis.scoring import answers, as_score, check_place, scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.results import Result
 from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel, check_place, scored_target
+from hf_stitch.scoring.measured import as_score
+from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Array
 from hf_stitch.tasks.kinds import task_named
@@ -220,7 +222,9 @@ def relative_accuracies(
     samples = numbered_as(samples, stitched.config)
     warn_of_other_classes(samples, stitched.config)
     run = Run(batch_size=batch_size, progress=progress)
-    found = answers(stitched, layers, PairedSamples.of(samples), scored_target(stitched, target), run)
+    halves = HalvesOfModel(stitched)
+    scoring = Scoring(scored_target(stitched, target), {"": halves}, list(halves.predictors(layers)), task)
+    found = scoring.run(PairedSamples.of(samples), run).answers[""]
     if not found["target"]["right"].any():
         raise ValueError(
             f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer
+from hf_stitch.options import Count, Natural, NonNegative, Within
 from hf_stitch.papers import BALOGH_2025, Paper, arxiv
 from hf_stitch.representation import Representation, concatenate
 from hf_stitch_studies.energy_networks import GridClassifier, TokenClassifier
@@ -71,24 +72,21 @@ class Energy(Detector):
     needs_labels: ClassVar[bool] = True
     auxiliary: ClassVar[Auxiliary] = "outliers"
 
-    width: int = 64
-    blocks: int = 12
-    size: int = 32
-    epochs: int = 100
-    fine_tune_epochs: int = 20
+    width: Count = 64
+    blocks: Count = 12
+    size: Annotated[int, Within(8)] = 32
+    epochs: Natural = 100
+    fine_tune_epochs: Natural = 20
     margin_in: float = -25.0
     margin_out: float = -7.0
-    weight: float = 0.1
-    lr: float = 1e-3
-    weight_decay: float = 1e-5
-    batch_size: int = 64
-    seed: int = 0
+    weight: NonNegative = 0.1
+    lr: NonNegative = 1e-3
+    weight_decay: NonNegative = 1e-5
+    batch_size: Annotated[int, Within(4)] = 64
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
-        least = {"width": 1, "blocks": 1, "size": 8, "epochs": 0, "fine_tune_epochs": 0, "batch_size": 4, "seed": 0}
-        for name, smallest in {**least, "weight": 0, "lr": 0, "weight_decay": 0}.items():
-            if not (value := getattr(self, name)) >= smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {value}")
+        super().__post_init__()
         if not self.margin_in < self.margin_out:
             raise ValueError(f"margin_in must be below margin_out, got {self.margin_in} and {self.margin_out}")
 

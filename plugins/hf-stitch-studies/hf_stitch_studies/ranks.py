@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import whole_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.matchers._solve import Spectrum, default_rcond
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
+from hf_stitch.scoring.halves import whole_target
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows

@@ -12,13 +12,14 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.analysis.scoring import scored_target
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import ActivationMetric, Metric
 from hf_stitch.metrics.base import activation_metric
+from hf_stitch.options import Count, checked
 from hf_stitch.representation import Representation
 from hf_stitch.results import Result
+from hf_stitch.scoring.halves import scored_target
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.tasks.kinds import task_named
@@ -127,6 +128,7 @@ class TrajectoryRecorder:
         (0, 2, 4)
     """
 
+    @checked
     @torch.no_grad()
     def __init__(
         self,
@@ -134,15 +136,13 @@ class TrajectoryRecorder:
         probe: Any,
         metrics: Iterable[str | Metric] = ("linear_cka",),
         *,
-        every: int = 10,
+        every: Count = 10,
         target: Any = None,
         stitch: int = 0,
         batch_size: int = 256,
     ) -> None:
         if not task_named(stitched.task).classifies:
             raise ValueError(f"a trajectory needs a classification head, but this model has the task {stitched.task!r}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
         whole = scored_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
         cut = stitched.target.cut.layer

@@ -163,7 +163,7 @@ def test_a_single_name_is_not_taken_for_a_list_of_characters(run_all: Any, monke
     def load(*_: Any) -> None:
         raise AssertionError("a network is loaded")
 
-    for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.workflows._compare.load_on"):
+    for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.analysis.comparison.asking.load_on"):
         monkeypatch.setattr(place, load)
     with pytest.raises(TypeError, match=r"networks must be a list of networks, or a dict .*, got 'abc' alone"):
         run_all("abc", SAMPLES)

@@ -17,7 +17,7 @@ QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_ep
 
 def test_it_is_registered_by_name() -> None:
     assert registries.detectors.build("energy:width=4") == Energy(width=4)
-    assert registries.detectors.distribution("energy") == ("hf-stitch-studies", "0.1.0")
+    assert registries.detectors.entry("energy").distribution == ("hf-stitch-studies", "0.1.0")
 
 
 @pytest.mark.parametrize("check", check_detector.parts(QUICK), ids=str)

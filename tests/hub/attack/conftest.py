@@ -6,15 +6,10 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-import hf_stitch
-
-from budget import Contact  # isort: skip
-from tiny_networks import LAYERS, network  # isort: skip
+from contact import Contact  # isort: skip
 
 
 @pytest.fixture
@@ -30,18 +25,3 @@ def contact(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contact]:
     monkeypatch.setattr(subprocess, "_fork_exec", found.prevent("fork_exec"))
     yield found
     assert not found.made
-
-
-@pytest.fixture(scope="session")
-def saved_vit(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a stitched model of two ViTs of transformers."""
-    folder = tmp_path_factory.mktemp("vit")
-    hf_stitch.stitch(
-        network("vit"),
-        network("vit", 1),
-        images,
-        source_layer=LAYERS["vit"],
-        target_layer=LAYERS["vit"],
-        progress=False,
-    ).save_pretrained(folder)
-    return folder

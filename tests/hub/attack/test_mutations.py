@@ -1,4 +1,4 @@
-"""A mutated artefact is refused with a clear error, or is the model that its record describes; it costs little."""
+"""A mutated artefact is refused with a clear error, or is the model that its record describes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import hf_stitch
 from hf_stitch.adapters.cutting.interface import MASK
 from hf_stitch.registry import PluginError
 
-from budget import CPU_SECONDS, MEMORY, Contact, measured  # isort: skip
+from contact import Contact  # isort: skip
 from mutations import FAMILIES, copied, record_of  # isort: skip
 
 PACKAGE = Path(hf_stitch.__file__).parent
@@ -47,32 +47,20 @@ class Artefact:
     output: Callable[[Path], torch.Tensor]
 
 
-@dataclass
-class Outcomes:
-    """What became of mutations, and what they cost at most."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    memory: int = 0
-
-
 def attack(
     artefact: Artefact, family: str, seeds: range, folder: Path, others: list[Path], contact: Contact
-) -> Outcomes:
-    """Apply mutations, load each result and compare its output; fail on anything unclear, wrong or costly."""
-    expected, found = artefact.output(artefact.folder), Outcomes()
+) -> Counter[str]:
+    """Apply mutations, load each result and compare its output; fail on anything unclear or wrong."""
+    expected, found = artefact.output(artefact.folder), Counter[str]()
     for seed in seeds:
         copied(artefact.folder, folder)
         way = FAMILIES[family](folder, random.Random(f"{artefact.folder.name} {family} {seed}"), others)
         about = f"{family} {seed}, {'.'.join(map(str, way)) or 'files'}"
-        with measured() as cost:
-            outcome = _outcome(artefact, folder, expected, about)
+        outcome = _outcome(artefact, folder, expected, about)
         if outcome == "other":  # whoever signs a record can describe another model, but not with these parts of it
             assert way and family != "damage" and not set(DESCRIBES) & set(way), f"{about}: other outputs"
         assert not contact.made, f"{about}: {contact.made}"
-        assert cost.seconds < CPU_SECONDS and cost.memory < MEMORY, f"{about}: {cost.seconds} s, {cost.memory} bytes"
-        found.counts[outcome] += 1
-        found.seconds, found.memory = max(found.seconds, cost.seconds), max(found.memory, cost.memory)
+        found[outcome] += 1
     return found
 
 
@@ -165,6 +153,5 @@ def test_a_mutation_is_refused_or_harmless(
 ) -> None:
     others = [other.folder for name, other in artefacts.items() if name != kind]
     found = attack(artefacts[kind], family, seeds, tmp_path / kind, others, contact)
-    worst = f"at most {found.seconds:.2f} s and {found.memory / 1e6:.0f} MB"
-    logging.getLogger(__name__).info("%s, %s: %s, %s", kind, family, dict(found.counts), worst)
-    assert found.counts["refused"] >= len(seeds) / 4
+    logging.getLogger(__name__).info("%s, %s: %s", kind, family, dict(found))
+    assert found["refused"] >= len(seeds) / 4

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.scoring import Score
+from hf_stitch.scoring.measured import Score
 
 Array = NDArray[np.float64]
 Test = Literal["sensitivity", "specificity"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.analysis.comparison.comparing import labelled
+from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric, direct_matching
+from hf_stitch.options import checked
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 from hf_stitch_studies.benching.correlation import TESTS, Array, Test
@@ -169,7 +170,7 @@ class RankDistance(Distance):
         return float(abs(pair.reference.rank - pair.other.rank))
 
 
-def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
+def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dict[str, Distance]:
     """Return the distances of metrics by their labels.
 
     Args:
@@ -180,10 +181,16 @@ def metric_distances(metrics: Iterable[str | Metric]) -> dict[str, Distance]:
         ValueError: If one is unknown, requested twice, or compares outputs.
     """
     listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
-    return {label: MetricDistance(metric) for label, metric in labelled(listed).items()} if listed else {}
+    if not listed:
+        return {}
+    asked = Asked.of(listed)
+    if asked.weights:
+        raise ValueError(f"{', '.join(asked.weights)} compares weights, but bench compares activations; leave it out")
+    return {label: MetricDistance(metric) for label, metric in asked.activations.items()}
 
 
-def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distance]:
+@checked
+def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) -> dict[str, Distance]:
     """Return the structural distances of matchers by their labels.
 
     Args:
@@ -193,8 +200,6 @@ def structural_distances(matchers: Iterable[str | Matcher]) -> dict[str, Distanc
         TypeError: If ``matchers`` is a single matcher, or an option is unknown.
         ValueError: If one is unknown, requested twice, or trained.
     """
-    if isinstance(matchers, str | Matcher):
-        raise TypeError(f"matchers must be a list, got {matchers!r}; write [{matchers!r}]")
     found: dict[str, Distance] = {}
     for matcher in map(registries.matchers.build, matchers):
         if not isinstance(matcher, ClosedFormMatcher):

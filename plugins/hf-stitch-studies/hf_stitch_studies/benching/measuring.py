@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
+from hf_stitch.options import Several, checked
 from hf_stitch_studies.benching.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
 from hf_stitch_studies.benching.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
 from hf_stitch_studies.benching.low_rank import LowRankBasis, default_ranks
@@ -279,13 +280,14 @@ def measure_group(
     ), undefined  # fmt: skip
 
 
+@checked
 def measure(
     data: BenchData,
     methods: Mapping[str, Distance],
     *,
     sensitivity_layers: Sequence[str] | None = None,
     ranks: Iterable[int] | None = None,
-    references: int = 10,
+    references: Several = 10,
     own_network: bool = False,
     probe_batch_size: int = 64,
     probe_epochs: int = 10,
@@ -315,8 +317,6 @@ def measure(
         ValueError: If there are no methods or fewer than two references, a layer or a rank does not exist, or a method
             is undefined for all pairs of a test.
     """
-    if references < 2:
-        raise ValueError(f"references must be at least 2, so that any network can be left out, got {references}")
     if not methods:
         raise ValueError("bench needs at least one metric, matcher or given distance, got none")
     distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_stitch.options import Count, Natural, Positive, checked
+
 DECAY_AFTER = 0.5
 """Share of the epochs after which the learning rate falls to a tenth."""
 
@@ -59,15 +61,16 @@ def linear_probe(
     return probe
 
 
+@checked
 def linear_probes(
     features: Sequence[Tensor],
     labels: Sequence[int] | Tensor,
     *,
     classes: int | None = None,
-    epochs: int = 10,
-    batch_size: int = 64,
-    learning_rate: float = 1e-3,
-    seed: int = 0,
+    epochs: Count = 10,
+    batch_size: Count = 64,
+    learning_rate: Positive = 1e-3,
+    seed: Natural = 0,
 ) -> list[nn.Linear]:
     """Train linear classifiers on several features of the same samples, side by side.
 
@@ -94,11 +97,6 @@ def linear_probes(
         [torch.Size([2, 3]), torch.Size([2, 3])]
     """
     stacked, targets, classes = _checked(features, labels, classes)
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate}")
     count, n, width = stacked.shape
     generator = torch.Generator().manual_seed(seed)
     bound = 1 / math.sqrt(width)  # as nn.Linear is initialised

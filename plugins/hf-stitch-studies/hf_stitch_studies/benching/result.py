@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_stitch.analysis.scoring import Score
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 from hf_stitch_studies.benching.correlation import TESTS, BenchGroup, BenchScore, Test, bench_score
 
 if TYPE_CHECKING:

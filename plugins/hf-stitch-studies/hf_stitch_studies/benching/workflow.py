@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from torch import nn
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
-from hf_stitch.data import Samples
+from hf_stitch.data import Data, Samples
 from hf_stitch.matchers import Matcher
 from hf_stitch.metrics import Metric
+from hf_stitch.options import Count, Natural, Several, checked
 from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
-from hf_stitch.representation import Pooling
+from hf_stitch.registry import registries
 from hf_stitch.training.loop import DivergedError
+from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._held_out import check_held_out
-from hf_stitch.workflows._methods import labelled
-from hf_stitch.workflows._networks import check_runs, named_layers, named_networks
+from hf_stitch.workflows._networks import Named, Runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES
 from hf_stitch_studies.benching.distances import (
     Distance,
@@ -35,31 +34,33 @@ from hf_stitch_studies.benching.distances import (
 from hf_stitch_studies.benching.measuring import BenchData, layer_numbers, measure
 from hf_stitch_studies.benching.result import Bench
 
-_POOLINGS = ("mean", "cls", "last", "flatten")
+Pooled = Literal["mean", "cls", "last", "flatten"]
+"""Poolings that give one vector per sample."""
 
 
+@checked
 def bench(
-    networks: Mapping[str, str | nn.Module | Adapter] | Sequence[str | nn.Module | Adapter],
-    data: Any,
+    networks: Mapping[str, Runs] | Iterable[Runs],
+    data: Data,
     *,
-    test_data: Any = None,
-    layers: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
-    metrics: Iterable[str | Metric] = ("linear_cka:debiased=True", "procrustes"),
-    matchers: Iterable[str | Matcher] = (),
-    functional: Iterable[str | Matcher] = (),
+    test_data: Data | None = None,
+    layers: Mapping[str, Iterable[str]] | Iterable[str] | None = None,
+    metrics: Iterable[Named | Metric] = ("linear_cka:debiased=True", "procrustes"),
+    matchers: Iterable[Named | Matcher] = (),
+    functional: Iterable[Named | Matcher] = (),
     distances: Mapping[str, ArrayLike] | None = None,
     sensitivity_layers: Sequence[str] | None = None,
-    ranks: Iterable[int] | None = None,
-    references: int = 10,
+    ranks: Iterable[Count] | None = None,
+    references: Several = 10,
     own_network: bool = False,
-    pooling: Pooling = "mean",
+    pooling: Pooled = "mean",
     test_size: float | int = 0.2,
-    functional_samples: int | None = None,
+    functional_samples: Count | None = None,
     task: str = "auto",
-    probe_batch_size: int = 64,
-    probe_epochs: int = 10,
-    batch_size: int = 64,
-    seed: int = 0,
+    probe_batch_size: Count = 64,
+    probe_epochs: Count = 10,
+    batch_size: Count = 64,
+    seed: Natural = 0,
     progress: bool = True,
 ) -> Bench:
     """Measure which distances of representations predict how much they differ in function.
@@ -140,13 +141,10 @@ def bench(
         >>> list(found.scores["sensitivity"])[2:]
         ['lstsq, structural', 'depth only', 'rank only', 'probing, other half']
     """
-    if pooling not in _POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(_POOLINGS)} (one vector per sample), got {pooling!r}")
     named = named_networks(networks)
-    check_runs(**named)
     given = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
-    stitched = list(labelled("matchers", functional, "functional").values())
+    stitched = list(registries.matchers.build_all(functional, "functional").values())
     adapters = {name: load(each) for name, each in named.items()}
     chosen = _layers(adapters, given, cut=bool(stitched))
     layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)

@@ -1,0 +1,120 @@
+"""Tiny networks and data for the examples: they train within seconds, on handwritten digits and on made sentences."""
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import timm
+import torch
+from PIL.Image import Image, fromarray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+import hf_stitch
+from hf_stitch import Adapter, Samples
+from hf_stitch.data import read_data
+
+SIZE = 16
+SENTENCES = [
+    f"{who} {verb} {where}."
+    for who, verb, where in product(
+        ("She", "The walker", "An unbelievably fast horse", "A blacksmith"),
+        ("walked", "is walking", "ran quickly and jumped", "came back"),
+        ("home", "along the river", "to the market", "through the old forest"),
+    )
+]
+
+
+@cache
+def digits(split: str = "train") -> Samples:
+    """Read images of handwritten digits, with labels: the splits ``train`` (1,437) and ``test`` (360)."""
+    return Samples.of(read_data("sklearn:digits", split=split))
+
+
+def images(n: int) -> list[Image]:
+    """Return the first test images."""
+    return next(iter(digits("test").batches(n))).samples
+
+
+def noise(n: int = 100) -> list[Image]:
+    """Return images that are no digits."""
+    return [fromarray(pixels) for pixels in np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)]
+
+
+@cache
+def cnn(seed: int = 0) -> Adapter:
+    """Return a trained ResNet of timm with four stages."""
+    torch.manual_seed(seed)
+    config = {"input_size": (1, SIZE, SIZE), "crop_pct": 1.0, "mean": (0.5,), "std": (0.5,)}
+    shape = {"channels": (8, 16, 32, 32), "stem_width": 8, "in_chans": 1, "num_classes": 10}
+    return fitted(hf_stitch.load(timm.create_model("resnet10t", pretrained_cfg_overlay=config, **shape)))
+
+
+@cache
+def vit(seed: int = 0) -> Adapter:
+    """Return a trained vision transformer of transformers with four blocks."""
+    return fitted(untrained_vit(seed))
+
+
+def untrained_vit(seed: int = 0) -> Adapter:
+    """Return the same with random weights."""
+    torch.manual_seed(seed)
+    body = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    config = ViTConfig(**body, image_size=SIZE, patch_size=8, num_channels=1, num_labels=10)
+    processor = ViTImageProcessor(size={"height": SIZE, "width": SIZE}, image_mean=[0.5], image_std=[0.5])
+    return hf_stitch.load(ViTForImageClassification(config), processor=processor)
+
+
+def fitted(network: Adapter, epochs: int = 6) -> Adapter:
+    """Train a classifier on 800 digits."""
+    samples = digits().take(800)
+    inputs, labels = pixels(network, samples), torch.tensor(samples.labels)
+    optimizer = torch.optim.AdamW(network.model.parameters(), lr=3e-3)
+    network.model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(labels)).split(32):
+            output = network.model(inputs[batch])
+            loss = torch.nn.functional.cross_entropy(getattr(output, "logits", output), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    network.model.eval()
+    return network
+
+
+def pixels(network: Adapter, samples: Samples) -> torch.Tensor:
+    """Preprocess all images as a network does."""
+    return torch.cat([next(iter(network.preprocess(batch.samples).values())) for batch in samples.batches(256)])
+
+
+@cache
+def decoder(pieces: int = 300, width: int = 32) -> Adapter:
+    """Return a small GPT-2 with a tokenizer of so many pieces, trained on the sentences."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=pieces, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(SENTENCES, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<end>", eos_token="<end>")
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_embd=width, n_layer=2, n_head=4, n_positions=64,
+                   bos_token_id=0, eos_token_id=0)
+    )  # fmt: skip
+    batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    batch["labels"] = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(40):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return hf_stitch.load(model.eval(), processor=tokenizer)

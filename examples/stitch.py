@@ -1,0 +1,21 @@
+"""Stitch two networks: a CNN runs up to a layer, a fitted map carries its activations over, a transformer goes on."""
+
+from networks import cnn, digits, images, vit
+
+import hf_stitch
+
+source, target = cnn(), vit()
+stitched = hf_stitch.stitch(
+    source,
+    target,
+    digits(),
+    source_layer="layer3.0",
+    target_layer="vit.layers.2",
+    matcher="ridge",  # hf-stitch list matchers
+    ridge="gcv",
+    test_data=digits("test"),
+)
+print(stitched.evaluation)  # beside no map, the mean activations, both networks alone, and chance
+
+inputs = stitched.preprocess(images(4))
+print("predictions:", stitched(**inputs).logits.argmax(-1).tolist(), "labels:", digits("test").labels[:4])

@@ -1,0 +1,13 @@
+"""Give a trained network another encoder without training: only a few anchors are seen by both."""
+
+from networks import cnn, digits, vit
+
+import hf_stitch
+from hf_stitch.relative import select_anchors
+
+anchors = select_anchors(digits(), 200, "stratified")
+swapped = hf_stitch.swap(
+    vit(), cnn(), anchors, target_layer="vit.layers.2", encoder_layer="layer3.0", data=digits("test")
+)
+print(swapped.evaluation)
+print("map:", swapped.config.recipe["matcher"])  # chosen by how the head answers on anchors held out

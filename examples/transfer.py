@@ -1,0 +1,26 @@
+"""Carry a probe to another network: it was trained in one, and reads the other through a stitch, without labels."""
+
+import torch
+from networks import cnn, digits, vit
+from sklearn.linear_model import LogisticRegression
+
+import hf_stitch
+from hf_stitch.analysis import extract_activations
+
+a, b, train, test = cnn(), vit(), digits(), digits("test")
+layer_a, layer_b = "layer3.0", "vit.layers.2"
+
+
+def rows(network, layer, samples):
+    """Return the mean activation of each image."""
+    return torch.as_tensor(extract_activations(network, samples, layers=[layer], pooling="mean").values[layer]).numpy()
+
+
+probe = LogisticRegression(max_iter=2000).fit(rows(a, layer_a, train), train.labels)
+options = {"pooling": "mean", "task": None}
+there = hf_stitch.stitch(a, b, train, source_layer=layer_a, target_layer=layer_b, **options)
+back = hf_stitch.stitch(b, a, train, source_layer=layer_b, target_layer=layer_a, **options)
+
+carried = hf_stitch.transfer_probe(probe, there, reverse=back)
+print(f"in the network of the probe: {probe.score(rows(a, layer_a, test), test.labels):.2f}")
+print(f"carried to the other one:    {carried.score(rows(b, layer_b, test), test.labels):.2f}")

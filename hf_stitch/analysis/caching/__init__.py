@@ -1,1 +1,0 @@
-"""Activations that are kept on disk and used again."""

@@ -1,0 +1,283 @@
+"""What the target gets beside what it makes itself: distances, and what detectors find of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.detection.discrimination import (
+    BINS,
+    FIGURES,
+    auroc,
+    binned,
+    check_scores,
+    discrimination,
+    equivalent_dose,
+    sided,
+)
+from hf_stitch.analysis.detection.drawing import halves
+from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.detection.recording import View, handed_over, received
+from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.detection.watching import Seen, Watch, check_far, check_needs, fit_watch
+from hf_stitch.data import Samples
+from hf_stitch.data.samples import Id
+from hf_stitch.detectors import Detector
+from hf_stitch.representation import Representation
+from hf_stitch.running import Run
+from hf_stitch.scoring.halves import Predictor
+from hf_stitch.scoring.passing import Key
+from hf_stitch.stitches import StitchingLayer
+
+Array = NDArray[np.float64]
+Cell = tuple[str, str, str]
+"""Label of a matcher, layer of the source, layer of the target."""
+
+
+def views_of(stitch: StitchingLayer) -> dict[str, View]:
+    """Return what is looked at of a stitching layer, by its parts."""
+    views: dict[str, View] = {"body": stitch.pooling, "prefix": "prefix"}
+    return {part: views[part] for part in stitch.parts}
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """What a pass keeps of the activations that the target gets, and of its own (:class:`hf_stitch.scoring.Watch`).
+
+    Of each sample these are the squared distance of both, the squared norm of its own, and what detectors keep.
+    """
+
+    detectors: Mapping[str, Detector]  # by label
+    known: Samples  # the samples to which they are fitted
+    outliers: Samples | None = None  # samples of other data for detectors that learn from such
+    far: Samples | None = None  # samples that detectors should tell apart
+    scored: frozenset[Id] | None = None  # the samples that detectors are shown; None: all
+    views: Mapping[str, Sequence[View]] = field(default_factory=dict)  # name of halves -> what is looked at
+    layers: Mapping[View, Sequence[str]] = field(default_factory=dict)  # the layers of the target
+    watches: Mapping[View, Watch] = field(default_factory=dict)  # fitted detectors
+
+    @classmethod
+    def of(
+        cls, detectors: Mapping[str, Detector], known: Samples, test: Samples, auxiliary_data: Any, far_data: Any
+    ) -> Self:
+        """Read the samples of detectors, and check that these get what they need."""
+        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
+        check_needs(detectors, known, outliers, far)
+        check_far(far, (known, test), detectors=detectors)
+        return cls(detectors, known, outliers, far)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Detectors and fingerprints of their samples, as JSON values for a recipe."""
+        others = {"auxiliary_data": self.outliers, "far_data": self.far}
+        return {
+            "detectors": {label: detector.to_dict() for label, detector in self.detectors.items()},
+            **{name: None if samples is None else samples.fingerprint for name, samples in others.items()},
+        }
+
+    def fitted(
+        self, target: Adapter, views: Mapping[str, Sequence[View]], layers: Mapping[str, Sequence[str]], run: Run,
+        **options: Any,
+    ) -> Self:  # fmt: skip
+        """Return the watchers with detectors that are fitted to the target's activations at layers of each halves."""
+        at: dict[View, dict[str, None]] = {}
+        for name, of in views.items():
+            for view in of:
+                at.setdefault(view, {}).update(dict.fromkeys(layers[name]))
+        watches = {
+            view: fit_watch(
+                self.detectors, target, list(of), self.known, view, run, outliers=self.outliers, far=self.far, **options
+            )
+            for view, of in at.items()
+        }
+        return replace(self, views=views, layers={view: list(of) for view, of in at.items()}, watches=watches)
+
+    # -- the pass ---------------------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> bytes:
+        """Hash of the fitted detectors; empty if there are none."""
+        return b"".join(watch.fingerprint for watch in self.watches.values())
+
+    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Key, Array]:
+        """Return what is kept of the target's own activations."""
+        found: dict[Key, Any] = {}
+        places, shown = self._chosen(ids)
+        for view, watch in self.watches.items():
+            for layer in self.layers[view]:
+                found["norm", view, layer] = self._squares(layer, view, received(y[layer], view))
+                if self.detectors and shown:
+                    own = received(_some(y[layer], places), view)
+                    kept = {"own": watch.see(layer, own, shown), "doses": watch.see_doses(layer, own, shown)}
+                    found |= {(what, view, layer, key): v for what, of in kept.items() for key, v in of.items()}
+        return found
+
+    def see_stitched(
+        self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
+    ) -> dict[Key, Array]:
+        """Return what is kept of stitched activations."""
+        found: dict[Key, Any] = {}
+        places, shown = self._chosen(ids)
+        layer, at = predictor.layer_b, (predictor.front, predictor.name)
+        for view in self.views[predictor.front]:
+            own, handed = received(y, view), handed_over(mapped, view)
+            found["error", view, *at] = self._squares(layer, view, own, handed)
+            if self.detectors and shown:
+                kept = self.watches[view].see(layer, _some(handed, places), shown)
+                found |= {("stitched", view, *at, key): values for key, values in kept.items()}
+        return found
+
+    def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
+        """Return the places and ids of the samples of a batch that detectors are shown."""
+        if self.scored is None:
+            return None, ids
+        places = [place for place, id_ in enumerate(ids) if id_ in self.scored]
+        return torch.tensor(places, dtype=torch.long), [ids[place] for place in places]
+
+    def _squares(self, layer: str, view: View, own: Representation, other: Representation | None = None) -> Array:
+        """Return the squared norm of each sample, over real positions, or of its distance from other activations."""
+        values = own.values if other is None else other.values.to(own.values.device) - own.values
+        if own.mask is not None:
+            values = torch.where(own.mask[..., None], values, 0)
+        if view != "prefix" and layer in self.layers.get("prefix", ()):  # prefix tokens are looked at by themselves
+            values = values[:, own.prefix_tokens :]
+        if values.dim() > 2:  # in parts, which are summed in float64: a norm of all in float64 is 20 times slower
+            values = torch.linalg.vector_norm(values.flatten(2), dim=2)
+        squares: Array = values.double().square().sum(1).cpu().numpy()
+        return squares
+
+    # -- what was found ---------------------------------------------------------------------------------------------
+    def residual(self, seen: Mapping[Key, Array], view: View, layer: str, at: tuple[str, str]) -> float:
+        """Return the squared distance of stitched activations from the target's own, divided by their squared norm."""
+        return float(seen["error", view, *at].sum() / seen["norm", view, layer].sum())
+
+    def detections(
+        self, seen: Mapping[Key, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
+        layers_a: Sequence[str], *, two_sided: bool = True,
+    ) -> dict[View, dict[str, Detection]]:  # fmt: skip
+        """Return what each detector finds, by view; ``cells`` are those of predictors, by name of halves and of theirs.
+
+        With ``two_sided``, unusually small scores count as strange for detectors that declare it.
+        """
+        if not self.detectors:
+            return {}
+        shown = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
+        kept: dict[Key, dict[str, Array]] = {}
+        for (*at, name), values in seen.items():
+            kept.setdefault(tuple(at), {})[name] = values
+        found: dict[View, dict[str, Detection]] = {}
+        for view, watch in self.watches.items():
+            own, doses = ({layer: kept[what, view, layer] for layer in self.layers[view]} for what in ("own", "doses"))
+            stitched = {cell: kept["stitched", view, *at] for at, cell in cells.items() if view in self.views[at[0]]}
+            found[view] = {
+                label: Evidence(watch, label, two_sided and of.two_sided, shown, own, doses, stitched).detect(layers_a)
+                for label, of in self.detectors.items()
+            }
+        return found
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one detector was shown of a test; where it cannot be fitted or its scores are not finite, the reason."""
+
+    watch: Watch
+    label: str  # of the detector
+    two_sided: bool
+    ids: Sequence[Id]  # ids of the test samples
+    own: Mapping[str, Seen]  # layer of the target -> what is kept of its own activations
+    doses: Mapping[str, Seen]  # layer -> what is kept of its own activations with noise (Watch.see_doses)
+    stitched: Mapping[Cell, Seen]  # cell -> what is kept of stitched activations
+    undefined: dict[str, str] = field(default_factory=dict)
+
+    def detect(self, layers_a: Sequence[str]) -> Detection:
+        """Compute what the detector finds."""
+        layers, watch = tuple(self.own), self.watch
+        doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}
+        controls = {
+            name: np.full((len(layers), 3), np.nan) for name in ("halves", "train", *(["far"] * bool(watch.far_ids)))
+        }
+        for j, layer in enumerate(layers):
+            for kind in watch.kinds_at(layer):
+                for number, dose in enumerate(DOSES):
+                    doses[kind][j, number] = self._dose(
+                        layer, f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
+                    )
+            for name, values in controls.items():
+                values[j] = self._control(name, layer)
+        matchers = dict.fromkeys(matcher for matcher, _, _ in self.stitched)
+        shape = (len(layers_a), len(layers), 3)
+        figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
+        bins = {"edges": BINS + 1, "own": BINS, "stitched": BINS}
+        histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
+        for (matcher, la, lb), seen in self.stitched.items():
+            place = layers_a.index(la), layers.index(lb)
+            found, counted = self._stitched(lb, seen, f"{matcher}: {la} -> {lb}")
+            for name, values in counted.items():
+                histograms[matcher][name][place] = values
+            coloured = doses["coloured"][place[1]]
+            found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
+            if not coloured[-1, 1] > 0.5:
+                found["dose"][:] = np.nan
+                self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
+            for name, values in found.items():
+                figures[matcher][name][place] = values
+        return Detection(self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms)
+
+    def _stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
+        scores = self._scores(what, seen, self.own[layer], self.ids)
+        if scores is None:
+            return {name: np.full(3, np.nan) for name in FIGURES}, {}
+        found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
+        return found, binned(*scores)
+
+    def _dose(self, layer: str, prefix: str, what: str) -> Array:
+        seen = {key.removeprefix(prefix): v for key, v in self.doses[layer].items() if key.startswith(prefix)}
+        return self._auroc(self._scores(what, seen, self.own[layer], self.ids), paired=True)
+
+    def _control(self, name: str, layer: str) -> Array:
+        of, own, ids = self.watch.layers[layer], self.own[layer], self.ids
+        what = f"{layer}, control {name}"
+        if name == "far":
+            scores = self._scores(what, of.far, own, ids, self.watch.far_ids)
+        elif name == "train":
+            scores = self._scores(what, own, of.known, self.watch.known_ids, ids)
+        else:
+            second = halves(ids, self.watch.seed, "control")
+            strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
+            others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
+            scores = self._scores(what, strange, rest, ids, others)
+        return self._auroc(scores, paired=False)
+
+    def _scores(
+        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+    ) -> tuple[Array, Array] | None:
+        try:
+            scores = self.watch.compare(self.label, strange, own, ids, others)
+            check_scores(*scores)
+        except ValueError as error:
+            self.undefined[what] = str(error)
+            return None
+        return scores
+
+    def _auroc(self, scores: tuple[Array, Array] | None, *, paired: bool) -> Array:
+        if scores is None:
+            return np.full(3, np.nan)
+        strange, own = scores
+        if self.two_sided:
+            strange, own = sided(strange, own), sided(own, own)
+        return auroc(strange, own, paired=paired)
+
+
+def _some(activations: Representation, places: Tensor | None) -> Representation:
+    """Return some samples of a batch, without their context."""
+    if places is None:
+        return activations
+    at = places.to(activations.values.device)
+    mask = None if activations.mask is None else activations.mask[at]
+    return activations.replace(values=activations.values[at], mask=mask, context={})

@@ -1,0 +1,1 @@
+"""Scores of stitching layers between halves of networks, measured in one pass over samples."""

@@ -1,0 +1,253 @@
+"""Halves of two networks between which stitching layers are scored, and the whole networks beside them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import nn
+
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.data import Batch
+from hf_stitch.pairs import Pair
+from hf_stitch.pairs.pair import Ran, check_finite, run_to
+from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.representation import Representation
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import Whole
+from hf_stitch.tasks.heads import check_head, logits_of, task_of
+from hf_stitch.tasks.kinds import task_named
+
+SOURCE = "source"
+"""Stands for the layer of the source of a stitched model, which has one."""
+OTHER_TOKENS = "its tokens are not those of the target"
+
+
+class Predictor(NamedTuple):
+    """A stitching layer that is scored."""
+
+    name: str
+    layer_a: str
+    layer_b: str
+    stitch: StitchingLayer
+    front: str = ""  # name of the halves between which it runs; names of predictors differ within these
+    constant: bool = False  # whether it ignores the source: its logits are computed once, where no mask differs
+
+
+class Halves(Protocol):
+    """Halves of two networks."""
+
+    alone: Adapter | None  # the whole source, if it is scored and :meth:`encode` does not return its output
+    reads_other_tokens: bool  # whether the whole source reads other tokens than the target
+    needs_own: bool  # whether :meth:`finish` needs the target's own activations
+
+    @property
+    def front(self) -> Hashable:
+        """What :meth:`encode` computes: halves with the same front share it."""
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """What runs in eval mode meanwhile."""
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the source up to its layers."""
+
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the target from a layer on; ``like`` are its own activations there, if they are needed or watched."""
+
+
+class HalvesOfPair:
+    """Halves of the networks of a pair, which runs the source once, to its end if it is scored."""
+
+    alone: Adapter | None = None
+    reads_other_tokens, needs_own = False, True
+    modules: Sequence[nn.Module] = ()
+    front: Hashable = "pair"
+
+    def __init__(self, pair: Pair, *, with_source: bool) -> None:
+        self.pair, self._with_source = pair, with_source
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the source."""
+        pair = self.pair
+        return run_to(pair.source, pair.layers_a, batch, "source", complete=self._with_source)
+
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the target from a layer on."""
+        assert like is not None
+        return self.pair.finish(mapped, layer, like)
+
+
+class HalvesOfModel:
+    """The halves of a stitched model itself, also if its parents are not in memory."""
+
+    needs_own = False
+
+    def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
+        self.model, self.alone, self.modules = model, alone, [model]
+        self.left_out: dict[str, str] = {}  # why the whole source is not scored
+        self.reads_other_tokens = isinstance(model.source, PrefixFront)
+
+    @cached_property
+    def front(self) -> Hashable:
+        """What decides the outputs of the front half: its weights now, its cut, its network, its inputs."""
+        record: Any = self.model.config.source
+        of = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
+        key = [of, weights_hash(self.model.source), repr(self.model.interface)]
+        return json.dumps(key, sort_keys=True, default=repr)
+
+    def encode(self, batch: Batch) -> Ran:
+        """Run the front half."""
+        inputs = self.model.preprocess(batch.samples)
+        found = self.model.source(**self.model.source_inputs(inputs))
+        check_finite(found, f"layer {self.model.source.cut.layer!r} of the source", batch)
+        return Ran(inputs, {SOURCE: found}, None)
+
+    def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
+        """Run the back half."""
+        return self.model.head(mapped)
+
+    @classmethod
+    def of(cls, model: StitchedModel, source: Any, target: Whole, *, other_tokens: bool = False) -> Self:
+        """Return the halves of a model with its whole source, if its head can be scored like that of the target.
+
+        With ``other_tokens``, it may read other tokens than the target.
+        """
+        halves = cls(model)
+        if halves.reads_other_tokens and not other_tokens:
+            halves.left_out = {"source": OTHER_TOKENS}
+            return halves
+        halves.alone, why = source_alone(model, source, target)
+        halves.left_out = {"source": why} if why else {}
+        return halves
+
+    @property
+    def layer(self) -> str:
+        """The layer at which the model enters its target."""
+        layer: str = self.model.target.cut.layer
+        return layer
+
+    def predictors(self, stitches: Mapping[str, StitchingLayer], front: str = "") -> Iterator[Predictor]:
+        """Yield the predictors of stitching layers at the cuts of the model, by name."""
+        for name, stitch in stitches.items():
+            constant = name == "mean_only" and self.model.task is not None
+            yield Predictor(name, SOURCE, self.layer, stitch, front, constant)
+
+
+@dataclass(frozen=True)
+class _Unswapped:
+    """A stitched model as the reference: the model before its encoder was exchanged."""
+
+    model: StitchedModel
+
+    def preprocess(self, samples: Sequence[Any]) -> Mapping[str, Any]:
+        return self.model.preprocess(samples)
+
+    def forward(self, inputs: Any) -> Any:
+        with evaluating(self.model):
+            return self.model(**inputs)
+
+
+def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:
+    """Return the whole source of a stitched model if its head can be scored like that of the target."""
+    if stitched.task is None:
+        return None, ""
+    if source is None and stitched.parents is None:
+        return None, "it is not in memory; pass source="
+    found = stitched.parent("source") if source is None else load(source)
+    known = stitched.config.source["reference"].get("weights_hash")
+    if source is not None and known not in (None, found.pinned.weights_hash):
+        warnings.warn(
+            "the source has other weights than the source of this model, so its score says nothing about this model: "
+            "pass the network from which the model was made",
+            stacklevel=3,
+        )
+    why = head_difference(found, target, str(stitched.task))
+    return (None, why) if why else (found, "")
+
+
+def head_difference(source: Adapter, target: Whole, task: str) -> str:
+    """Return why the head of a source cannot be scored like that of the target; empty if it can."""
+    if source.unscored or source.task != task:
+        return f"it has no head for {task}"
+    if not source.completes:
+        return OTHER_TOKENS
+    if not task_named(task).describes_outputs or not isinstance(target, Adapter):
+        return ""
+    (count, names), (others, theirs) = _classes(source), _classes(target)
+    if count == others and (names == theirs or not names or not theirs):
+        return ""
+    order = count == others and sorted(names) == sorted(theirs)
+    return "its head has the same classes in another order" if order else "its head has other classes"
+
+
+def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
+    """Return the number of classes, and their names if the network has some."""
+    config: Any = getattr(network.model, "config", None)
+    names = getattr(config, "id2label", None) or {}
+    with torch.no_grad():
+        count = int(logits_of(network.forward(network.example)).shape[-1])
+    known = tuple(str(names.get(i, "")) for i in range(count))
+    generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
+    return count, () if generic else known
+
+
+def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
+    """Return one or several stitched models as a list, and whether several were given."""
+    return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
+
+
+def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
+    """Check that a stitching layer has the same source, target and pooling as the one of the model."""
+    own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
+    if own != got:
+        raise ValueError(f"stitch {name!r} maps {got}, but the stitching layer of this model maps {own}")
+
+
+def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
+    """Return the whole target network of a stitched model; warn if the one that is given is another."""
+    if target is None:
+        return stitched.parent("target")
+    given = load(target)
+    if changes := target_changes(stitched, given):
+        warnings.warn(
+            f"target= is not the target of the stitched model: it differs in {', '.join(changes)} "
+            f"({'; '.join(text for texts in changes.values() for text in texts)}). Figures relative to it are not "
+            "comparable with those of the recorded target",
+            stacklevel=4,
+        )
+    return given
+
+
+def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
+    """Return the whole target as :func:`whole_target`, with which a stitched model is scored."""
+    whole = whole_target(stitched, target)
+    for each in (whole, stitched):
+        check_head(each)
+    task_of(whole, stitched.task)
+    return whole
+
+
+def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
+    """Compare a network with the recorded target of a stitched model."""
+    record = (stitched.config.target or {}).get("reference")
+    if record is None or record.get("weights_hash") is None:
+        return {}
+    return ModelReference.from_dict(record).changes(whole.pinned)
+
+
+def reference(stitched: StitchedModel, target: Any = None) -> Whole:
+    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead."""
+    if not isinstance(target, StitchedModel):
+        return scored_target(stitched, target)
+    for each in (stitched, target):
+        check_head(each)
+    return _Unswapped(target)

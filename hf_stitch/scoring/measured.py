@@ -1,0 +1,78 @@
+"""What a pass has measured of predictors, and their scores with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_stitch.tasks.base import Answers, Array, Task
+
+NULLS = ("identity", "mean_only", "chance")
+"""Baselines that carry nothing over from the source."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure with its 95% confidence interval (percentile bootstrap over samples).
+
+    Attributes:
+        value: The figure on all samples.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+
+    Example:
+        >>> print(Score(0.913, 0.902, 0.923))
+        0.913 [0.902, 0.923]
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
+        return "–" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass has measured of all samples."""
+
+    task: Task
+    answers: Mapping[str, Mapping[str, Answers]]  # name of halves -> predictor, target and source -> measures
+    seen: Mapping[tuple[str, ...], Array]  # what a watch kept
+
+    def drawn(self, name: str, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
+        """Return the figures of all predictors between some halves, and of chance, on all samples and on resamples."""
+        found = self.answers[name]
+        chance = {"chance": self.task.chance(found, seed)}
+        return self.task.drawn({**found, **chance}, resamples=resamples, seed=seed)
+
+
+def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
+    """Return the baselines that a stitched model does not beat, by the first figure that is defined.
+
+    A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
+    """
+    own = drawn["stitched"]
+    figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
+    if figure is None:
+        return ()
+    sign = 1 if task.figures[figure] else -1
+    apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
+    return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
+
+
+def as_score(drawn: Array) -> Score:
+    """Return the figure on all samples with the percentiles of the resamples."""
+    low, high = np.nan, np.nan
+    if not np.isnan(drawn[0]):
+        low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # NaN where the target has no correct sample
+    return Score(float(drawn[0]), float(low), float(high))
+
+
+def scores_of(drawn: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Score]]:
+    """Return the figures of all predictors with their intervals."""
+    return {who: {figure: as_score(values) for figure, values in row.items()} for who, row in drawn.items()}

@@ -1,0 +1,239 @@
+"""Token classification: a class for each word of a text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.preprocess import OFFSETS
+from hf_stitch.data import Batch, Samples
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, total
+from hf_stitch.tasks.heads import logits_of
+
+WORD = re.compile(r"\S+")
+IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
+"""Names of classes that are parts of entities."""
+
+
+class Words(Task):
+    """Classes of words, as spaces divide a text: of each, the first token has the prediction.
+
+    Labels are a list of classes per text, one for each word; words with the label -100 do not count.
+    """
+
+    name = "token-classification"
+    title = "a class for each word"
+    family = "classes of words"
+    heads = ("ForTokenClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": "hf_stitch.artefacts.classification:StitchedModelForTokenClassification"}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+    figures: ClassVar[Mapping[str, bool]] = {
+        "relative_entity_f1": True, "relative_accuracy": True, "entity_f1": True, "accuracy": True,
+        "cross_entropy": False, "agreement": True,
+    }  # fmt: skip
+    compared = ("relative_entity_f1", "relative_accuracy", "entity_f1", "accuracy", "agreement")
+    kept = ("words", "agreement", "right", "entities")
+    describes_outputs = True
+    per_token = True
+    nothing = "no text has a word with a label"
+
+    def __init__(self, network: Any = None) -> None:
+        """Read the tokenizer and the names of classes of a network, if one is given."""
+        self._network = network
+
+    def about(self, network: Any) -> Self:
+        """Return the task of a network: its tokenizer divides words, and its classes may be parts of entities."""
+        return type(self)(network)
+
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not."""
+        shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
+        wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
+        wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
+        return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
+        """Return the classes of the words of each text."""
+        return samples.label_values
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that each word has a class of the network, or -100."""
+        parts = [samples] if isinstance(samples, Batch) else samples.batches(256)
+        for batch in parts:
+            for id_, text, label in zip(batch.ids, batch.samples, batch.label_values or (), strict=False):
+                words = len(WORD.findall(_text(text)))
+                if not isinstance(label, tuple) or len(label) != words:
+                    raise ValueError(
+                        f"sample {id_!r} has {words} words, divided by spaces, and the label {label}: {self.name} "
+                        "takes a list with the class of each word, -100 for words that do not count"
+                    )
+                if wrong := [each for each in label if each != IGNORED and each not in range(outputs)]:
+                    raise ValueError(
+                        f"sample {id_!r} has label {wrong[0]}, and the target predicts classes 0 to {outputs - 1}"
+                    )
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the class of each first token of a word; without labels 0."""
+        found = _first_tokens(network, samples)
+        if labels is None:
+            return found.clamp(max=0)
+        for row, of_text in zip(found, labels, strict=True):
+            own = torch.tensor(of_text, device=row.device)
+            row[row >= 0] = own[row[row >= 0]]
+        return found
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Measure the numbers of words, of right ones and of those that agree, with labels also the parts of F1."""
+        (batch, _), (twin, _) = source, target
+        logits = {name: logits_of(output) for name, output in outputs.items()}
+        labels = batch.label_values
+        if labels is not None:
+            self.check_labels(batch, logits["target"].shape[-1])
+        asked = self.asked(self._network, twin.samples, labels)
+        real = asked != IGNORED
+        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
+        best, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
+        measured: dict[str, Answers] = {}
+        for name, values in logits.items():
+            found = values.argmax(-1)
+            row = {"words": as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
+            if labels is not None:
+                row["right"] = as_array(((found == asked) & real).sum(1))
+                loss = functional.cross_entropy(
+                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
+                )
+                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
+                if names:
+                    row["entities"] = _counts(found, asked, real, names)
+            measured[name] = row
+        kinds = torch.arange(logits["target"].shape[-1], device=real.device)
+        of = measured["target"]
+        of = {**of, "predicted": as_array(((best[..., None] == kinds) & real[..., None]).sum(1))}
+        if labels is not None:
+            of["label"] = as_array((asked[..., None] == kinds).sum(1))
+            if names:
+                of["if_constant"] = np.stack([_if_constant(asked, real, names, name) for name in names], 1)
+        return {**measured, "target": of}
+
+    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
+        """Concatenate the measures of batches, of which one has a word that counts."""
+        found = super().joined(parts, samples)
+        self.check_some(bool(found["target"]["words"].any()), samples)
+        return found
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the measures of the most frequent class of words, with the class frequencies as probabilities."""
+        target = measured["target"]
+        counts: Array = target.get("label", target["predicted"])
+        best = int(counts.sum(0).argmax())
+        chance = {"words": target["words"], "agreement": target["predicted"][:, best]}
+        if "label" in target:
+            share = counts.sum(0) / counts.sum()
+            logs = np.log(share, out=np.zeros_like(share), where=share > 0)
+            chance |= {"right": counts[:, best], "cross_entropy": -(counts @ logs)}
+        if "if_constant" in target:
+            chance["entities"] = target["if_constant"][:, best]
+        return chance
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute accuracies, cross-entropy and agreement per word, and F1 of entities as seqeval defines it."""
+        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
+        words, found = own["words"], dict[str, Array]()
+        if "entities" in own:
+            f1, reference = _f1(own["entities"]), _f1(target["entities"])
+            found |= {"relative_entity_f1": _ratio(f1, reference), "entity_f1": f1}
+        if "right" in own:
+            found |= {"relative_accuracy": _ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
+        if "cross_entropy" in own:
+            found["cross_entropy"] = own["cross_entropy"] / words
+        return {**found, "agreement": own["agreement"] / words}
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the shares of words with another class."""
+        words = own["words"]
+        return np.divide(words - own["agreement"], words, out=np.zeros_like(words), where=words > 0)
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the number of words with the class that the target predicts."""
+        return f"{answers['agreement'][place]:.0f} of {answers['words'][place]:.0f} words as the target"
+
+    def usage(self) -> str:
+        """Print the names of the classes of tokens."""
+        return "print([model.config.id2label[i] for i in output.logits[0].argmax(-1).tolist()])"
+
+    def _names(self, count: int) -> list[str]:
+        """Return the names of the classes if they are parts of entities; empty otherwise."""
+        config = getattr(getattr(self._network, "model", self._network), "config", None)
+        named = getattr(config, "id2label", None) or {}
+        names = [str(named.get(kind, "")) for kind in range(count)]
+        return names if all(map(IOB.fullmatch, names)) else []
+
+
+def _text(sample: Any) -> str:
+    if not isinstance(sample, str):
+        raise ValueError(f"token-classification reads texts, got a sample of type {type(sample).__name__}")
+    return sample
+
+
+def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
+    """Return for each token the number of the word that it begins, and otherwise :data:`IGNORED`."""
+    spans = network.preprocess(samples, offsets=True)[OFFSETS]
+    found = torch.full(spans.shape[:2], IGNORED, device=spans.device)
+    for row, (text, of_text) in enumerate(zip(samples, spans.tolist(), strict=True)):
+        starts, seen = [word.start() for word in WORD.finditer(_text(text))], -1
+        for place, (start, stop) in enumerate(of_text):
+            inside = text[start:stop]
+            word = bisect_right(starts, start + len(inside) - len(inside.lstrip())) - 1
+            if inside.strip() and word > seen:
+                found[row, place] = seen = word
+    return found
+
+
+def _if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
+    """Return how many entities of each text are right, predicted and true if each word has one class."""
+    (part, _, kind), rows = name.partition("-"), []
+    for kinds, counts in zip(asked, real, strict=True):
+        true, words = {*entities([names[each] for each in kinds[counts].tolist()])}, int(counts.sum())
+        single = sum(each == kind and first == last for each, first, last in true)
+        predicted = {"O": 0, "I": min(words, 1)}.get(part, words)
+        rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(part, single), predicted, len(true)))
+    return np.array(rows, dtype=np.float64)
+
+
+def _counts(found: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:
+    """Return how many entities of each text are right, predicted and true."""
+    rows = []
+    for predicted, true, counts in zip(found, asked, real, strict=True):
+        own, other = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
+        rows.append((len(own & other), len(own), len(other)))
+    return np.array(rows, dtype=np.float64)
+
+
+def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield kind, first and last word of each entity, as seqeval does by default, which forgives wrong beginnings."""
+    start, before, kind_before = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        part, _, kind = tag.partition("-")
+        other = kind != kind_before
+        if before != "O" and (before in "ES" or part in "BSO" or other):
+            yield kind_before, start, place - 1
+        if part != "O" and (part in "BS" or before in "ESO" or other):
+            start = place
+        before, kind_before = part, kind
+
+
+def _f1(counts: Array) -> Array:
+    return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+
+
+def _ratio(values: Array, reference: Array) -> Array:
+    shape = np.broadcast_shapes(values.shape, reference.shape)
+    return np.divide(values, reference, out=np.full(shape, np.nan), where=reference > 0)

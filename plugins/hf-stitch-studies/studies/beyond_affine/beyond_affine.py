@@ -1,0 +1,460 @@
+"""Are stitches that are not affine worth their parameters? Do final features first help training?
+
+Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
+(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
+
+    python -m beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
+    --decoders DECODERS --texts TEXTS
+
+A pair that is done is not run again.
+"""
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+import torch
+from dr_frankenstein import base_training, images, networks
+from language_models import decoders
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_stitch
+from hf_stitch.adapters import untrained
+from hf_stitch.adapters.prefixes import PrefixAdapter
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
+from hf_stitch.pairs import CollectedPair, CollectedParts
+from hf_stitch.pairs import Pair as Networks
+from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel
+from hf_stitch.scoring.passing import Scoring
+from hf_stitch.tasks.kinds import task_named
+from hf_stitch.training import TaskLoss
+
+NAME = "beyond_affine"
+TITLES = {"resnet20": "ResNet-20", "vit": "Vision transformers", "decoders": "Decoders with different tokenizers"}
+CUTS = {
+    "resnet20": ("layer1.1", "layer2.1", "layer3.0"),
+    "vit": ("blocks.1", "blocks.2", "blocks.4"),
+    "decoders": (("model.layers.1", "model.layers.1"), ("model.layers.2", "model.layers.3"),
+                 ("model.layers.3", "model.layers.4")),
+}  # fmt: skip
+"""Pair -> layers, at about a quarter, a half and three quarters of the depth."""
+CLOSED = "ridge, not trained"
+AFFINE = "affine"
+KINDS = (AFFINE, "low-rank correction", "MLP beside affine", "attention beside affine")
+FEATURES = ("affine, final features first", "random start", "random start, final features first")
+RESAMPLES = 1000
+
+PAGE = """\
+# Stitches beyond affine maps, and final features first
+
+Do maps that are not affine pay? Each is fitted as ridge regression first (generalised cross-validation), then trained
+with the soft labels of the target, all with equal steps on equal data: {settings}.
+
+Beside each stands *the same stitch on an untrained front*: a source with random weights, its own ridge regression and
+the same training. A large stitch can learn the work of the front half; what the front contributes is the difference
+(*selectivity*). Audits show whether the target gets activations like its own, by Mahalanobis distance and nearest
+neighbours; in brackets stand the detector that finds them most unlike, and the noise that is as strange. Seconds
+include what other jobs on the machine took.
+
+- *affine*: the ridge regression, trained.
+- *low-rank correction*: the ridge regression stays fixed, and a correction of rank {rank} is trained.
+- *MLP beside affine*: a hidden layer of {hidden} units beside an affine map (`residual_mlp`). Its start is fitted to
+  the rows of fewer samples, 300 images or 200 texts, and takes three epochs on the squared error besides.
+- *attention beside affine*: one block of attention with 4 heads beside an affine map.
+
+Rule, set before the figures: a map pays at a cell if it beats the trained affine map (the 95% interval of the
+difference, paired by sample, is above 0), its gain exceeds that of the same map on the untrained front over the
+affine one there (by their values, without an interval), and the audit does not call it out of distribution where it
+calls the affine map in distribution.
+
+**{pays}** Of so many tests, {chance:.1f} would show a gain by chance. {strange}
+
+{sections}
+
+## Final features first
+
+Half of the steps match the final features of the target, the other half the soft labels; in total as many steps as
+without. Random starts train with a learning rate of 0.01, with and without. Rule: the option becomes the default of a
+start only if the interval of the difference is above 0 for all three pairs (mean over depths).
+
+{features}
+
+**{default}**
+
+Hardware: {machine}; {minutes:.0f} minutes.
+"""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the study.
+
+    Attributes:
+        train: Samples that maps are fitted to and trained on: images, and texts.
+        test: Held-out samples: images, and texts.
+        steps: Steps of training: for images, and for texts.
+        batch: Samples of a step: images, and texts.
+        rows: Samples whose rows the MLP is fitted to before it is trained.
+    """
+
+    train: tuple[int, int]
+    test: tuple[int, int]
+    steps: tuple[int, int]
+    batch: tuple[int, int]
+    rows: tuple[int, int]
+
+
+PRESETS = {
+    "small": Preset((4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)),
+    "test": Preset((150, 60), (60, 20), (4, 4), (16, 8), (32, 20)),
+}
+RANK, HIDDEN = 8, 128
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two networks and their data.
+
+    Attributes:
+        name: Name of the pair.
+        source: The source.
+        blank: The source with random weights.
+        target: The target.
+        cuts: Layers of the source and of the target, by depth.
+        train: Samples that maps are fitted to.
+        test: Held-out samples.
+        matcher: The training.
+        rows: Number of samples whose rows the MLP is fitted to.
+    """
+
+    name: str
+    source: Any
+    blank: Any
+    target: hf_stitch.Adapter
+    cuts: tuple[tuple[str, str], ...]
+    train: hf_stitch.Samples
+    test: hf_stitch.Samples
+    matcher: TaskLoss
+    rows: int
+
+    @property
+    def is_language(self) -> bool:
+        """Whether the target predicts tokens."""
+        return self.name == "decoders"
+
+    @property
+    def figure(self) -> str:
+        """The figure of the table."""
+        return "bits_per_character" if self.is_language else "relative_accuracy"
+
+    @property
+    def task(self) -> str:
+        """The task of stitched models."""
+        return "text-generation" if self.is_language else "image-classification"
+
+
+def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
+    """Read a pair of image classifiers."""
+    published = arguments.published and arguments.published / "drfrankenstein_resnet20"
+    if name == "resnet20" and published and arguments.preset != "test":
+        both = list(networks.read_folder(published)[0].values())
+    else:
+        sizes = {"resnet20": (10_000, 6), "vit": (50_000, 4)}[name] if arguments.preset != "test" else (150, 1)
+        optimizer = "adamw" if name == "vit" else "sgd"
+        given = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+        # In a process of its own, because accelerators of one process share their precision.
+        subprocess.run(
+            [
+                sys.executable, base_training.__file__, "--networks", str(arguments.networks), "--architecture", name,
+                "--optimizer", optimizer, "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
+            ],
+            check=True,
+        )  # fmt: skip
+        bases = [base_training.Base(name, sizes[1], sizes[0], seed, optimizer=optimizer) for seed in (0, 1)]
+        both = list(base_training.adapted(bases, arguments.networks, arguments.data_dir).values())
+    train, test = (
+        images.samples("cifar10", split, count, arguments.data_dir)
+        for split, count in (("train", preset.train[0]), ("test", preset.test[0]))
+    )
+    source, target = both[:2]
+    torch.manual_seed(7)
+    blank = networks.adapted(networks.small_vit()) if name == "vit" else untrained(source)
+    return Pair(
+        name, source, blank, target, tuple((layer, layer) for layer in CUTS[name]), train, test,
+        TaskLoss(max_steps=preset.steps[0], batch_size=preset.batch[0], schedule="cosine"), preset.rows[0],
+    )  # fmt: skip
+
+
+def of_texts(preset: Preset, arguments: argparse.Namespace) -> Pair:
+    """Read the decoders: the fine one is the source, the coarse one the target."""
+    both = [
+        hf_stitch.load(
+            AutoModelForCausalLM.from_pretrained(arguments.decoders / name).eval(),
+            processor=AutoTokenizer.from_pretrained(arguments.decoders / name),
+        )
+        for name in ("fine", "coarse")
+    ]
+    train, test = decoders.passages(arguments.texts)
+    random = np.random.default_rng(0)
+    train, test = (
+        [part[i] for i in random.permutation(len(part))[:count]]
+        for part, count in ((train, preset.train[1]), (test, preset.test[1]))
+    )
+    source, blank = (PrefixAdapter(each, both[1], own=True) for each in (both[0], untrained(both[0])))
+    cuts: Any = CUTS["decoders"]
+    return Pair(
+        "decoders", source, blank, both[1], cuts, hf_stitch.Samples.of(train), hf_stitch.Samples.of(test),
+        TaskLoss(max_steps=preset.steps[1], batch_size=preset.batch[1], schedule="cosine"), preset.rows[1],
+    )  # fmt: skip
+
+
+def starts(pair: Pair) -> dict[str, Matcher]:
+    """Return the starts of all kinds of maps."""
+    mlp = ResidualMLP(width=HIDDEN, epochs=3, batch_size=2048, rate=1e-3)
+    return dict(zip(KINDS, (Ridge(), LowRankResidual(RANK), mlp, Attention(causal=pair.is_language)), strict=True))
+
+
+def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[str, Any]:
+    """Fit, train, score and audit all stitches at one cut.
+
+    Returns:
+        Scores, differences, parameters, seconds and verdicts by row.
+    """
+    specs = pair.source.spec(cut[0]), pair.target.spec(cut[1])
+    found: dict[str, Any] = {"parameters": {}, "seconds": {}}
+    drawn: dict[str, Any] = {}
+    models = {}
+    for front, source, statistics in (("trained", pair.source, moments), ("untrained", pair.blank, blank)):
+        layers: dict[str, Any] = {}
+
+        def trained(
+            name: str, start: Matcher, matcher: TaskLoss, source: Any = source, statistics: Any = statistics,
+            layers: dict[str, Any] = layers, front: str = front,
+        ) -> None:  # fmt: skip
+            begun, read = time.perf_counter(), statistics
+            if isinstance(start, ResidualMLP):
+                some = PairedSamples.of(pair.train.take(pair.rows))
+                read = CollectedPair(Networks(source, pair.target).at([cut]), some, Run(progress=False)).rows(cut)
+            first = start.match(CollectedParts(*specs, "none", read)).only
+            model = join(source, cut[0], first, pair.target, cut[1], task=pair.task)
+            layers[name] = matcher.fit(model, pair.train, target=pair.target, progress=False)
+            if front == "trained":
+                found["seconds"][name] = time.perf_counter() - begun
+                found["parameters"][name] = sum(p.numel() for p in layers[name].parameters())
+                print(f"  {name}: {found['seconds'][name]:.0f} s", flush=True)
+
+        layers[CLOSED] = Ridge().match(CollectedParts(*specs, "none", statistics)).only
+        for name, start in starts(pair).items():
+            trained(name, start, pair.matcher)
+        if front == "trained":
+            half = (pair.matcher.max_steps or 0) // 2
+            first = replace(pair.matcher, max_steps=half, feature_steps=half)
+            fast = replace(pair.matcher, lr=1e-2)  # short training converges from a random start with larger steps only
+            for name, start, matcher in zip(
+                FEATURES,
+                (Ridge(), Random(), Random()),
+                (first, fast, replace(first, lr=fast.lr)),
+                strict=True,
+            ):
+                trained(name, start, matcher)
+        model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
+        halves, task = HalvesOfModel(model), task_named(pair.task)
+        scoring = Scoring(pair.target, {"": halves}, list(halves.predictors(layers)), task)
+        scored = scoring.run(PairedSamples.of(pair.test), Run(progress=False)).answers[""]
+        drawn[front] = {
+            name: rows[pair.figure] for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
+        }
+        if front == "trained":
+            models = {
+                name: join(source, cut[0], layers[name], pair.target, cut[1], task=pair.task)
+                for name in (CLOSED, *KINDS)
+            }
+    audits = hf_stitch.audit(
+        list(models.values()), pair.test, train_data=pair.train, target=pair.target, progress=False, resamples=200
+    )
+    sign = -1 if pair.is_language else 1  # fewer bits are better
+    of, blank_of = drawn["trained"], drawn["untrained"]
+    gains = {name: sign * (of[name] - of[AFFINE]) for name in KINDS[1:]}
+    found["scores"] = {name: interval(values) for name, values in of.items()}
+    found["untrained"] = {name: interval(blank_of[name]) for name in (CLOSED, *KINDS)}
+    found["gains"] = {name: interval(values) for name, values in gains.items()}
+    found["over ridge"] = {name: interval(sign * (of[name] - of[CLOSED])) for name in KINDS}
+    found["selectivity"] = {name: interval(sign * (of[name] - blank_of[name])) for name in (CLOSED, *KINDS)}
+    found["gains beyond untrained"] = {
+        name: interval(gain - sign * (blank_of[name] - blank_of[AFFINE])) for name, gain in gains.items()
+    }
+    found["features"] = {
+        "affine": interval(sign * (of[FEATURES[0]] - of[AFFINE])),
+        "random": interval(sign * (of[FEATURES[2]] - of[FEATURES[1]])),
+    }
+    found["drawn"] = {"affine": (sign * (of[FEATURES[0]] - of[AFFINE])).tolist(),
+                      "random": (sign * (of[FEATURES[2]] - of[FEATURES[1]])).tolist()}  # fmt: skip
+    found["audits"] = {
+        name: {
+            "in_distribution": one.in_distribution,
+            "doses": {each: dose.value for each, dose in one.doses.items()},
+            "residual": one.residual["body"],
+        }
+        for name, one in zip(models, audits, strict=True)
+    }
+    return found
+
+
+def interval(values: Any) -> list[float]:
+    """Return a value with its 95% interval."""
+    return [float(values[0]), *map(float, np.quantile(values[1:], [0.025, 0.975]))]
+
+
+def run(pair: Pair) -> dict[str, Any]:
+    """Run all depths of a pair.
+
+    Returns:
+        The record of the pair.
+    """
+    begun = time.perf_counter()
+    samples, how = PairedSamples.of(pair.train), Run(32, progress=False)
+    trained, blank = (
+        CollectedPair(Networks(source, pair.target).at(pair.cuts), samples, how) for source in (pair.source, pair.blank)
+    )
+    record: dict[str, Any] = {"figure": pair.figure, "cuts": {}}
+    for cut in pair.cuts:
+        print(f"{pair.name} {' → '.join(cut)}", flush=True)
+        record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))
+    for kind in ("affine", "random"):  # over the depths of a pair, on shared resamples
+        of_cuts = [found["drawn"][kind] for found in record["cuts"].values()]
+        record[f"features of {kind}"] = interval(np.mean(of_cuts, 0))
+    for found in record["cuts"].values():
+        del found["drawn"]
+    record["seconds"] = time.perf_counter() - begun
+    record["machine"] = f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
+    return record
+
+
+def shown(values: Iterable[float], digits: int = 3) -> str:
+    """Write a value with its interval."""
+    value, low, high = values
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def pays(found: dict[str, Any], name: str) -> bool:
+    """Return whether a map pays at a cell, by the rule of the page."""
+    audits = found["audits"]
+    left = audits[name]["in_distribution"] is False and audits[AFFINE]["in_distribution"] is True
+    return found["gains"][name][1] > 0 and found["gains beyond untrained"][name][0] > 0 and not left
+
+
+def section(name: str, record: dict[str, Any]) -> str:
+    """Write the tables of a pair."""
+    figure = record["figure"].replace("_", " ")
+    lines = [f"## {TITLES[name]}", ""]
+    for cut, found in record["cuts"].items():
+        target = f"; target alone {found['scores']['target'][0]:.3f}" if "bits" in figure else ""
+        lines += [
+            f"### `{cut}`{target}", "",
+            f"| | {figure} | gain over affine | untrained front | selectivity | parameters trained | seconds | audit |",
+            "|---" * 8 + "|",
+        ]  # fmt: skip
+        for row in (CLOSED, *KINDS):
+            audit = found["audits"][row]
+            state = {True: "in", False: "**out**", None: "undecided"}[audit["in_distribution"]]
+            most = max(audit["doses"].items(), key=lambda each: each[1], default=("none counts", 0.0))
+            if most[1] > 0:
+                state += f" ({most[0]} {most[1]:.2f})"
+            gain = shown(found["gains"][row]) if row in found["gains"] else "–"
+            trained = f"{found['parameters'][row]:,}" if row in found["parameters"] else "–"
+            seconds = f"{found['seconds'][row]:.0f}" if row in found["seconds"] else "–"
+            lines.append(
+                f"| {row} | {shown(found['scores'][row])} | {gain} | {found['untrained'][row][0]:.3f} "
+                f"| {shown(found['selectivity'][row])} | {trained} | {seconds} | {state} |"
+            )
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def features(records: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """Write the table of final features first, and the verdict."""
+    lines = [
+        "| | start | without | final features first | difference, mean over depths |", "|---" * 5 + "|",
+    ]  # fmt: skip
+    for name, record in records.items():
+        for kind, pair in (("affine", (AFFINE, FEATURES[0])), ("random", FEATURES[1:])):
+            columns = (", ".join(f"{found['scores'][row][0]:.3f}" for found in record["cuts"].values()) for row in pair)
+            lines.append(
+                f"| {TITLES[name]} | {kind} | {' | '.join(columns)} | {shown(record[f'features of {kind}'])} |"
+            )
+    default = [
+        kind for kind in ("affine", "random")
+        if all(record[f"features of {kind}"][1] > 0 for record in records.values())
+    ]  # fmt: skip
+    verdict = {
+        (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
+        (
+            "random",
+        ): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
+        "map by default, so that the default stays without.",
+        ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
+        ("affine", "random"): "It helps both starts on all pairs.",
+    }[tuple(default)]
+    return "\n".join(lines), verdict
+
+
+def page(record: dict[str, Any]) -> str:
+    """Write the page of a record."""
+    pairs = record["pairs"]
+    cells = [
+        (TITLES[name], cut, row)
+        for name, each in pairs.items() for cut, found in each["cuts"].items() for row in KINDS[1:] if pays(found, row)
+    ]  # fmt: skip
+    total = sum(len(each["cuts"]) for each in pairs.values()) * len(KINDS[1:])
+    paying = f"Maps beyond affine pay in {len(cells)} of {total} cases" + (
+        f": {'; '.join(f'{row} ({title}, {cut})' for title, cut, row in cells)}." if cells else "."
+    )
+    found = [each for record in pairs.values() for each in record["cuts"].values()]
+    out = {row: sum(each["audits"][row]["in_distribution"] is False for each in found) for row in (CLOSED, *KINDS)}
+    strange = f"Out of distribution, of {len(found)} cells: " + ", ".join(f"{row} {n}" for row, n in out.items()) + "."
+    table, default = features(pairs)
+    return PAGE.format(
+        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying, strange=strange, chance=0.025 * total,
+        sections="\n\n".join(section(name, each) for name, each in pairs.items()), features=table, default=default,
+        machine=next(iter(pairs.values()))["machine"], minutes=sum(each["seconds"] for each in pairs.values()) / 60,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    options = "data-dir", "published", "networks", "texts"
+    parser = study.parser(__doc__, *options, presets=PRESETS, required={"texts", "out"})
+    parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
+    parser.add_argument("--only", choices=TITLES, action="append", help="pair to run. Repeatable. [default: all]")
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+
+    def measured(name: str) -> dict[str, Any]:
+        return run(of_texts(preset, arguments) if name == "decoders" else of_images(name, preset, arguments))
+
+    chosen = arguments.only or TITLES
+    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in chosen}
+    if len(pairs) == len(TITLES):
+        settings = (
+            f"{preset.train[0]:,} images and {preset.train[1]:,} texts, {preset.steps[0]} steps of {preset.batch[0]} "
+            f"images and {preset.steps[1]} of {preset.batch[1]} texts (Adam, 0.001, cosine), scored on "
+            f"{preset.test[0]:,} and {preset.test[1]:,} held-out ones"
+        )
+        record = {"settings": settings, "pairs": pairs}
+        study.leave(NAME, record, page, {}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Shared parts of the experiments: arguments, presets, networks, pages and claims."""
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import study
+from dr_frankenstein import frankenstein, images, networks
+from dr_frankenstein.base_training import Base, adapted
+from matplotlib.figure import Figure
+
+import hf_stitch
+from hf_stitch.analysis import Score
+from hf_stitch.training import TaskLoss
+from hf_stitch.training.prepared import Augment
+from hf_stitch.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes and hyperparameters of an experiment.
+
+    Attributes:
+        train: Number of images to match on.
+        test: Number of held-out images.
+        epochs: Epochs of task-loss matching.
+        base: Number of training images and epochs of the base networks, where no published ones are given.
+        seeds: Number of base networks of each kind.
+        augment: Whether task-loss matching augments images.
+        lr: Learning rate of task-loss matching.
+        schedule: Learning rate schedule of task-loss matching.
+        batch: Batch size of task-loss matching.
+    """
+
+    train: int
+    test: int
+    epochs: int
+    base: tuple[int, int]
+    seeds: int = 2
+    augment: bool = False
+    lr: float = 1e-3
+    schedule: Schedule = "step"
+    batch: int = 128
+
+    def samples(self, data: str, data_dir: str | None) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
+        """Read the images to match on and the held-out images."""
+        sizes = {"train": self.train, "test": self.test}
+        train, test = (images.samples(data, split, n, data_dir) for split, n in sizes.items())
+        return train, test
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps of task-loss matching."""
+        return self.epochs * math.ceil(self.train / self.batch)
+
+    @property
+    def task_loss(self) -> TaskLoss:
+        """Task-loss matching with the soft labels of the target."""
+        return TaskLoss(epochs=self.epochs, batch_size=self.batch, lr=self.lr, schedule=self.schedule)
+
+    @property
+    def augmentation(self) -> Augment | None:
+        """Augmentation in task-loss matching, or ``None``."""
+        return images.augmented_samples if self.augment else None
+
+    def __str__(self) -> str:
+        trained = f"task loss for {self.steps:,} steps of {self.batch} images (Adam, {self.lr:g}, {self.schedule})"
+        augmented = "with" if self.augment else "without"
+        return f"{self.train:,} training images {augmented} augmentation, {trained}, {self.test:,} test images"
+
+
+TASK = "task loss"
+SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
+"""Larger steps, so that short training converges from any initialisation."""
+TEST = Preset(150, 60, 1, (150, 1))
+"""Preset for a quick test run."""
+PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
+PAPER_TITLE = "Similarity and matching of neural network representations (Csiszárik et al., NeurIPS 2021)"
+claim = partial(study.claim, "1")
+
+
+def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
+    """Load the published networks of an architecture if their folder is given, or else train networks.
+
+    Returns:
+        Number of the network, ascending -> network.
+    """
+    if not arguments.published:
+        count, epochs = preset.base
+        bases = [Base(architecture, epochs, count, seed) for seed in range(preset.seeds)]
+        return adapted(bases, arguments.networks, arguments.data_dir)
+    found, _ = networks.read_folder(arguments.published / f"drfrankenstein_{architecture}")
+    return {str(number): found[f"in{number}"] for number in sorted(int(name[2:]) for name in found)}
+
+
+CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
+"""Architecture -> layers to stitch at."""
+TITLES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
+
+
+def origin(arguments: argparse.Namespace, preset: Preset) -> str:
+    """Describe where the networks come from."""
+    if arguments.published:
+        return "the authors' published networks"
+    count, epochs = preset.base
+    return f"networks trained for {epochs} epochs on {count:,} images"
+
+
+def disjoint(names: Iterable[str], count: int) -> list[tuple[str, str]]:
+    """Pair the first network with the second, the third with the fourth and so on: no network is in two pairs."""
+    ordered = list(names)
+    return list(zip(ordered[::2], ordered[1::2], strict=False))[:count]
+
+
+def footer(name: str, script: str = "") -> str:
+    """Return the end of a page: the record and the command of the script, which has the same name by default."""
+    options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
+    return study.footer(name, f"dr_frankenstein.{script or name}", options)
+
+
+def scored(record: Mapping[str, float]) -> Score:
+    """Read a score from the record."""
+    return Score(**record)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Networks of one kind, which are stitched to each other.
+
+    Attributes:
+        networks: The networks by name.
+        accuracies: Their accuracies on the test images.
+        layers: Layers to stitch at, the same on both sides.
+    """
+
+    networks: Mapping[str, hf_stitch.Adapter]
+    accuracies: Sequence[float]
+    layers: Sequence[str]
+
+
+def by_kind(
+    kinds: Mapping[str, Kind], preset: Preset, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, dict[str, Any]]:
+    """Stitch each network to the next one of its kind, by least squares and by task loss.
+
+    Returns:
+        Kind -> accuracies, layers, and the relative accuracies of every method with their baselines.
+    """
+    found = {}
+    for name, kind in kinds.items():
+        some = kind.networks
+        stitched = frankenstein.answers(
+            some, some, frankenstein.ring(some), kind.layers, train, test,
+            direct={}, trained={TASK: preset.task_loss}, augment=preset.augmentation,
+        )  # fmt: skip
+        methods = (TASK, frankenstein.START, *frankenstein.BASELINES)
+        relative = {method: [stitched.relative(layer, method) for layer in kind.layers] for method in methods}
+        found[name] = {"accuracies": kind.accuracies, "layers": kind.layers, "relative_accuracy": relative}
+    return found
+
+
+def table_of_kinds(found: Mapping[str, Mapping[str, Any]], first: str) -> str:
+    """Return the table of :func:`by_kind`, with kinds of the same layers."""
+    layers = next(iter(found.values()))["layers"]
+    rows = []
+    for name, kind in found.items():
+        for method in (TASK, frankenstein.START, "mean_only"):
+            scores = map(scored, kind["relative_accuracy"][method])
+            cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
+            own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
+            rows.append((name, own, method.replace("_", " "), *cells))
+    return study.markdown((first, "accuracy of the networks", "method", *layers), rows)
+
+
+def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:
+    """Draw one line with its 95% band for each name over named positions."""
+    figure = Figure(figsize=(max(7.5, 0.75 * len(places) + 2.0), 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, scores) in enumerate(series.items()):
+        style = ("-", "--", ":")[number % 3]  # overlapping lines stay visible
+        (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
+        axes.fill_between(
+            places, [s.low for s in scores], [s.high for s in scores], color=line.get_color(), alpha=0.2, linewidth=0
+        )
+    axes.set_ylabel(label)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(title, fontsize="large")
+    return figure

@@ -1,0 +1,155 @@
+"""Experiment 8: low-rank stitching layers by regression and by task loss (Csiszárik et al. 2021, section 7, figure 7).
+
+Task-loss matching starts from the reduced-rank regression of the same rank.
+
+    python -m dr_frankenstein.low_rank --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+"""
+
+from typing import Any
+
+import numpy as np
+import study
+from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
+from hf_stitch_studies import rank_curve
+
+import hf_stitch
+from hf_stitch.plots import curves
+from hf_stitch.registry import registries
+
+PRESETS = {"small": Preset(3_000, 2_000, 2, (10_000, 6), batch=64, **SHORT), "test": TEST, "paper": PAPER}
+PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
+    "small": {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
+    "test": {"tiny10": (("bn8",), 1), "resnet20": (("layer3.2",), 1)},
+    "paper": {"tiny10": (CUTS["tiny10"], 5), "resnet20": (CUTS["resnet20"], 2)},
+}
+"""Layers, and number of pairs."""
+RANKS = (4, 8, 16)
+DIRECT = frankenstein.START
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
+    preset = PRESETS[arguments.preset]
+    train, test = preset.samples("cifar10", arguments.data_dir)
+    record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
+    pictures = {}
+    for architecture, (layers, count) in PLACES[arguments.preset].items():
+        networks = experiment.loaded(architecture, arguments, preset)
+        pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)[:count]
+        found = {
+            layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, preset, train, test) for a, b in pairs}
+            for layer in layers
+        }
+        record["networks"] = experiment.origin(arguments, preset)
+        record["architectures"][architecture] = found
+        pictures[f"low_rank_{architecture}"] = curves(
+            {
+                f"{layer}, {method}": {
+                    rank: _ends([runs[method][i].value for runs in found[layer].values()])
+                    for i, rank in enumerate(RANKS)
+                }
+                for layer in layers for method in (DIRECT, TASK)
+            },
+            axis="rank", label="relative accuracy", title=f"{TITLES[architecture]}: mean, worst and best pair",
+        )  # fmt: skip
+    study.leave("low_rank", record, page, pictures, arguments.out)
+
+
+def _ends(values: list[float]) -> tuple[float, float, float]:
+    return float(np.mean(values)), min(values), max(values)
+
+
+def measured(
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, preset: Preset, train: hf_stitch.Samples,
+    test: hf_stitch.Samples,
+) -> dict[str, list[Any]]:  # fmt: skip
+    """Fit and train a map of each rank; return the relative accuracies by method, in the order of the ranks."""
+    matchers = [registries.matchers.build("low_rank", rank=rank) for rank in RANKS]
+    starts = stitching.direct(source, target, layer, matchers, train)
+    ends = stitching.trained(preset.task_loss, starts, target, train, preset)
+    families = {
+        DIRECT: dict(zip(RANKS, (m.stitch for m in starts), strict=True)),
+        TASK: dict(zip(RANKS, ends, strict=True)),
+    }
+    found = rank_curve(starts[0], test, families, target=target, batch_size=stitching.BATCH)
+    return {method: [found[method][rank] for rank in RANKS] for method in families}
+
+
+PAGE = """# Experiment 8: bottlenecks (Csiszárik et al., NeurIPS 2021, section 7, figure 7)
+
+Claim: at equal rank, task loss is better than reduced-rank regression.
+
+Setting: {networks}, CIFAR-10, task loss from the reduced-rank regression of the same rank; {setting}. Mean over the
+pairs, in parentheses the worst and the best pair. ResNet-20 has 16 channels in its first stage: rank 16 is full there.
+
+Rule, written before these figures were seen: task loss is better at a layer and a rank if it is in every pair.
+
+{architectures}
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    sections = []
+    for architecture, layers in record["architectures"].items():
+        rows = [
+            (rank, *(_cell(runs, method, i) for runs in layers.values() for method in (DIRECT, TASK)))
+            for i, rank in enumerate(RANKS)
+        ]
+        header = ("rank", *(f"{layer}, {method}" for layer in layers for method in (DIRECT, TASK)))
+        better = _better(layers)
+        gains = _gains(layers)
+        sections += [
+            f"## {TITLES[architecture]}, {len(next(iter(layers.values())))} pairs",
+            study.markdown(header, rows),
+            f"- **Task loss is better: {study.decided(better)}**, at {sum(better)} of {len(better)} layers and "
+            f"ranks; the gain is {min(gains):+.3f} to {max(gains):+.3f}.",
+        ]
+    return PAGE.format(
+        footer=experiment.footer("low_rank"),
+        networks=record["networks"],
+        setting=record["setting"],
+        architectures="\n\n".join(sections),
+    )
+
+
+def _cell(runs: dict[str, Any], method: str, place: int) -> str:
+    values = [scored(run[method][place]).value for run in runs.values()]
+    return f"{np.mean(values):.3f} ({min(values):.3f}, {max(values):.3f})"
+
+
+def _of_pairs(layers: dict[str, Any]) -> list[list[float]]:
+    """Return the gains of task loss in each pair, by layer and rank."""
+    return [
+        [scored(run[TASK][i]).value - scored(run[DIRECT][i]).value for run in runs.values()]
+        for runs in layers.values()
+        for i in range(len(RANKS))
+    ]
+
+
+def _better(layers: dict[str, Any]) -> list[bool]:
+    return [min(gains) > 0 for gains in _of_pairs(layers)]
+
+
+def _gains(layers: dict[str, Any]) -> list[float]:
+    return [float(np.mean(gains)) for gains in _of_pairs(layers)]
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    return [
+        experiment.claim(
+            "7, figure 7", f"{TITLES[architecture]}: at equal rank, task loss is better than reduced-rank regression",
+            "plot", f"gain {min(_gains(layers)):+.3f} to {max(_gains(layers)):+.3f}",
+            f"{len(next(iter(layers.values())))} pairs, {len(layers)} layers, ranks {', '.join(map(str, RANKS))}",
+            study.decided(_better(layers)),
+        )
+        for architecture, layers in record["architectures"].items()
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

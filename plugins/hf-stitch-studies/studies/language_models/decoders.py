@@ -1,0 +1,170 @@
+"""Train two small decoders with different tokenizers on the same English texts.
+
+``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
+words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
+
+    python -m language_models.decoders --texts TEXTS --networks NETWORKS
+"""
+
+import argparse
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+START, PAD = "<s>", "<pad>"
+SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference")
+LENGTH = 300
+"""Characters of a text, at least; it ends with the word."""
+
+TOKENS = 128
+"""Tokens of a sequence in training."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A decoder.
+
+    Attributes:
+        vocabulary: Number of tokens.
+        width: Width of the residual stream.
+        depth: Number of blocks.
+        seed: Seed of its weights and of the order of its data.
+    """
+
+    vocabulary: int
+    width: int
+    depth: int
+    seed: int
+
+
+KINDS = {"fine": Kind(2_500, 192, 5, 0), "coarse": Kind(6_000, 160, 6, 1)}
+
+
+def passages(texts: Path) -> tuple[list[str], list[str]]:
+    """Cut the texts into passages, and hold out every twentieth.
+
+    Args:
+        texts: Folder of the texts.
+
+    Returns:
+        Passages for training, and passages held out.
+    """
+    found = []
+    for name in SOURCES:
+        words = (texts / f"{name}.txt").read_text(encoding="utf-8")
+        for line in words.splitlines():
+            found += [part.strip() for part in re.findall(rf".{{{LENGTH},}}?(?=\s|$)|.+$", line) if len(part) > 80]
+    return [text for i, text in enumerate(found) if i % 20], found[::20]
+
+
+def tokenizer(name: str, texts: list[str]) -> PreTrainedTokenizerFast:
+    """Train the tokenizer of a decoder.
+
+    Args:
+        name: ``fine`` or ``coarse``.
+        texts: Passages.
+
+    Returns:
+        The tokenizer, which begins each text with a token of its own.
+    """
+    size, special = KINDS[name].vocabulary, [START, PAD]
+    trainer: trainers.Trainer
+    if name == "fine":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        made = Tokenizer(models.Unigram())
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        made.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=size, special_tokens=[*special, "<unk>"], unk_token="<unk>", show_progress=False
+        )
+    made.train_from_iterator(texts[::3], trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, made.token_to_id(START))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=START, pad_token=PAD, padding_side="right")
+
+
+def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Tensor]:
+    """Yield all sequences once, in random order."""
+    order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(seed))
+    for start in range(0, len(order) - size + 1, size):
+        yield sequences[order[start : start + size]]
+
+
+def train(name: str, texts: list[str], share: float, threads: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Train a decoder on all passages once.
+
+    Args:
+        name: ``fine`` or ``coarse``.
+        texts: Passages.
+        share: Share of the passages to train on.
+        threads: Number of threads.
+
+    Returns:
+        The decoder and its tokenizer.
+    """
+    torch.set_num_threads(threads)
+    kind, reader = KINDS[name], tokenizer(name, texts)
+    ids = np.concatenate([np.array(each, dtype=np.int64) for each in reader(texts)["input_ids"]])
+    ids = ids[: int(len(ids) * share) // TOKENS * TOKENS]
+    sequences = torch.from_numpy(ids).view(-1, TOKENS)
+    torch.manual_seed(kind.seed)
+    config = LlamaConfig(
+        vocab_size=len(reader), hidden_size=kind.width, num_hidden_layers=kind.depth, num_attention_heads=4,
+        num_key_value_heads=4, intermediate_size=kind.width * 8 // 3, max_position_embeddings=512,
+        bos_token_id=reader.bos_token_id, eos_token_id=None, pad_token_id=reader.pad_token_id,
+    )  # fmt: skip
+    network, size = LlamaForCausalLM(config), 32
+    steps = len(sequences) // size
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.1, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(1.0, (step + 1) / 100) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2),
+    )
+    for step, batch in enumerate(track(batches(sequences, size, kind.seed), f"training {name}", steps)):
+        loss = network(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 200 == 0:
+            print(f"{name}: step {step} of {steps}, {loss.item():.3f} nats per token", flush=True)
+    return network.eval(), reader
+
+
+def main() -> None:
+    """Train the decoders from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
+    parser.add_argument("--networks", type=Path, required=True, help="folder for the decoders")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the texts to train on")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    texts, _ = passages(arguments.texts)
+    for name in KINDS:
+        start = time.perf_counter()
+        network, reader = train(name, texts, arguments.share, arguments.threads)
+        network.save_pretrained(arguments.networks / name)
+        reader.save_pretrained(arguments.networks / name)
+        print(f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

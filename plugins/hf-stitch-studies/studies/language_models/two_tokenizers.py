@@ -1,0 +1,338 @@
+"""Stitch two decoders with different tokenizers, and compare each map with what it must beat.
+
+``decoders.py`` trains the decoders. Then:
+
+    python -m language_models.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
+"""
+
+import json
+import math
+import platform
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+import torch
+from language_models.decoders import KINDS, passages
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_stitch
+from hf_stitch.adapters.prefixes import PrefixAdapter
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import Ridge
+from hf_stitch.pairs import CollectedPair, Pair
+from hf_stitch.running import Run
+from hf_stitch.scoring.halves import HalvesOfModel
+from hf_stitch.scoring.passing import Scoring
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch, StitchingLayer
+from hf_stitch.tasks.base import resampled
+from hf_stitch.tasks.kinds import task_named
+
+NAME = "two_tokenizers"
+ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")
+WITHIN = {"coarse": 0.05, "fine": 0.25}
+"""Bits per character within which the stitch must come of the target, by the tokenizer of the target."""
+ORDER = 5
+DIFFERENCES = ("own minus stitch", "untrained minus stitch", "own added", "stitch minus target")
+PAGE = """\
+# Decoders with different tokenizers
+
+At each token of the target, the source reads the text up to the end of that token, and a ridge map enters the remaining
+blocks of the target (`hf_stitch.stitch(…, align="prefix", own=True)`). Figures are bits per character of held-out
+English passages. Less is better; intervals of 95% are from a bootstrap over passages.
+
+Decoders: {about}. Each was trained once on half of some 20 MB of texts of Debian packages
+(`studies/language_models/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
+scored on {test:,} held-out ones of the same texts. A model of the last {last} characters (Witten-Bell, fitted to 8,000
+passages) needs {ngram:.2f} bits per character. Hardware: {machine}; {minutes:.0f} minutes.
+
+Rule, set before the figures: the stitch (prefix + own) works if at every depth, in both directions, it beats a map of
+the own token embeddings of the target (the interval of the difference, paired by passage, is above 0), and comes
+within {coarse} bits of the coarse target and {fine} of the fine one.
+**It beats the embeddings in {beats} of {cells} cells, and comes as near as that in {near} of {cells}.**
+
+{directions}
+- *own*: an affine map of the target's own token embeddings, which knows nothing of the text before.
+- *prefix*: a map of the source's activations alone.
+- *untrained + own*: the same stitch after a source with random weights. Its difference from the stitch is what the
+  training of the source adds.
+- *mean only*: the target's mean activations.
+- *own added*: what the embeddings add to the source's activations.
+"""
+CHECKED = """\
+Texts cut at random characters, in words and after spaces: {changed} of {tokens checked:,} tokens that both texts begin
+with have other logits (by more than .001). Generation: with and without a cache the same in {cached = uncached} of
+{texts} texts; {best of the final text} of {tokens} tokens are the best of one forward over the final text. The source
+runs on {nodes:.2f} times its own tokens; {boundaries:.0%} of the target's tokens end where one of the source's does.
+"""
+Values = NDArray[np.float64]
+
+
+def load(folder: Path, name: str) -> hf_stitch.Adapter:
+    """Load one of the decoders."""
+    network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
+    return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
+
+
+def untrained(adapter: hf_stitch.Adapter) -> hf_stitch.Adapter:
+    """Return the same decoder with random weights."""
+    torch.manual_seed(7)
+    network = type(adapter.model)(adapter.model.config).eval()
+    return hf_stitch.load(network, processor=adapter.processor)
+
+
+def layer_at(adapter: hf_stitch.Adapter, depth: float) -> str:
+    """Return the block at a relative depth."""
+    blocks = adapter.candidates
+    return blocks[min(int(depth * len(blocks)), len(blocks) - 2)]
+
+
+def part(moments: Moments, columns: slice) -> Moments:
+    """Return the moments of some columns of the source."""
+    return Moments.of(
+        moments.n, moments.mean_x[columns], moments.mean_y, moments.sxx[columns, columns], moments.syy,
+        moments.sxy[columns],
+    )  # fmt: skip
+
+
+def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer:
+    """Return the stitching layer with a map that reads some columns only."""
+    weight = torch.zeros(layer.widths[1], layer.widths[0])
+    weight[:, columns] = fitted.weight.detach()
+    return layer.with_maps(LinearStitch.of(weight=weight, bias=fitted.bias.detach()), None)
+
+
+def measure(
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str], depths: tuple[float, ...]
+) -> dict[str, dict[str, tuple[Values, Values]]]:
+    """Fit and score all maps of one direction.
+
+    Returns:
+        Depth -> row -> nats and characters of each text.
+    """
+    width = source.spec(layer_at(source, 0)).width
+    first, last = slice(0, width), slice(width, None)
+    pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in depths]
+    found: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in depths}
+    for kind, network in (("trained", source), ("untrained", untrained(source))):
+        reader = PrefixAdapter(network, target, own=True)
+        collected = CollectedPair(Pair(reader, target).at(pairs), PairedSamples.of(train), Run(32))
+        closed = Ridge().match(collected).layers
+        for depth, pair in zip(found, pairs, strict=True):
+            whole, fitted = collected.moments(pair)["body"], closed[pair]
+            layers = {"prefix + own": fitted}
+            if kind == "trained":
+                layers |= {
+                    "prefix": padded(fitted, Ridge().fit(part(whole, first)), first),
+                    "own": padded(fitted, Ridge().fit(part(whole, last)), last),
+                    "mean only": fitted.mean_only(),
+                }
+            stitched = join(reader, pair[0], fitted, target, pair[1], task="text-generation")
+            alone = network if kind == "trained" else None
+            halves = HalvesOfModel(stitched, alone)
+            predictors = list(halves.predictors(layers))
+            scoring = Scoring(target, {"": halves}, predictors, task_named(stitched.task), sizes=True)
+            scored = scoring.run(PairedSamples.of(test), Run(batch_size=32)).answers[""]
+            for name, values in scored.items():
+                row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
+                if kind == "trained" or row.startswith("untrained"):
+                    found[depth][row] = values["cross_entropy"], values["characters"]
+    return found
+
+
+def bits(drawn: tuple[Values, Values], weights: Values) -> Values:
+    """Bits per character on resamples of the texts."""
+    nats, characters = drawn
+    return np.asarray(weights @ nats / (weights @ characters) / math.log(2))
+
+
+def score(rows: dict[str, tuple[Values, Values]], seed: int = 0) -> dict[str, Any]:
+    """Return bits per character with intervals, and differences from the stitch, on shared resamples."""
+    n = len(rows["target"][0])
+    weights = np.concatenate(list(resampled(n, 1000, seed)))
+    drawn = {name: bits(values, weights) for name, values in rows.items()}
+    against = {
+        "own minus stitch": drawn["own"] - drawn["prefix + own"],
+        "untrained minus stitch": drawn["untrained + own"] - drawn["prefix + own"],
+        "stitch minus target": drawn["prefix + own"] - drawn["target"],
+        "own added": drawn["prefix"] - drawn["prefix + own"],
+    }
+    return {
+        name: [float(v[0]), *map(float, np.quantile(v[1:], [0.025, 0.975]))] for name, v in (drawn | against).items()
+    }
+
+
+def causality(model: Any, texts: list[str], seed: int = 0) -> dict[str, int]:
+    """Cut texts at random characters, in words and after spaces, and count logits at equal tokens that change."""
+    random, counted, changed = np.random.default_rng(seed), 0, 0
+    with torch.no_grad():
+        for text in texts:
+            spaces = [i + 1 for i, character in enumerate(text) if character == " "]
+            ends = {int(random.integers(2, len(text))), int(random.choice(spaces))}
+            inputs = model.preprocess([text])
+            whole = model(**inputs).logits[0]
+            for end in sorted(ends):
+                cut = model.preprocess([text[:end]])
+                ids, known = cut["input_ids"][0], inputs["input_ids"][0]
+                same = int((ids == known[: len(ids)]).long().cumprod(0).sum())
+                difference = (model(**cut).logits[0, :same] - whole[:same]).abs().amax(-1)
+                counted += same
+                changed += int((difference > 1e-3).sum())
+    return {"tokens checked": counted, "changed": changed}
+
+
+def generation(model: Any, texts: list[str], tokens: int = 30) -> dict[str, int]:
+    """Continue texts with and without a cache, and compare with the best tokens of one forward over the final text."""
+    same, best, total = 0, 0, 0
+    for text in texts:
+        inputs = model.preprocess([text[:60]])
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        cached, plain = (model.generate(**inputs, **options, use_cache=use) for use in (True, False))
+        same += int(torch.equal(cached, plain))
+        with torch.no_grad():
+            chosen = model(input_ids=cached).logits[:, -tokens - 1 : -1].argmax(-1)
+        best += int((chosen == cached[:, -tokens:]).sum())
+        total += tokens
+    return {"texts": len(texts), "cached = uncached": same, "tokens": total, "best of the final text": best}
+
+
+def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
+    """Bits per character of a model of the last characters (Witten-Bell), with 1/256 for each unknown one."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for text in train:
+        for i, character in enumerate(text):
+            for length in range(min(order, i + 1)):
+                counts[text[i - length : i]][character] += 1
+    nats, characters = 0.0, 0
+    for text in test:
+        for i, character in enumerate(text):
+            probability = 1 / 256
+            for length in range(min(order, i + 1)):
+                known = counts.get(text[i - length : i])
+                if known is None:
+                    break
+                total, kinds = known.total(), len(known)
+                probability = (known[character] + kinds * probability) / (total + kinds)
+            nats -= math.log(probability)
+            characters += 1
+    return nats / characters / math.log(2)
+
+
+def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float, ...]) -> dict[str, Any]:
+    """Run all directions and depths.
+
+    Args:
+        texts: Folder of the texts.
+        networks: Folder of the decoders.
+        sizes: Number of passages to fit to, to test on, and to check.
+        depths: Relative depths of the layers.
+
+    Returns:
+        The record.
+    """
+    start = time.perf_counter()
+    train, test = passages(texts)
+    random = np.random.default_rng(0)
+    train = [train[i] for i in random.permutation(len(train))]
+    test = [test[i] for i in random.permutation(len(test))]
+    both = {name: load(networks, name) for name in KINDS}
+    record: dict[str, Any] = {
+        "sizes": sizes, "order": ORDER, "ngram": ngram_bits(train[:8000], test[: sizes["test"]]), "directions": {},
+        "networks": {
+            name: {
+                "parameters": each.model.num_parameters(), "tokens": len(each.processor),
+                "width": each.model.config.hidden_size, "blocks": each.model.config.num_hidden_layers,
+            }
+            for name, each in both.items()
+        },
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}",
+    }  # fmt: skip
+    for source, target in (("fine", "coarse"), ("coarse", "fine")):
+        found = measure(both[source], both[target], train[: sizes["train"]], test[: sizes["test"]], depths)
+        layers = layer_at(both[source], depths[1]), layer_at(both[target], depths[1])
+        model = hf_stitch.stitch(
+            both[source], both[target], train[:200], source_layer=layers[0], target_layer=layers[1],
+            matcher="ridge", align="prefix", own=True, batch_size=32,
+        )  # fmt: skip
+        checked = test[: sizes["checked"]]
+        nodes, alone, shared, ends = 0, 0, 0, 0
+        for text in checked:
+            reading = model.source.read(**model.preprocess([text]))
+            nodes += reading.input_ids.numel()
+            alone += both[source].preprocess([text])["input_ids"].numel()
+            shared += int(torch.isin(reading.alignment, reading.kept).sum())
+            ends += reading.alignment.numel()
+        record["directions"][f"{source} → {target}"] = {
+            "depths": {depth: score(rows) for depth, rows in found.items()},
+            "causality": causality(model, checked),
+            "generation": generation(model, checked[:10]),
+            "nodes per token": nodes / alone,
+            "shared boundaries": shared / ends,
+        }
+        print(json.dumps(record["directions"][f"{source} → {target}"], indent=1), flush=True)
+    record["seconds"] = time.perf_counter() - start
+    return record
+
+
+def verdicts(record: dict[str, Any]) -> list[tuple[str, str, bool, bool]]:
+    """Return for each direction and depth whether the stitch beats its own embeddings, and comes near the target."""
+    found = []
+    for direction, values in record["directions"].items():
+        within = WITHIN[direction.split()[-1]]
+        for depth, rows in values["depths"].items():
+            beats = rows["own minus stitch"][1] > 0
+            found.append((direction, depth, beats, rows["stitch minus target"][0] <= within))
+    return found
+
+
+def page(record: dict[str, Any]) -> str:
+    """Write the page of a record."""
+    sizes, networks, found = record["sizes"], record["networks"], verdicts(record)
+    about = "; ".join(
+        f"`{name}`: {n['tokens']:,} tokens, width {n['width']}, {n['blocks']} blocks, {n['parameters']:,} parameters"
+        for name, n in networks.items()
+    )
+    return PAGE.format(
+        about=about, **sizes, last=record["order"] - 1, ngram=record["ngram"], machine=record["machine"],
+        minutes=record["seconds"] / 60, coarse=WITHIN["coarse"], fine=WITHIN["fine"], cells=len(found),
+        beats=sum(f[2] for f in found), near=sum(f[3] for f in found),
+        directions="\n".join(_direction(name, values) for name, values in record["directions"].items()),
+    )  # fmt: skip
+
+
+def _direction(name: str, values: dict[str, Any]) -> str:
+    """Write the table of a direction, and what was checked."""
+    depths = values["depths"]
+    lines = [f"## {name}", "", f"| bits per character | {' | '.join(f'depth {d}' for d in depths)} |"]
+    lines.append("|---" * (len(depths) + 1) + "|")
+    for row in (*ROWS, *DIFFERENCES):
+        cells = (f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in (rows[row] for rows in depths.values()))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    checked = CHECKED.format(
+        **values["causality"], **values["generation"], nodes=values["nodes per token"],
+        boundaries=values["shared boundaries"],
+    )  # fmt: skip
+    return "\n".join((*lines, "", checked))
+
+
+PRESETS: dict[str, dict[str, int]] = {
+    "small": {"train": 1500, "test": 300, "checked": 20},
+    "test": {"train": 40, "test": 20, "checked": 4},
+}
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    arguments = study.parser(__doc__, "texts", "networks", presets=PRESETS, required={"texts", "out"}).parse_args()
+    record = run(arguments.texts, arguments.networks, PRESETS[arguments.preset], (0.25, 0.5, 0.75))
+    study.leave(NAME, record, page, {}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

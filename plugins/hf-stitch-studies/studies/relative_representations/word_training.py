@@ -1,0 +1,104 @@
+"""Train word vectors on texts: word2vec and fastText, both as skip-grams."""
+
+import gzip
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gensim.models import FastText, Word2Vec  # type: ignore[import-untyped]
+from hf_stitch_word_vectors import WordVectors, read_vectors
+from relative_representations.encoders import digest
+
+from hf_stitch.storage.files import write_whole
+
+WORDS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+ALGORITHMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "word2vec": (Word2Vec, {"alpha": 0.025}),
+    "fastText": (FastText, {"alpha": 0.05, "bucket": 200_000}),
+}
+"""Name -> class and options; the learning rates are the defaults of the authors' programs."""
+
+
+def lines_of(folder: Path) -> Iterator[str]:
+    """Yield the lines of all ``.txt`` and ``.txt.gz`` files of a folder, in the order of their names.
+
+    Raises:
+        SystemExit: If there is no such file.
+    """
+    files = sorted([*folder.glob("*.txt"), *folder.glob("*.txt.gz")])
+    if not files:
+        raise SystemExit(f"there is no .txt or .txt.gz file in {folder}: see the page for the texts that were used")
+    for file in files:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8", errors="replace") as text:
+            yield from text
+
+
+def tokens_of(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the words of every line in lower case, separated by spaces; lines of one word are left out."""
+    for line in lines:
+        words = WORDS.findall(line.lower())
+        if len(words) > 1:
+            yield " ".join(words)
+
+
+def written(lines: Iterator[str], cache: Path) -> tuple[Path, int]:
+    """Write the words of lines to a file in the cache, named by its content, and count them.
+
+    Args:
+        lines: The lines.
+        cache: The folder.
+
+    Returns:
+        The file and the number of words.
+    """
+    count, content = 0, hashlib.sha256()
+    for line in (kept := list(tokens_of(lines))):
+        count += line.count(" ") + 1
+        content.update(line.encode() + b"\n")
+    path = cache / f"tokens_{content.hexdigest()[:16]}.txt"
+    if not path.is_file():
+        write_whole(path, lambda unfinished: unfinished.write_text("\n".join(kept) + "\n"))
+    return path, count
+
+
+def parts_of(folder: Path, cache: Path, most: int | None) -> dict[str, tuple[Path, int]]:
+    """Write the words of all lines, of those with even and of those with odd numbers.
+
+    Args:
+        folder: Folder of the texts.
+        cache: The folder for words.
+        most: Number of lines, the first ones; ``None`` for all.
+
+    Returns:
+        ``all``, ``even`` and ``odd`` -> file and number of words.
+    """
+    places = {"all": slice(0, most), "even": slice(0, most, 2), "odd": slice(1, most, 2)}
+    return {
+        part: written(islice(lines_of(folder), place.start, place.stop, place.step), cache)
+        for part, place in places.items()
+    }
+
+
+def trained(algorithm: str, seed: int, words: Path, cache: Path, **options: Any) -> WordVectors:
+    """Train word vectors in one thread, which gives the same vectors again, or read them from the cache.
+
+    Args:
+        algorithm: A name in ``ALGORITHMS``.
+        seed: Seed of the initialization and of what is drawn.
+        words: Words of a sentence in every line, in a file named by its content.
+        cache: Folder for trained vectors.
+        **options: Options of gensim: ``vector_size``, ``epochs``, ``min_count``, …
+
+    Returns:
+        The vectors, the most frequent word first.
+    """
+    create, own = ALGORITHMS[algorithm]
+    chosen = {"sg": 1, "window": 5, "negative": 5, "sample": 1e-4, **own, **options}
+    path = cache / f"{algorithm}_{digest(words.name, seed, chosen)}.bin"
+    if not path.is_file():
+        model = create(corpus_file=str(words), seed=seed, workers=1, **chosen)
+        write_whole(path, lambda unfinished: model.wv.save_word2vec_format(str(unfinished), binary=True))
+    return read_vectors(path)

@@ -1,0 +1,177 @@
+"""What all studies share: command line, resume, record, page and claims.
+
+A study is a script in a folder beside this file, with ``main``, ``page(record)``, the text of its page, and for the
+papers ``claims(record)``, its rows in the table of all. Run it from here, where scripts import each other:
+
+    python -m dr_frankenstein.matching --preset test --data-dir DATA --networks NETWORKS --out OUT
+
+``run.py`` runs them all, and writes all pages and the table from the records.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from hf_stitch.storage.files import write_whole
+
+Record = dict[str, Any]
+
+# -- command line ------------------------------------------------------------------------------------------------------
+
+PRESETS = ("small", "paper", "test")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "data-dir": {"help": "local folder of the data sets; default: the Hub"},
+    "published": {
+        "type": Path,
+        "help": "folder that contains drfrankenstein_tiny10 and drfrankenstein_resnet20, published networks trained "
+        "on CIFAR-10; default: train networks",
+    },
+    "networks": {"type": Path, "required": True, "help": "folder of networks; missing ones are trained and saved"},
+    "cache": {"type": Path, "required": True, "help": "folder of what is trained, encoded and measured"},
+    "texts": {"type": Path, "help": "folder of English texts, .txt or .txt.gz, a passage a line"},
+    "encoders": {
+        "choices": ("hub", "local"), "default": "hub",
+        "help": "encoders from the Hub, or small ones of the same families, trained on the available data",
+    },
+    "out": {"type": Path, "help": "output folder of the record, the page and the figures"},
+}  # fmt: skip
+"""Name -> how argparse reads the option."""
+
+
+def parser(
+    description: str | None, *options: str, presets: Collection[str] = PRESETS, required: Collection[str] = ()
+) -> argparse.ArgumentParser:
+    """Create the parser of a study.
+
+    Args:
+        description: What the study does, usually the docstring of the script.
+        options: Names in :data:`OPTIONS` that it takes besides ``--preset`` and ``--out``.
+        presets: Its presets.
+        required: Options that it cannot do without, besides those that always are.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument(
+        "--preset", choices=tuple(presets), default="small",
+        help="small: minutes to hours; paper: the sizes of the paper; test: seconds, to check that the script runs",
+    )  # fmt: skip
+    for name in (*options, "out"):
+        made.add_argument(f"--{name}", **OPTIONS[name] | ({"required": True} if name in required else {}))
+    return made
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """Read a value from a JSON file; make and write it first, if there is none. An interrupted run goes on so."""
+    if not path.is_file():
+        stored = json.dumps(plain(make())) + "\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda whole: whole.write_text(stored))
+    return json.loads(path.read_text())
+
+
+# -- record and page ---------------------------------------------------------------------------------------------------
+
+
+def leave(
+    name: str, record: Mapping[str, Any], page: Callable[[Record], str], pictures: Mapping[str, Figure],
+    out: Path | None, *, null: bool = False,
+) -> None:  # fmt: skip
+    """Print the page of a record, and write record, page and figures if an output folder is given.
+
+    Args:
+        name: Name of the files.
+        record: Everything that the page needs.
+        page: Function from the record, as it is read from JSON, to the page.
+        pictures: Name -> figure.
+        out: Output folder, or ``None``.
+        null: Whether the page expects ``None`` where a number is NaN or infinite.
+    """
+    lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record, null).items())
+    stored = f"{{\n{lines}\n}}\n"
+    if out is not None:  # the record first: a mistake in the page must not lose it
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / f"{name}.json", lambda path: path.write_text(stored, encoding="utf-8"))
+    text = page(json.loads(stored))
+    print(text)
+    if out is None:
+        return
+    write_whole(out / f"{name}.md", lambda path: path.write_text(text, encoding="utf-8"))
+    for picture, figure in pictures.items():
+        write_whole(out / f"{picture}.png", partial(figure.savefig, dpi=120, format="png"))
+
+
+def plain(value: Any, null: bool = False) -> Any:
+    """Return dataclasses, arrays and containers as JSON with six significant digits."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value), null)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), null)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each, null) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(each, null) for each in value]
+    if isinstance(value, float):
+        return None if null and not math.isfinite(value) else float(f"{value:.6g}")
+    return value
+
+
+def _lines(value: Any) -> str:
+    """Write a value as JSON, with one line for each entry of a mapping of mappings or a list of mappings."""
+    dumped = partial(json.dumps, ensure_ascii=False)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(map(dumped, value)) + "\n ]"
+    if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
+        return "{\n  " + ",\n  ".join(f"{dumped(key)}: {dumped(each)}" for key, each in value.items()) + "\n }"
+    return dumped(value)
+
+
+def markdown(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Format a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def footer(name: str, script: str, options: str) -> str:
+    """Return the end of a page: the record of a name, and the command of the script, for example ``few_pairs.few``."""
+    return (
+        f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
+        f"python -m {script} {options}\n```\n"
+    )
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+VERDICTS = ("confirmed", "in part", "refuted", "undecided", "out of reach", "not yet")
+
+
+def claim(paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str) -> dict[str, str]:
+    """Return a row of the table of all experiments.
+
+    Args:
+        paper: Number of the paper.
+        place: Section, figure or table of the paper.
+        claimed: The claim, in one sentence.
+        published: The paper's figure.
+        ours: The figure here.
+        n: What was counted.
+        verdict: One of :data:`VERDICTS`; ``stand-in`` before it where networks or data differ in kind.
+    """
+    if verdict.removeprefix("stand-in ") not in VERDICTS:
+        raise ValueError(f"there is no verdict {verdict!r}; there are {', '.join(VERDICTS)}")
+    names = ("paper", "place", "claim", "published", "ours", "n", "verdict")
+    return dict(zip(names, (paper, place, claimed, published, ours, n, verdict), strict=True))
+
+
+def decided(shares: Iterable[bool]) -> str:
+    """Return ``confirmed`` if all are true, ``refuted`` if none is, and ``in part`` otherwise."""
+    found = list(shares)
+    return "confirmed" if all(found) else "in part" if any(found) else "refuted"

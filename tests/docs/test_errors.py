@@ -1,0 +1,99 @@
+"""Each page of docs/errors quotes the message that people meet: here the errors are raised and compared with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scenes import errors, vit, vit_processor
+
+import hf_stitch
+from hf_stitch import Stitcher
+
+FOLDER = Path(__file__).parents[2] / "docs" / "errors"
+QUOTED = re.compile(r"^```text\n(\w+Error: .*?)^```", re.DOTALL | re.MULTILINE)
+LAYERS = {"source_layer": "layer3.0", "target_layer": "vit.layers.3", "progress": False}
+BERT = dict.fromkeys(("source_layer", "target_layer"), "bert.encoder.layer.0")
+Scene = dict[str, Any]
+
+
+def other_processor(scene: Scene) -> object:
+    """Attach a target whose images are normalised in another way."""
+    processor = vit_processor()
+    processor.image_mean = [0.1, 0.1, 0.1]
+    return Stitcher.from_pretrained("stitcher").attach(scene["source"], hf_stitch.load(vit(), processor=processor))
+
+
+def damaged(scene: Scene) -> object:
+    """Load a model after a bit of its weights has changed."""
+    path = Path("model/model.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    return hf_stitch.StitchedModel.from_pretrained("model")
+
+
+def other_order(scene: Scene) -> object:
+    """Compare two sides of which one is reversed."""
+    ids = [f"s{place}" for place in range(60)]
+    one, two = (hf_stitch.Samples.of(scene["dataset"], id=each) for each in (ids, ids[::-1]))
+    return hf_stitch.compare(scene["source"], scene["target"], one, paired_data=two)
+
+
+def too_large(scene: Scene) -> object:
+    """Stitch wide layers with all their positions in a row."""
+    wide = hf_stitch.load("timm:vgg11", pretrained=False)
+    features = {"source_layer": "features.3", "target_layer": "features.3", "pooling": "flatten"}
+    return hf_stitch.stitch(wide, wide, list(scene["dataset"]["image"]), progress=False, **features)
+
+
+def few(scene: Scene) -> Any:
+    """Return twelve samples."""
+    return scene["dataset"].select(range(12))
+
+
+RAISES: dict[str, list[Callable[[Scene], object]]] = {
+    "not-a-cut": [lambda s: s["source"].encode(torch.randn(2, 3, 32, 32), "layer2.1.conv1")],
+    "no-example": [lambda s: hf_stitch.load(s["net"])],
+    "other-weights": [lambda s: Stitcher.from_pretrained("stitcher").attach(s["seed_1"], s["target"]), other_processor],
+    "no-name": [lambda s: Stitcher.from_pretrained("stitcher").attach()],
+    "other-tokens": [lambda s: hf_stitch.compare(s["llama"], s["gpt2_small"], s["texts"], pooling="none")],
+    "too-few-samples": [
+        lambda s: hf_stitch.stitch(s["source"], s["target"], few(s), pooling="mean", matcher="lstsq", **LAYERS),
+        lambda s: hf_stitch.compare(s["seed_0"], s["seed_1"], few(s), metrics=["cca"], pooling="mean"),
+    ],
+    "other-order": [other_order],
+    "other-labels": [
+        lambda s: hf_stitch.stitch(s["source"], s["target"], [(row["image"], 7) for row in s["dataset"]], **LAYERS)
+    ],
+    "heads": [lambda s: hf_stitch.stitch(s["bert"], s["answers"], s["texts"], **BERT)],
+    "damaged-file": [damaged],
+    "not-saved": [lambda s: s["stitched"].save_pretrained("whole")],
+    "too-large": [too_large],
+}
+"""Page -> what raises the errors that it quotes, in their order."""
+
+
+def test_every_page_of_errors_is_raised_here_and_listed() -> None:
+    names = {path.stem for path in FOLDER.glob("*.md")} - {"index"}
+    assert names == set(RAISES)
+    index = (FOLDER / "index.md").read_text()
+    assert all(f"]({name}.md)" in index and f"\n{name}\n" in index for name in names)
+
+
+@pytest.mark.parametrize("page", RAISES)
+def test_the_quoted_message_is_that_of_the_error(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scene, quoted = errors(), QUOTED.findall((FOLDER / f"{page}.md").read_text())
+    assert len(quoted) == len(RAISES[page])
+    for message, raises in zip(quoted, RAISES[page], strict=True):
+        with pytest.raises(Exception) as caught:
+            raises(scene)
+        # Sizes that depend on the machine are quoted as they were on one.
+        parts = re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))
+        pattern = ".*".join(map(re.escape, parts))
+        assert re.search(pattern, f"{caught.type.__name__}: {' '.join(str(caught.value).split())}"), caught.value

@@ -1,0 +1,52 @@
+"""Every example runs, is short, and shows what it promises."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOWS = {
+    "check": "relative accuracy 0.",
+    "compare": "most alike: layer",
+    "compare_many": "weight_cosine",
+    "cut": "same logits: True",
+    "grid": "out of distribution: [[",
+    "own_network": "task: image-classification",
+    "plan": "layer3.0",
+    "relative": "accuracy with another encoder, no training: 0.",
+    "share": "same logits: True",
+    "stitch": "mean_only",
+    "swap": "map: {'name': ",
+    "task_loss": "task_loss: 0.",
+    "train": "settled at epoch: {'vit.layers.0'",
+    "transfer": "carried to the other one:    0.",
+    "two_tokenizers": "She is walk",
+    "upgrade_embeddings": "Go with ridge, index",
+}
+"""Script -> what it prints."""
+
+
+@pytest.fixture(scope="module")
+def networks() -> None:
+    """The networks of the scripts, which are trained once."""
+    sys.path.insert(0, str(EXAMPLES))
+    import networks  # noqa: F401
+
+    sys.path.remove(str(EXAMPLES))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "networks"))
+def test_an_example_runs(
+    name: str, networks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = EXAMPLES / f"{name}.py"
+    assert len(script.read_text().splitlines()) <= 60
+    runpy.run_path(str(script), run_name="__main__")
+    assert SHOWS[name] in capsys.readouterr().out
+    assert f"(examples/{name}.py)" in (EXAMPLES.parent / "README.md").read_text(), "the table of jobs has no link"

@@ -1,0 +1,171 @@
+"""The names in a config fetch and start nothing, and nor do constructors of networks."""
+
+from __future__ import annotations
+
+import copy
+import re
+import socket
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from hf_stitch.adapters import load_recorded
+from hf_stitch.adapters.sealed import SealedError, sealed
+from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.artefacts.record import check_counts
+from hf_stitch.reference import ModelReference
+from hf_stitch.registry import registries
+
+from contact import Contact  # isort: skip
+
+
+def of_transformers(kind: str, **config: Any) -> dict[str, Any]:
+    return {"library": "transformers", "class": kind, "config": config}
+
+
+def of_timm(architecture: str, **arguments: Any) -> dict[str, Any]:
+    return {"library": "timm", "architecture": architecture, "arguments": arguments}
+
+
+def build(blueprint: dict[str, Any]) -> torch.nn.Module:
+    check_counts(blueprint, "the blueprint")
+    with weightless():
+        network: torch.nn.Module = registries.adapters.get(blueprint["library"]).build(blueprint)
+    return network
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3", "ninja", {"": "x"}, ["sdpa"]])
+def test_the_reference_of_a_stitcher_cannot_name_a_kernel(implementation: Any) -> None:
+    with pytest.raises(ValueError, match="sets the loading option attn_implementation"):
+        load_recorded(ModelReference("a/b", "transformers", kwargs={"attn_implementation": implementation}))
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 8}
+NAMED: dict[str, dict[str, Any]] = {
+    "attention": of_transformers("BertModel") | {"attention": "org/kernel"},
+    "attention of a package": of_transformers("BertModel") | {"attention": "flash_attention_2"},
+    "attention of parts": of_transformers("BertModel") | {"attention": {"": "org/kernel"}},
+    "another module of transformers": of_transformers("BertModel") | {"attention": "ninja"},
+    "attention in the config": of_transformers("BertModel", _attn_implementation="org/kernel"),
+    "attention of a part": of_transformers("CLIPModel", text_config={"attn_implementation": "flash_attention_3"}),
+    "experts": of_transformers("MixtralModel", experts_implementation="org/kernel"),
+    "quantisation": of_transformers("BertModel", quantization_config={"quant_method": "bitsandbytes"}),
+    "backbone on the Hub": of_transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
+    "backbone of old times": of_transformers("DPTForDepthEstimation", backbone="gpt2"),
+    "backbone of timm, looked up": of_transformers("DPTForDepthEstimation", backbone="resnet50"),
+    "options of a backbone": of_transformers("DPTForDepthEstimation", backbone_kwargs={"checkpoint_path": "x"}),
+    "tag of a backbone": of_transformers("TimmBackbone", model_type="timm_backbone", backbone="resnet18.org/name"),
+    "tag of a wrapper": of_transformers("TimmWrapperModel", architecture="resnet18.any"),
+    "a list as wrapper": of_transformers("TimmWrapperModel", architecture=["hf-hub:org/name"]),
+    "pretrained wrapper": of_transformers("TimmWrapperModel", model_args={"pretrained": True}),
+    "weights of a wrapper": of_transformers("TimmWrapperModel", model_args={"checkpoint_path": "x"}),
+    "a class of another module": of_transformers("models.bert.modeling_bert.BertModel"),
+    "no class": of_transformers("logging"),
+    "weights of timm": of_timm("resnet10t", checkpoint_path="x"),
+    "pretrained": of_timm("resnet10t", pretrained=True),
+    "address": of_timm("resnet10t") | {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
+    "file": of_timm("resnet10t") | {"pretrained_cfg": {"file": "/etc/passwd"}},
+    "Hub": of_timm("resnet10t") | {"pretrained_cfg": {"hf_hub_id": "org/name"}},
+    "architecture": of_timm("hf-hub:org/name"),
+    "folder": of_timm("local-dir:/tmp"),
+    "architecture with a tag": of_timm("resnet10t.org/name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_config_names_nothing_to_fetch_or_run(what: str, contact: Contact) -> None:
+    message = "may refer only to components|must contain only an architecture of timm|transformers has no model class"
+    message += "|has no 'flash_attention_2' in transformers"
+    with pytest.raises(ValueError, match=message):
+        build(NAMED[what])
+
+
+def test_remote_code_that_a_config_names_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composite models build their parts with Auto classes, which would prompt the user for 15 seconds."""
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("a prompt"))
+    code = {"auto_map": {"AutoModel": "org/name--code.Model", "AutoConfig": "org/name--code.Config"}}
+    part = {**BERT, "model_type": "bert", **code}
+    config = {"encoder": part, "decoder": {**part, "is_decoder": True, "add_cross_attention": True}, **code}
+    assert type(build(of_transformers("EncoderDecoderModel", **config)).encoder).__name__ == "BertModel"
+
+
+@pytest.mark.parametrize("attention", [None, "eager", "sdpa", "flex_attention"])
+def test_harmless_names_are_kept(attention: str | None, contact: Contact) -> None:
+    network = build(of_transformers("BertModel", **BERT) | {"attention": attention})
+    assert network.config._attn_implementation == (attention or "sdpa")
+
+
+def test_sealed_code_opens_no_connection_and_starts_no_program() -> None:
+    for attempt in (
+        lambda: socket.create_connection(("127.0.0.1", 9)),
+        lambda: socket.getaddrinfo("huggingface.co", 443),
+        lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9)),
+        lambda: subprocess.run(["true"], check=True),
+    ):
+        with pytest.raises(SealedError, match="may not cause the event"), sealed():
+            attempt()
+
+
+def test_other_threads_and_later_code_are_not_sealed() -> None:
+    results = []
+    with sealed():
+        thread = threading.Thread(target=lambda: results.append(subprocess.run(["true"], check=False).returncode))
+        thread.start()
+        thread.join()
+    assert results == [0] and subprocess.run(["true"], check=False).returncode == 0
+
+
+def test_a_nested_seal_does_not_open_the_outer_one() -> None:
+    with sealed():
+        with sealed():
+            pass
+        with pytest.raises(SealedError):
+            subprocess.run(["true"], check=False)
+
+
+@pytest.mark.slow
+def test_no_type_of_transformers_has_more_layers_or_classes() -> None:
+    found = 0
+    for name in CONFIG_MAPPING_NAMES.values():
+        try:
+            config = getattr(transformers, name)().to_dict()
+        except Exception:  # no default config, or a package is missing
+            continue
+        check_counts(config, name)
+        found += 1
+    assert found > 300
+
+
+# -- all types of transformers -----------------------------------------------------------------------------------------
+def classes() -> dict[str, str]:
+    """Return a class of each type that the Auto mappings list."""
+    found: dict[str, str] = {}
+    for name in sorted(vars(modeling_auto), key=lambda name: name != "MODEL_MAPPING_NAMES"):
+        if re.fullmatch("MODEL_.*MAPPING_NAMES", name):
+            for model_type, kinds in vars(modeling_auto)[name].items():
+                found.setdefault(model_type, kinds if isinstance(kinds, str) else kinds[0])
+    return found
+
+
+DOZEN = ("bert", "clip", "detr", "distilbert", "dpt", "gpt2", "llama", "marian", "mixtral", "rwkv", "t5", "vit")
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(each, marks=[] if each in DOZEN else pytest.mark.slow) for each in sorted(classes())]
+)
+def test_building_any_network_opens_no_connection(model_type: str, contact: Contact) -> None:
+    kind = getattr(transformers, classes()[model_type], None)
+    try:
+        config = copy.deepcopy(kind.config_class().to_dict())
+        with sealed(), torch.device("meta"):
+            kind(kind.config_class())
+    except Exception as error:  # no default config, or a package is missing
+        pytest.skip(f"{type(error).__name__}: {error}")
+    assert isinstance(build(of_transformers(kind.__name__, **config)), kind)

@@ -1,0 +1,121 @@
+"""Every built-in task passes the conformance checks, and tasks that break a promise fail the part that names it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_networks import TEXT, WORDS, adapted, build
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch.data import Samples
+from hf_stitch.registry import Entry, registries
+from hf_stitch.tasks.base import Array
+from hf_stitch.tasks.classification import ImageClassification, TextClassification
+from hf_stitch.testing import Part, check_task
+
+TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]
+NAMES = ("O", "B-x", "I-x")
+LABELS: dict[str, Any] = {
+    "token-classification": [[(i + j) % 3 for j in range(len(text.split()))] for i, text in enumerate(TEXTS)],
+    "text-classification": [i % 2 for i in range(20)],
+    "regression": [i / 7 for i in range(20)],
+    "multi-label-classification": [[i % 2, i % 3 > 0, 1] for i in range(20)],
+}
+
+
+def bert(head: str = "BertForSequenceClassification", **options: Any) -> hf_stitch.Adapter:
+    torch.manual_seed(0)
+    return adapted("bert", getattr(transformers, head)(transformers.BertConfig(**TEXT, **options)).eval())
+
+
+def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
+    """A network with the head of a task, and data for it."""
+    torch.manual_seed(3)
+    if name == "image-classification":
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        images = torch.randn(20, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+        return hf_stitch.load(net, example_inputs=images[:2]), Samples.of(images, label=[i % 3 for i in range(20)])
+    network = {
+        "feature-extraction": lambda: bert("BertModel"),
+        "text-classification": bert,
+        "text-generation": lambda: adapted("llama", build("llama", 0)),
+        "token-classification": lambda: bert("BertForTokenClassification", id2label=dict(enumerate(NAMES))),
+        "regression": lambda: bert(num_labels=1),
+        "multi-label-classification": lambda: bert(num_labels=3, problem_type="multi_label_classification"),
+    }[name]()
+    labels = [[*map(int, each)] if isinstance(each, list) else each for each in LABELS.get(name, ())]
+    return network, Samples.of(TEXTS, label=labels or None)
+
+
+@pytest.mark.parametrize(
+    "part", [part for name in registries.tasks for part in check_task.parts(registries.tasks.build(name), *case(name))],
+    ids=str,
+)  # fmt: skip
+def test_built_in_tasks_conform(part: Part) -> None:
+    part()
+
+
+class Broken(ImageClassification):
+    """Breaks the promise of one part."""
+
+    name = "broken"
+    heads = ()
+    broken: ClassVar[str] = ""
+
+    def figures_of(self, own: Any, target: Any, weights: Array) -> dict[str, Array]:
+        found = super().figures_of(own, target, weights)
+        if self.broken == "itself":
+            found = {"other": found.pop("accuracy"), **found}
+        if self.broken == "resamples":
+            found["agreement"] = (np.arange(len(own["agreement"])) @ own["agreement"])[None].repeat(len(weights), 0)
+        return found
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        found = super().loss(logits, labels)
+        return found * len(labels) if self.broken == "loss" else found
+
+    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+        return super().imitation_loss(logits, wanted, 2.0 if self.broken != "imitation" else 1.0) * 1 + (
+            logits.sum(-1) if self.broken == "imitation" else 0
+        )
+
+
+@pytest.mark.parametrize("part", ["itself", "resamples", "loss", "imitation"])
+def test_a_broken_promise_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class One(Broken):
+        broken = part
+
+    monkeypatch.setitem(registries.tasks._entries, "broken", Entry.of("broken", One))
+    found = {each.name: each for each in check_task.parts(One(), *case("image-classification"))}
+    with pytest.raises(AssertionError):
+        found[part]()
+
+
+def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ranked(TextClassification):
+        """Classification that counts the two best classes."""
+
+        name = "ranked"
+        heads = ()
+        figures: ClassVar[dict[str, bool]] = {"hit_rate": True, **TextClassification.figures}
+        compared = ("hit_rate", "agreement")
+
+        def figures_of(self, own: Any, target: Any, weights: Array) -> dict[str, Array]:
+            found = super().figures_of(own, target, weights)
+            return {"hit_rate": np.ones_like(found["agreement"]), **found}
+
+    monkeypatch.setitem(registries.tasks._entries, "ranked", Entry.of("ranked", Ranked))
+    network, data = case("text-classification")
+    layer = "bert.encoder.layer.1"
+    model = hf_stitch.stitch(
+        network, network, data, source_layer=layer, target_layer=layer, task="ranked", matcher="identity",
+        progress=False,
+    )  # fmt: skip
+    assert model.task == "ranked" and model.evaluation is not None and model.evaluation["hit_rate"].value == 1
+    grid = hf_stitch.stitch_grid(network, network, data, layers_a=[layer], layers_b=[layer], task="ranked", resamples=5)
+    assert grid.figures == ("hit_rate", "agreement", "structural_error")

@@ -1,0 +1,399 @@
+"""Regression and multi-label classification: figures of other libraries, and every way through the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from scipy.stats import pearsonr, spearmanr
+from sklearn import metrics
+from tiny_networks import TEXT, WORDS, adapted
+from torch import nn
+from torch.nn import functional
+
+import hf_stitch
+import hf_stitch.auto
+from hf_stitch.artefacts import StitchedModel
+from hf_stitch.artefacts.joining import join
+from hf_stitch.data import Samples
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.tasks.base import resampled
+from hf_stitch.tasks.kinds import task_named
+from hf_stitch.training import StitchabilityCallback, TaskLoss
+
+BERT = "bert.encoder.layer.1"
+TEXTS = [" ".join((WORDS * 3)[i % 31 : i % 31 + 2 + i % 5]) + f" {WORDS[i % 37]}" for i in range(150)]
+HEADS: dict[str, dict[str, Any]] = {
+    "one number": {"num_labels": 1},
+    "three numbers": {"num_labels": 3, "problem_type": "regression"},
+    "four classes": {"num_labels": 4, "problem_type": "multi_label_classification"},
+}
+CUT = {"source_layer": BERT, "target_layer": BERT, "progress": False}
+
+
+def bert(head: str, seed: int = 0) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, **HEADS[head])).eval()
+    with torch.no_grad():  # outputs of tiny networks hardly differ
+        model.classifier.weight *= 100
+        network = adapted("bert", model)
+        model.classifier.bias -= outputs(network).float().mean(0)
+    return network
+
+
+@torch.no_grad()
+def outputs(network: Any) -> torch.Tensor:
+    found = [network.forward(network.preprocess([text])).logits for text in TEXTS]
+    return torch.cat(found).double()
+
+
+def labels_of(head: str, network: hf_stitch.Adapter) -> np.ndarray[Any, Any]:
+    """Labels that the network predicts well, but not perfectly."""
+    noise = torch.randn(len(TEXTS), HEADS[head]["num_labels"], generator=torch.Generator().manual_seed(1))
+    noisy = (own := outputs(network)) + 0.3 * own.std(0) * noise
+    return (noisy > 0).long().numpy() if head == "four classes" else noisy.numpy()
+
+
+def data_of(head: str, network: hf_stitch.Adapter) -> Samples:
+    found = labels_of(head, network)
+    return Samples.of(TEXTS, label=found[:, 0] if found.shape[1] == 1 else found)
+
+
+def joined(network: hf_stitch.Adapter, task: str, layer: str = BERT) -> StitchedModel:
+    spec = network.spec(layer)
+    stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
+    return join(network, layer, stitch, network, layer, task=task)
+
+
+# -- figures against other libraries -----------------------------------------------------------------------------------
+def drawn(task: str, rows: dict[str, Any], resamples: int = 5) -> dict[str, dict[str, Any]]:
+    return task_named(task).drawn(rows, resamples=resamples, seed=0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_figures_of_regression_are_those_of_scipy_and_sklearn_on_every_resample(count: int) -> None:
+    rng = np.random.default_rng(0)
+    label, target, own = (rng.normal(size=(40, count)) for _ in range(3))
+    own, target = (label + own).round(1), label + 0.1 * target  # with ties
+    rows = {"target": {"value": target, "label": label}, "stitched": {"value": own}}
+    found = drawn("regression", rows)["stitched"]
+    for place, weights in enumerate(np.concatenate(list(resampled(40, 5, 0)))):
+        again = np.repeat(np.arange(40), weights.astype(int))
+        x, y, whole = own[again], label[again], target[again]
+        r2 = metrics.r2_score(y, x)
+        expected = {
+            "r2": r2, "relative_r2": r2 / metrics.r2_score(y, whole), "agreement": metrics.r2_score(whole, x),
+            "mse": metrics.mean_squared_error(y, x),
+            "pearson": np.mean([pearsonr(x[:, i], y[:, i])[0] for i in range(count)]),
+            "spearman": np.mean([spearmanr(x[:, i], y[:, i])[0] for i in range(count)]),
+        }  # fmt: skip
+        assert {name: values[place] for name, values in found.items()} == pytest.approx(expected, abs=1e-12)
+    assert list(found) == list(task_named("regression").compared)
+
+
+def test_figures_of_several_classes_are_those_of_sklearn_on_every_resample() -> None:
+    rng = np.random.default_rng(0)
+    label = (rng.random((40, 4)) < [0.5, 0.3, 0.1, 0.0]).astype(float)  # no sample has the last class
+    own, target = ((label - 0.5 + rng.normal(size=(40, 4))).round(1) for _ in range(2))
+    rows = {"target": {"score": target, "label": label}, "stitched": {"score": own}}
+    found = drawn("multi-label-classification", rows)["stitched"]
+    for place, weights in enumerate(np.concatenate(list(resampled(40, 5, 0)))):
+        again = np.repeat(np.arange(40), weights.astype(int))
+        y, scores, whole = label[again], own[again], target[again] > 0
+        has = y.any(0)
+        micro = metrics.f1_score(y, scores > 0, average="micro")
+        expected = {
+            "micro_f1": micro, "relative_micro_f1": micro / metrics.f1_score(y, whole, average="micro"),
+            "agreement": metrics.f1_score(whole, scores > 0, average="micro"),
+            "macro_f1": metrics.f1_score(y[:, has], scores[:, has] > 0, average="macro"),
+            "mean_average_precision": metrics.average_precision_score(y[:, has], scores[:, has]),
+            "exact_match": metrics.accuracy_score(y, scores > 0),
+        }  # fmt: skip
+        assert {name: values[place] for name, values in found.items()} == pytest.approx(expected, abs=1e-12)
+
+
+def test_figures_of_many_stitches_are_those_of_each() -> None:
+    rng = np.random.default_rng(0)
+    for task, measure in (("regression", "value"), ("multi-label-classification", "score")):
+        label = (rng.random((30, 3)) < 0.5).astype(float)
+        many, target = rng.normal(size=(30, 5, 3)), rng.normal(size=(30, 3))
+        whole = {"target": {measure: target, "label": label}}
+        together = drawn(task, {**whole, "stitched": {measure: many}})["stitched"]
+        for place in range(5):
+            alone = drawn(task, {**whole, "stitched": {measure: many[:, place]}})["stitched"]
+            for name, values in alone.items():
+                np.testing.assert_allclose(together[name][:, place], values, rtol=1e-12)
+
+
+def test_constants_are_no_better_than_chance() -> None:
+    label = np.random.default_rng(0).normal(size=(50, 1)) + 1000
+    target = {"value": label + 0.5, "label": label}
+    chance = task_named("regression").chance({"target": target}, 0)
+    np.testing.assert_allclose(chance["value"], label.mean())
+    constant = {"value": np.full((50, 1), 1000.0)}
+    found = drawn("regression", {"target": target, "chance": chance, "constant": constant})
+    assert found["chance"]["r2"][0] == pytest.approx(0, abs=1e-12) and (found["chance"]["r2"][1:] <= 1e-12).all()
+    assert (found["constant"]["r2"] <= 1e-12).all()
+    assert all(np.isnan(found[who][name]).all() for who in ("chance", "constant") for name in ("pearson", "spearman"))
+    equal = {"value": np.ones((9, 1)), "label": np.ones((9, 1))}
+    undefined = drawn("regression", {"target": equal, "stitched": equal})["stitched"]
+    assert all(np.isnan(values).all() for name, values in undefined.items() if name != "mse")
+
+    classes = (np.random.default_rng(0).random((500, 2)) < [0.7, 0.2]).astype(float)
+    kinds = {"score": classes - 0.5, "label": classes}
+    chance = task_named("multi-label-classification").chance({"target": kinds}, 0)
+    found = drawn("multi-label-classification", {"target": kinds, "chance": chance})["chance"]
+    share = classes.mean(0)
+    assert found["mean_average_precision"][0] == pytest.approx(share.mean())
+    assert found["exact_match"][0] == (classes == [1, 0]).all(1).mean()
+
+
+def test_a_target_that_explains_nothing_is_no_measure_of_others() -> None:
+    label = np.random.default_rng(0).normal(size=(50, 1))
+    rows = {"target": {"value": 10 + 5 * label, "label": label}, "stitched": {"value": 10 + 5 * label}}
+    found = drawn("regression", rows)["stitched"]
+    assert np.isnan(found["relative_r2"]).all() and found["r2"][0] < 0
+    assert [found[name][0] for name in ("agreement", "pearson", "spearman")] == pytest.approx([1, 1, 1])
+
+
+# -- every verb --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("head", HEADS)
+def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str, tmp_path: Path) -> None:
+    network = bert(head)
+    data, task = data_of(head, network), "multi-label-classification" if head == "four classes" else "regression"
+    assert network.task == task and not network.unscored
+    model = hf_stitch.stitch(network, network, data, matcher="identity", **CUT)
+    assert (type(model).__name__, model.task) == ("StitchedModelForSequenceClassification", task)
+    found = hf_stitch.evaluate(model, data, batch_size=7, examples=2, resamples=50, progress=False)
+    own, label = outputs(network).numpy(), labels_of(head, network)
+    for who in ("stitched", "identity", "source", "target"):
+        row = {name: score.value for name, score in found.scores[who].items()}
+        assert row == {name: score.value for name, score in found.scores["target"].items()}
+        assert row["agreement"] == row[next(iter(row))] == pytest.approx(1)
+        if task == "regression":
+            assert row["r2"] == pytest.approx(metrics.r2_score(label, own), abs=1e-5)
+            assert row["spearman"] == pytest.approx(
+                np.mean([spearmanr(own[:, i], label[:, i])[0] for i in range(own.shape[1])]), abs=1e-3
+            )
+        else:
+            assert row["micro_f1"] == pytest.approx(metrics.f1_score(label, own > 0, average="micro"))
+            assert row["mean_average_precision"] == pytest.approx(metrics.average_precision_score(label, own), abs=1e-3)
+    assert not found.no_better and len(found.examples) == 2 and found.examples[0].label is not None
+    mean_only = found.scores["mean_only"]
+    assert mean_only["agreement"].value < 0.9 and mean_only[next(iter(mean_only))].high < 1
+
+    grid = hf_stitch.stitch_grid(
+        network, network, data, test_data=Samples.of([f"{text} w1" for text in TEXTS], label=label.tolist()),
+        layers_a=[BERT], layers_b=[BERT], matchers=["identity"], resamples=20, progress=False,
+    )  # fmt: skip
+    assert grid.figures[0] == task_named(task).compared[0] and grid.values().item() == pytest.approx(1)
+    assert {*grid.baselines} == {"mean_only", "source", "target", "chance"} and grid.plot() is not None
+    page = tmp_path / "grid.html"
+    grid.to_html(page)
+    assert grid.figures[0].replace("_", " ") in page.read_text(encoding="utf-8")
+
+    audit = hf_stitch.audit(model, data, detectors=["knn"], resamples=50, progress=False)
+    assert audit.is_accurate and audit.figure == grid.figures[0]
+
+    swapped = hf_stitch.swap(
+        network, network, data.take(60), encoder_layer=BERT, target_layer=BERT, data=data.select(range(60, 150)),
+        progress=False,
+    )  # fmt: skip
+    assert (
+        swapped.task == task and swapped.evaluation is not None and "agreement" in swapped.evaluation.scores["chance"]
+    )
+
+    with pytest.raises(ValueError, match=f"relative accuracy needs one class per sample, and the task .* is {task}"):
+        StitchabilityCallback(network, Samples.of(TEXTS, label=[0] * 150), layers=[BERT]).measure(bert(head, 1), step=0)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_without_labels_the_agreement_is_the_figure(head: str) -> None:
+    network = bert(head)
+    model = hf_stitch.stitch(network, network, TEXTS, matcher="lstsq", **CUT)
+    assert model.evaluation is not None
+    assert {*model.evaluation.scores["stitched"]} == {"agreement"} and model.evaluation["agreement"].value > 0.9
+    assert model.evaluation.scores["chance"]["agreement"].value < 0.9
+    fresh = [f"{text} w2" for text in TEXTS]
+    audit = hf_stitch.audit(model, fresh, detectors=["knn"], resamples=20, progress=False)
+    assert audit.figure == "agreement" and audit.is_accurate
+    grid = hf_stitch.stitch_grid(network, network, TEXTS, layers_a=[BERT], layers_b=[BERT], resamples=9, progress=False)
+    assert grid.figures == ("agreement", "structural_error")
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_saved_model_is_run_by_the_pipeline_as_its_target(head: str, tmp_path: Path) -> None:
+    network = bert(head)
+    model = hf_stitch.stitch(network, network, data_of(head, network), matcher="identity", **CUT)
+    model.save_pretrained(tmp_path)
+    again = StitchedModel.from_pretrained(tmp_path)
+    inputs = network.preprocess(TEXTS[:3])
+    assert again.task == model.task and torch.equal(again(**inputs).logits, network.forward(inputs).logits)
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["problem_type"] == (HEADS[head].get("problem_type") or "regression")
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag: text-classification" in card and "argmax" not in card
+    pipe = transformers.pipeline("text-classification", model=str(tmp_path))
+    own = transformers.pipeline("text-classification", model=network.model, tokenizer=network.processor)
+    options = {"top_k": None} | ({"function_to_apply": "none"} if head != "four classes" else {})
+    for found, expected in zip(pipe(TEXTS[:3], **options), own(TEXTS[:3], **options), strict=True):
+        assert [each["label"] for each in found] == [each["label"] for each in expected]
+        assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-6)
+    if head == "one number":  # function_to_apply: none is what the pipeline chooses
+        assert [each["score"] for each in pipe(TEXTS[:2])] == pytest.approx(
+            network.forward(network.preprocess(TEXTS[:2])).logits[:, 0].tolist(), abs=1e-6
+        )
+        assert hf_stitch.load(str(tmp_path)).task == "regression"
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("labels", ["hard", "target"])
+@pytest.mark.parametrize("head", HEADS)
+def test_the_loss_is_that_of_torch_and_training_lowers_it(head: str, labels: str) -> None:
+    network, other = bert(head), bert(head, 1)
+    data, losses = data_of(head, network), {}
+    for steps in (1, 60):
+        matcher = TaskLoss(
+            max_steps=steps, labels=labels, batch_size=150, initial="identity", schedule="constant", lr=1e-2
+        )
+        trained = hf_stitch.stitch(other, network, data, test_data=TEXTS[:5], matcher=matcher, **CUT)
+        losses[steps] = trained.stitch.body.fitted["loss"]
+    start = hf_stitch.stitch(other, network, data, test_data=TEXTS[:5], matcher="identity", **CUT)
+    logits = torch.cat([start(**start.preprocess([text])).logits for text in TEXTS]).double()
+    wanted = torch.from_numpy(labels_of(head, network)).double() if labels == "hard" else outputs(network)
+    if head == "four classes":
+        probabilities = wanted if labels == "hard" else wanted.sigmoid()
+        expected = functional.binary_cross_entropy_with_logits(logits, probabilities)
+    else:
+        expected = functional.mse_loss(logits, wanted)
+    assert losses[1] == pytest.approx(expected.item(), rel=1e-4)
+    assert losses[60] < 0.9 * losses[1]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_stitched_module_has_the_loss_of_its_target(head: str) -> None:
+    network = bert(head)
+    model, inputs = joined(network, str(network.task)), network.preprocess(TEXTS[:2])
+    for labels in (
+        torch.tensor(labels_of(head, network)[:2]).float(),
+        *([torch.tensor([0.5, -2.0])] * (head == "one number")),
+    ):
+        found = model(**inputs, labels=labels).loss
+        torch.testing.assert_close(found, network.model(**inputs, labels=labels).loss)
+        found.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
+
+
+def test_a_temperature_is_refused_without_probabilities() -> None:
+    network = bert("one number")
+    with pytest.raises(
+        ValueError, match="temperature softens probabilities, and regression has none: leave it at 1, got 2"
+    ):
+        hf_stitch.stitch(network, network, TEXTS, matcher=TaskLoss(max_steps=1, temperature=2), **CUT)
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("head", "labels", "message"),
+    [
+        ("one number", [[0.5, 1.0]] * 150, "sample 0 has 2 numbers as label, and the target outputs 1"),
+        ("three numbers", [0.5] * 150, "sample 0 has 1 numbers as label, and the target outputs 3"),
+        ("four classes", [i % 4 for i in range(150)], "takes a list of 4 numbers, 0 or 1 for each class"),
+        (
+            "four classes",
+            [[0, 1, 0, 2]] * 150,
+            r"sample 0 has the label \(0, 1, 0, 2\), and multi-label",
+        ),
+        ("four classes", [[0, 1]] * 150, "takes a list of 4 numbers"),
+        ("one number", [float("nan")] * 150, "sample 0 has the label nan"),
+    ],
+)
+def test_labels_of_another_kind_are_refused_by_name_before_work(
+    head: str, labels: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = bert(head)
+    monkeypatch.setattr("hf_stitch.matchers.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
+    for verb in (hf_stitch.stitch, hf_stitch.stitch_grid):
+        layers = CUT if verb is hf_stitch.stitch else {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
+        with pytest.raises(ValueError, match=message):
+            verb(network, network, Samples.of(TEXTS, label=labels), **layers)
+
+
+def test_classifiers_refuse_labels_that_are_no_classes() -> None:
+    torch.manual_seed(0)
+    network = adapted("bert", transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT)).eval())
+    for labels in ([0.5] * 150, [[0, 1]] * 150):
+        with pytest.raises(ValueError, match=r"labels are other values .*, and labels must be classes"):
+            hf_stitch.stitch(network, network, Samples.of(TEXTS, label=labels), **CUT)
+
+
+# -- which task --------------------------------------------------------------------------------------------------------
+def test_the_task_of_own_networks_can_be_said() -> None:
+    images = torch.randn(90, 3, 4, 4)
+    made = [nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3)).eval() for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=images[:2]) for net in made)
+    layers = {"source_layer": "2", "target_layer": "2", "progress": False}
+    numbers = Samples.of(list(images), label=b.forward(images).detach().numpy())
+    multi = Samples.of(list(images), label=(b.forward(images) > 0).long().numpy())
+    for task, data in (("regression", numbers), ("multi-label-classification", multi)):
+        model = hf_stitch.stitch(a, b, data, task=task, **layers)
+        assert model.evaluation is not None and model.evaluation.scores["target"]["agreement"].value == 1
+        assert type(model).__name__ == "StitchedModelForImageClassification" and model.config.num_labels == 3
+        assert model.stitcher.attach(a, b).task == task
+    pixels = torch.randn(40, 3, 64, 64)
+    module = timm.create_model("resnet10t", num_classes=1, channels=(8, 8, 8, 8)).eval()
+    single = hf_stitch.load(module, example_inputs=pixels[:2])
+    found = hf_stitch.stitch(
+        single, single, pixels, source_layer="layer2.0", target_layer="layer2.0", matcher="identity", progress=False
+    )
+    assert found.task == "regression" and found.evaluation["agreement"].value == pytest.approx(1)
+
+
+def test_rerankers_and_reward_models_are_regression() -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, num_labels=1, pad_token_id=0)
+    reward = adapted("gpt2", transformers.GPT2ForSequenceClassification(config).eval())
+    assert reward.task == "regression"
+    reranker = bert("one number")
+    pairs = [(text, other) for text, other in zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)]
+    scores = [float(i % 2) for i in range(150)]
+    model = hf_stitch.stitch(reranker, reranker, Samples.of(pairs, label=scores), matcher="identity", **CUT)
+    assert model.evaluation is not None and model.evaluation["agreement"].value == pytest.approx(1)
+
+
+# -- what 0.2 wrote ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("head", ["one number", "four classes"])
+def test_a_model_recorded_as_a_classifier_has_the_task_of_its_head_and_no_scores(head: str, tmp_path: Path) -> None:
+    network = bert(head)
+    model = hf_stitch.stitch(network, network, TEXTS, matcher="identity", **CUT)
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    model.save_pretrained(tmp_path / "model")
+    wrong = {"accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}}
+    scores = {"task": "text-classification", "n": 60, "data": "sha256:0", "scores": {"stitched": wrong}}
+    for name, file in (("model", "config.json"), ("stitcher", "stitch.json")):
+        path = next((tmp_path / name).glob(file), None) or next((tmp_path / name).glob("*.json"))
+        record = json.loads(path.read_text())
+        record |= {
+            "task": "text-classification",
+            "scores": scores,
+            "recipe": {**record["recipe"], "audit": {"verdict": "x"}},
+        }
+        path.write_text(json.dumps(record))
+    with pytest.warns(
+        UserWarning, match=f"but its head is for {model.task}: the model is loaded with this task"
+    ) as told:
+        again = StitchedModel.from_pretrained(tmp_path / "model", allow_modified=True)
+    assert len([each for each in told if "is loaded with this task" in str(each.message)]) == 1
+    assert again.task == model.task and again.config.scores is None and "audit" not in again.config.recipe
+    assert again.describe().scores == {}
+    stitcher = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher", allow_modified=True)
+    with pytest.warns(UserWarning, match=f"the head of its target is for {model.task}: the model has this task"):
+        attached = stitcher.attach(network, network)
+    assert attached.task == model.task and attached.config.scores is None
