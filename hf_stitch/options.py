@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from functools import cache, wraps
 from itertools import islice
 from numbers import Integral, Real
+from os import PathLike
 from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -390,9 +391,9 @@ def _inside(origin: Any, parts: tuple[Any, ...], name: str, given: object) -> It
 def _described(kind: Any) -> str:
     """What an annotation takes, as it follows "must be"."""
     origin, parts = get_origin(kind), get_args(kind)
-    words: dict[Any, str] = {bool: "True or False", int: "an integer", float: "a number", str: "a text"}
-    if kind in words:
-        return words[kind]
+    plainly = {bool: "True or False", int: "an integer", float: "a number", str: "a text", PathLike: "a path"}
+    if (origin or kind) in plainly:
+        return plainly[origin or kind]
     if kind in (None, NoneType):
         return "None"
     if origin in (Union, UnionType):

@@ -51,7 +51,7 @@ def _weight_cosine(x: Weights, y: Weights) -> float:
     return cosine(x.layer, x.tensors["weight"], y.tensors["weight"])
 
 
-def _patch_cosine(x: Weights, y: Weights, *, covariance: str = "", key: str = "") -> float:
+def _patch_cosine(x: Weights, y: Weights, *, covariance: str | os.PathLike[str] = "", key: str = "") -> float:
     return cosine(x.layer, x.tensors["outputs"], y.tensors["outputs"])
 
 
@@ -166,7 +166,7 @@ class PatchCosine(_OfConvolutions):
             from the recipe refuses another file of the same name. The label leaves it out.
 
     Raises:
-        TypeError: If ``covariance`` is no path.
+        OptionError: If ``covariance`` is no path, or ``key`` is no text.
     """
 
     name, title = "patch_cosine", "cosine of the weights in the metric of input patches"
@@ -175,10 +175,7 @@ class PatchCosine(_OfConvolutions):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        path = self.options["covariance"]
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"{self.name}: covariance must be the path of a file, got {path!r}")
-        self.options["covariance"] = os.fspath(path)
+        self.options["covariance"] = os.fspath(self.options["covariance"])
 
     @property
     def label(self) -> str:

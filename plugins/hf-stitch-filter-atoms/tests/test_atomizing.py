@@ -166,12 +166,12 @@ def two() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "arguments", "message"), [
-    (two, {"atoms": 0}, "atoms must be an integer of at least 1"),
-    (two, {"atoms": -2}, "atoms must be an integer of at least 1"),
-    (two, {"atoms": 2.5}, "atoms must be an integer of at least 1"),
+    (two, {"atoms": 0}, "atoms must be an integer >= 1 or None, got 0"),
+    (two, {"atoms": -2}, "atoms must be an integer >= 1 or None, got -2"),
+    (two, {"atoms": 2.5}, "atoms must be an integer >= 1 or None, got 2.5"),
     (two, {"layers": ["0", "conv"]}, "there is no layer 'conv'; the convolutions of the network: '0', '1'"),
     (two, {"layers": ["0", "2"]}, "layer '2' is a ReLU"),
-    (two, {"layers": "0"}, "in a list"),
+    (two, {"layers": "0"}, r"layers must be a list or None, got '0'; write \['0'\]"),
     (two, {"layers": []}, "layers is empty"),
     (lambda: nn.Sequential(nn.Linear(2, 2)), {}, "Sequential has no convolution"),
     (lambda: nn.Sequential(nn.Conv1d(2, 2, 1)), {}, "has no convolution"),

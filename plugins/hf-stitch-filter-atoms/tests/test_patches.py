@@ -120,7 +120,7 @@ def test_the_recipe_has_the_key_of_what_the_file_contains(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=f"contains the patch covariance {other.key}, not {measured.key}"):
             metric.read(a)
     for wrong in (None, 3):
-        with pytest.raises(TypeError, match="covariance must be the path of a file"):
+        with pytest.raises(TypeError, match=f"covariance must be a text or a path, got {wrong}"):
             PatchCosine(covariance=wrong)
 
 
