@@ -14,8 +14,6 @@ from study_scripts import STUDIES
 
 SCRIPT = """
 import argparse, json, pathlib, time
-
-pytestmark = pytest.mark.slow
 def page(record): return f"# {record['name']}: {record['figure']}\\n"
 def claims(record):
     return [{"paper": "1", "place": "1", "claim": "it runs", "published": "–", "ours": str(record["figure"]), "n": "1",
