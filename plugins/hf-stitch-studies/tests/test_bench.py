@@ -109,10 +109,10 @@ def test_given_distances_are_looked_up() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "none"}, "pooling must be one of mean, cls, last, flatten"),
+        ({"pooling": "none"}, "pooling must be one of 'mean', 'cls', 'last', 'flatten', got 'none'"),
         ({"layers": {"d": ["1"]}}, "layers names d, but the networks are a, b, c"),
         ({"metrics": [], "matchers": []}, "at least one metric, matcher or given distance"),
-        ({"references": 1}, "references must be at least 2"),
+        ({"references": 1}, "references must be an integer >= 2, got 1"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
@@ -135,13 +135,17 @@ class Around(nn.Module):
     ("options", "kind", "message"),
     [
         ({"functional": ["lstsq"]}, ValueError, "its task is None: pass task="),
-        ({"functional": ["lstsq"], "task": "image"}, ValueError, "no 'image' among heads"),
+        ({"functional": ["lstsq"], "task": "image"}, ValueError, "no 'image' among tasks"),
         ({"functional": ["lstsq", "lstsq"]}, ValueError, "functional must name each method once"),
         ({"layers": ["1", "9"]}, hf_stitch.NotACutError, "'9'"),
-        ({"layers": "13"}, TypeError, "layers must be a list of names, got '13'"),
-        ({"layers": {"a": "13"}}, TypeError, "layers must be a list of names, got '13'"),
+        ({"layers": "13"}, TypeError, r"layers must be a dictionary or a list or None, got '13'; write \['13'\]"),
+        ({"layers": {"a": "13"}}, TypeError, r"layers\['a'\] must be a list, got '13'; write \['13'\]"),
         ({"layers": ["1", "1"]}, ValueError, "layers contains '1' more than once"),
-        ({"sensitivity_layers": "13"}, TypeError, "sensitivity_layers must be a list of names, got '13'"),
+        (
+            {"sensitivity_layers": "13"},
+            TypeError,
+            r"sensitivity_layers must be a list or None, got '13'; write \['13'\]",
+        ),
         ({"sensitivity_layers": ["3", "3"]}, ValueError, "sensitivity_layers contains '3' more than once"),
         ({"sensitivity_layers": ["2"]}, ValueError, "sensitivity_layers names '2', but the layers are 1, 3"),
         ({"test_data": SAMPLES.take(50)}, ValueError, "100.0% of test_data are also in data"),
@@ -165,13 +169,13 @@ def test_a_single_name_is_not_taken_for_a_list_of_characters(run_all: Any, monke
 
     for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.analysis.comparison.asking.load_on"):
         monkeypatch.setattr(place, load)
-    with pytest.raises(TypeError, match=r"networks must be a list of networks, or a dict .*, got 'abc' alone"):
+    with pytest.raises(TypeError, match=r"networks must be a dictionary or a list, got 'abc'; write \['abc'\]"):
         run_all("abc", SAMPLES)
-    with pytest.raises(TypeError, match="got Sequential alone"):
+    with pytest.raises(TypeError, match="networks must be several networks, got a single Sequential; write"):
         run_all(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), SAMPLES)
-    with pytest.raises(TypeError, match="layers must be a list of names, got 'abc'"):
+    with pytest.raises(TypeError, match=r"layers must be a dictionary or a list or None, got 'abc'; write \['abc'\]"):
         run_all(["a", "b", "c"], SAMPLES, layers="abc")
-    with pytest.raises(TypeError, match="layers must be a list of names, got 'abc'"):
+    with pytest.raises(TypeError, match=r"layers\['0'\] must be a list, got 'abc'; write \['abc'\]"):
         run_all(["a", "b", "c"], SAMPLES, layers={"0": "abc"})
 
 
@@ -246,7 +250,7 @@ def test_wrong_networks_and_samples_are_named() -> None:
     with pytest.raises(ValueError, match="at least three networks"):
         bench(several[:2], SAMPLES, layers=LAYERS, progress=False)
     saved = Activations({"1": torch.randn(9, 2)}, range(9))
-    with pytest.raises(TypeError, match="must be a network, got Activations"):
+    with pytest.raises(TypeError, match=r"networks\['c'\] must be a network .*, got Activations: a stitched model"):
         bench({"a": several[0], "b": several[1], "c": saved}, SAMPLES)  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="functional must be a list"):
         run(functional="lstsq")
