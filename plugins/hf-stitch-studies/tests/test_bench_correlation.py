@@ -256,7 +256,7 @@ def test_a_result_survives_saving(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"references": 1}, "references must be at least 2"),
+        ({"references": 1}, "references must be an integer >= 2, got 1"),
         ({"sensitivity_layers": ["l9"]}, "sensitivity_layers names 'l9', but the layers are l0, l1, l2"),
         ({"ranks": [7]}, "ranks must be from 1 to 6, the width of layer 'l0' of n0, got 7"),
     ],
