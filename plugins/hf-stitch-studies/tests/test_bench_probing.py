@@ -78,8 +78,8 @@ def test_probes_side_by_side_are_those_one_by_one_and_leave_the_random_state() -
         (torch.ones(4, 2), [0] * 3, {}, r"one label for each of the 4 rows, got \(3,\)"),
         (torch.ones(4, 2), [0, 1, 2, 5], {"classes": 3}, "labels must be from 0 to 2, got 5"),
         (torch.full((4, 2), torch.nan), [0, 1] * 2, {}, "contain NaN or infinity"),
-        (torch.ones(4, 2), [0, 1] * 2, {"epochs": 0}, "epochs must be at least 1, got 0"),
-        (torch.ones(4, 2), [0, 1] * 2, {"learning_rate": 0.0}, "learning_rate must be a number above 0, got 0.0"),
+        (torch.ones(4, 2), [0, 1] * 2, {"epochs": 0}, "epochs must be an integer >= 1, got 0"),
+        (torch.ones(4, 2), [0, 1] * 2, {"learning_rate": 0.0}, "learning_rate must be a number > 0, got 0.0"),
     ],
 )
 def test_wrong_input_of_a_probe_is_named(
