@@ -50,7 +50,7 @@ def test_figures_match_the_stitching_layer_at_each_step() -> None:
 
 
 def test_bad_input_is_rejected() -> None:
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with pytest.raises(ValueError, match="every must be an integer >= 1, got 0"):
         TrajectoryRecorder(model(), torch.randn(10, 6), every=0)
     with pytest.raises(ValueError, match="disagreement compares outputs"):
         TrajectoryRecorder(model(), torch.randn(10, 6), ["disagreement"])
