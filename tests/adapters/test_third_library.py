@@ -89,7 +89,7 @@ def test_without_the_plugin_the_error_names_the_distribution(
     registries.adapters.__dict__.pop("_plugins", None)
     with pytest.raises(
         TypeError,
-        match=r"a network of a library that has an adapter \(hf_stitch, .*, timm, torch, transformers.*\), got",
+        match=r"one of a library that has an adapter: hf_stitch, .*, timm, torch, transformers.*\), got sklearn\.MLP",
     ):
         hf_stitch.load(classifiers[0])
     with pytest.raises(PluginError, match=r"sklearn.*hf-stitch-sklearn 0\.1\.0.*pip install hf-stitch-sklearn"):
