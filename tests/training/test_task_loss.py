@@ -310,7 +310,8 @@ def test_loss_equals_its_definition() -> None:
 
     logits, target = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
     hard = torch.randint(0, 4, (5,))
-    got = Objective({"hard": 0.3, "target": 0.7}, 2.0).loss(logits, {"hard": hard, "target": target})
+    task = registries.tasks.build("image-classification")
+    got = Objective({"hard": 0.3, "target": 0.7}, 2.0).loss(task, logits, {"hard": hard, "target": target})
     one_hot = nn.functional.cross_entropy(logits, hard, reduction="sum")
     soft = nn.functional.cross_entropy(logits / 2, (target / 2).softmax(-1), reduction="sum")
     assert torch.allclose(got, 0.3 * one_hot + 4 * 0.7 * soft)
@@ -828,7 +829,8 @@ def test_gradient_scale_is_saved() -> None:
 
     def run(scale: float) -> Any:
         model = stitched()
-        stitches = Stitches({"0": model.stitch}, model.target, matcher().objective, "c3", {"0": "0"})
+        task = registries.tasks.build("image-classification")
+        stitches = Stitches({"0": model.stitch}, model.target, task, matcher().objective, "c3", {"0": "0"})
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         return Progress(stitches, torch.optim.Adam(stitches.layers.parameters()), scaler, None)
 
