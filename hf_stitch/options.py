@@ -19,7 +19,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 __all__ = [
     "Configured",
-    "Constraint",
     "Count",
     "Fraction",
     "Natural",
@@ -51,20 +50,7 @@ class OptionError(TypeError, ValueError):
 
 
 class Constraint(ABC):
-    """Base class of what ``Annotated`` says beyond the type: which values are valid, in a test and in words.
-
-    Example:
-        >>> class Even(Constraint):
-        ...     def __contains__(self, value):
-        ...         return isinstance(value, int) and value % 2 == 0
-        ...
-        ...     def __str__(self):
-        ...         return "an even number"
-        >>> check(Annotated[int, Even()], heads=3)
-        Traceback (most recent call last):
-        ...
-        hf_stitch.options.OptionError: heads must be an even number, got 3
-    """
+    """What ``Annotated`` says beyond the type: which values are valid, in a test and in words."""
 
     @abstractmethod
     def __contains__(self, value: Any) -> bool:
@@ -123,8 +109,8 @@ def check(kind: Any, /, **values: Any) -> None:
     """Check values against an annotation.
 
     Args:
-        kind: A type: ``bool``, ``int``, ``float``, ``str``, a class, ``Literal[…]``, ``Annotated[…]`` with a
-            :class:`Constraint`, lists and dictionaries of those, or a union. Anything else takes all values.
+        kind: A type: ``bool``, ``int``, ``float``, ``str``, a class, ``Literal[…]``, ``Annotated[…]`` with
+            :class:`Within`, lists and dictionaries of those, or a union. Anything else takes all values.
         **values: What was given, by the name of the option.
 
     Raises:

@@ -189,7 +189,7 @@ def test_modules_with_a_single_output_are_no_classifiers() -> None:
 
 def test_a_new_head_needs_two_classes() -> None:
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    with pytest.raises(ValueError, match="num_labels must be at least 2"):
+    with pytest.raises(ValueError, match="num_labels must be an integer >= 2"):
         hf_stitch.relative_model(encoder, torch.randn(30, 4), layer="1", num_labels=1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_stitch.options import checked
+from hf_stitch.options import Natural, Within, checked
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
 
@@ -174,14 +174,15 @@ class Identification(Result):
         return table
 
 
+@checked
 def identify_layers(
     values: ArrayLike | Mapping[Pair, ArrayLike],
     *,
     higher_is_better: bool,
     as_good: ArrayLike | Mapping[Pair, ArrayLike] | None = None,
     layers: Sequence[str] | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
+    confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95,
+    seed: Natural = 0,
 ) -> Identification:
     """Measure how often the most similar layer of another network is the corresponding layer.
 
@@ -222,8 +223,6 @@ def identify_layers(
     """
     by_pair = values if isinstance(values, Mapping) else {("a", "b"): values}
     pairs = tuple(by_pair)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     stacked = np.stack(_squares(by_pair))
     count = stacked.shape[1]
     names = tuple(map(str, range(count))) if layers is None else tuple(layers)

@@ -200,7 +200,8 @@ class RelativeProjection(Stitch):
         """
         return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 
-    def stream(self, rows: Rows, chunk: int = 4096) -> Iterator[Tensor]:
+    @checked
+    def stream(self, rows: Rows, chunk: Count = 4096) -> Iterator[Tensor]:
         """Compute the relative representations of many rows in chunks; memory does not grow with their number.
 
         What depends only on the anchors is computed once. There are no gradients.
@@ -222,8 +223,6 @@ class RelativeProjection(Stitch):
         """
         if rows.ndim != 2 or rows.shape[1] != self.in_features:
             raise ValueError(f"rows must have the shape (n, {self.in_features}), got {tuple(rows.shape)}")
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1, got {chunk}")
         return self._stream(rows, chunk)
 
     def _stream(self, rows: Rows, chunk: int) -> Iterator[Tensor]:

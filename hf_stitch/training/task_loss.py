@@ -19,7 +19,7 @@ from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedMatcher
-from hf_stitch.options import Count, Natural, NonNegative, Positive
+from hf_stitch.options import Count, Natural, NonNegative, Positive, checked
 from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
 from hf_stitch.processes import Processes
@@ -286,10 +286,11 @@ class TaskLoss(TrainedMatcher):
     def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
     @overload
     def fit(self, stitched: Sequence[StitchedModel], data: Any, *_: Any, **options: Any) -> list[StitchingLayer]: ...
+    @checked
     def fit(
         self, stitched: StitchedModel | Sequence[StitchedModel], data: Any, *, target: Any = None, source: Any = None,
         paired_data: Any = None, validation_data: Any = None, augment: Augment | None = None,
-        accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: int = 500,
+        accelerator: Accelerator | None = None, checkpoint_dir: str | Path | None = None, save_every: Count = 500,
         cache_size: float = 8e9, shard: bool = False, callback: StepCallback | None = None, progress: bool = True,
     ) -> StitchingLayer | list[StitchingLayer]:  # fmt: skip
         """Train the stitching layer of a stitched model, starting from its current maps.
@@ -338,8 +339,6 @@ class TaskLoss(TrainedMatcher):
                 others are trained to the end: ``error.trained`` has them, ``error.reasons`` names the diverged ones.
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
-        if save_every < 1:
-            raise ValueError(f"save_every must be at least 1, got {save_every}")
         _check_models(models)
         accelerator = _default(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Annotated, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hf_stitch.artefacts import StitchedModel, Stitcher
+from hf_stitch.options import Within, checked
 from hf_stitch.stitches import Stitch, StitchingLayer
 from hf_stitch.stitches.linear import as_linear
 
@@ -16,7 +17,7 @@ Stitching: TypeAlias = Stitch | StitchingLayer | Stitcher | StitchedModel
 """What contains an affine map between two layers."""
 
 Side = Literal["source", "target"]
-SIDES: tuple[str, ...] = get_args(Side)
+Rcond = Annotated[float, Within(0, 1, above=True, below=True)]
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,12 @@ class Route:
         return found
 
 
-def route(stitch: Stitching, to: Side, reverse: Stitching | None, rcond: float | None, *, inverts: bool) -> Route:
+@checked
+def route(stitch: Stitching, to: Side, reverse: Stitching | None, rcond: Rcond | None, *, inverts: bool) -> Route:
     """Check the options of a transfer."""
-    if to not in SIDES:
-        raise ValueError(f"to must be {' or '.join(map(repr, SIDES))} of the stitch, got {to!r}")
     given = [name for name, value in (("reverse", reverse), ("rcond", rcond)) if value is not None]
     if len(given) > 1:
         raise ValueError("reverse is a map from the target to the source, and rcond makes one: give one of them")
     if given and not inverts:
         raise ValueError(f"{given[0]} has no effect: to the {to}, this needs the stitch alone")
-    if rcond is not None and not 0 < rcond < 1:
-        raise ValueError(f"rcond must be above 0 and below 1, got {rcond}")
     return Route(stitch, to, reverse, rcond)

@@ -15,7 +15,7 @@ from hf_stitch.artefacts.head import ENTRY, Head, HeadConfig, Kind
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data
-from hf_stitch.options import Count, checked
+from hf_stitch.options import Several, checked
 from hf_stitch.provenance import versions
 from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import Pooling, RepresentationSpec
@@ -41,7 +41,7 @@ def relative_model(
     *,
     layer: str,
     pooling: Pooling = "mean",
-    num_labels: Count | None = None,
+    num_labels: Several | None = None,
     kind: Kind = "inductive",
     head: Runs | None = None,
     task: str | None = "auto",
@@ -164,8 +164,6 @@ def _target(
     """Return the head as a network that can be cut at its input, and the name of this cut."""
     if (head is None) == (num_labels is None):
         raise ValueError("give exactly one of head and num_labels (the number of classes of a new head)")
-    if num_labels is not None and num_labels < 2:
-        raise ValueError(f"num_labels must be at least 2, the number of classes of a new head, got {num_labels}")
     if head is None:
         config: Any = HeadConfig
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))

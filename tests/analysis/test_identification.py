@@ -182,7 +182,7 @@ def test_results_convert_to_records_and_tables() -> None:
         ),
         (np.eye(2), {"as_good": {("p", "q"): np.ones((2, 2, 2), bool)}}, "as_good must have the pairs of values"),
         (np.eye(2), {"layers": ["l"]}, "must name the 2 layers, got 1"),
-        (np.eye(2), {"confidence": 0.0}, "confidence must be between 0 and 1"),
+        (np.eye(2), {"confidence": 0.0}, "confidence must be a number > 0 and < 1"),
     ],
 )
 def test_bad_input_is_rejected(values: Any, options: dict[str, Any], message: str) -> None:

@@ -287,7 +287,7 @@ def test_histogram_rejects_bad_input() -> None:
             r"2 of 4 samples are the only ones with their number of rows \(3, 5\)",
         ),
         ({"samples": np.zeros(12)}, "1 of 1 samples are the only ones"),
-        ({"permutations": 1}, "permutations must be at least 2, got 1"),
+        ({"permutations": 1}, "permutations must be an integer >= 2, got 1"),
         ({"debaised": True}, "did you mean 'debiased'"),
     ],
 )
@@ -301,8 +301,8 @@ def test_permutation_test_rejects_bad_input(options: dict[str, Any], message: st
     ("name", "options", "message"),
     [
         ("linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
-        ("linear_cka", {"resamples": 0}, "resamples must be at least 2, got 0"),
-        ("linear_cka", {"confidence": 95}, "confidence must be between 0 and 1, got 95"),
+        ("linear_cka", {"resamples": 0}, "resamples must be an integer >= 2, got 0"),
+        ("linear_cka", {"confidence": 95}, "confidence must be a number > 0 and < 1, got 95"),
         ("mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
     ],
 )

@@ -49,4 +49,4 @@ def test_an_example_runs(
     assert len(script.read_text().splitlines()) <= 60
     runpy.run_path(str(script), run_name="__main__")
     assert SHOWS[name] in capsys.readouterr().out
-    assert f"(examples/{name}.py)" in (EXAMPLES.parent / "README.md").read_text(), "the table of jobs has no link"
+    assert f"(../examples/{name}.py)" in (EXAMPLES.parent / "docs" / "jobs.md").read_text(), "no job has a link"

@@ -181,7 +181,7 @@ GOOD = draw(5, 4)
         (lambda: RelativeProjection.of(GOOD)(0 * GOOD), "cosine: vector 0 of 5 is 0"),
         (lambda: RelativeProjection.of(GOOD)(GOOD[:, 1:]), "maps 4 features to 5"),
         (lambda: RelativeProjection.of(GOOD).stream(GOOD[:, 1:]), r"shape \(n, 4\), got \(5, 3\)"),
-        (lambda: RelativeProjection.of(GOOD).stream(GOOD, chunk=0), "chunk must be at least 1"),
+        (lambda: RelativeProjection.of(GOOD).stream(GOOD, chunk=0), "chunk must be an integer >= 1"),
     ],
 )
 def test_bad_input_is_refused(build: Any, message: str) -> None:

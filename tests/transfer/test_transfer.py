@@ -225,8 +225,8 @@ def test_bad_input() -> None:
         (lambda: transfer_probe((rows(3, 5), rows(1, 3)[0]), stitch), "pass rcond"),
         (lambda: transfer_probe(probe, stitch, to="source", rcond=0.1), "rcond has no effect"),
         (lambda: transfer_direction(v, stitch, reverse=affine(4, 5)), "reverse has no effect"),
-        (lambda: transfer_direction(v, stitch, to="there"), "to must be 'source' or 'target'"),
-        (lambda: transfer_direction(v, stitch, to="source", rcond=2.0), "rcond must be above 0"),
+        (lambda: transfer_direction(v, stitch, to="there"), "to must be one of 'source', 'target'"),
+        (lambda: transfer_direction(v, stitch, to="source", rcond=2.0), "rcond must be a number > 0"),
         (lambda: transfer_direction(v, stitch, to="source", rcond=0.1, reverse=stitch), "give one of them"),
         (lambda: transfer_direction(v, stitch, to="source", rcond=0.1), "the direction belongs to the target"),
         (lambda: transfer_direction(v, stitch, to="source", reverse=affine(5, 4)), "its reverse must map 4 -> 5"),
@@ -239,7 +239,7 @@ def test_bad_input() -> None:
             call()
     with pytest.raises(TypeError, match="got Pipeline: of a pipeline, fold the scaling"):
         transfer_probe(make_pipeline(StandardScaler(), Ridge()), stitch, to="source")
-    with pytest.raises(TypeError, match="the stitch must be a Stitcher"):
+    with pytest.raises(TypeError, match="stitch must be a Stitch or"):
         transfer_direction(v, torch.nn.Linear(5, 4))  # type: ignore[arg-type]
     for options in ({"architecture": "gated"}, {"k": 3}, {"architecture": "topk"}, {"architecture": "topk", "k": 99}):
         with pytest.raises(ValueError, match=r"architecture|needs k"):

@@ -15,7 +15,7 @@ from hf_stitch.matchers import ClosedFormMatcher, Matcher, RowsMatcher, TrainedM
 from hf_stitch.options import checked
 from hf_stitch.stitches import Stitch
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
-from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, resampled, served
+from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, query_weights, served
 from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batches, normalized
 
 FEW = 500
@@ -45,17 +45,9 @@ POOL_SHARE = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A map that can be fitted.
+    """A map that can be fitted: the name of a matcher, or ``"old model"``, with its options and a direction.
 
-    Attributes:
-        name: Name of a matcher, or ``"old model"``.
-        direction: What the map applies to.
-        options: Options of the matcher.
-        multiple: Multiple of the penalty of least generalised cross-validation error; None for maps without one.
-
-    Example:
-        >>> Candidate("ridge", "index", multiple=10.0).label
-        'ridge x10, index'
+    ``multiple`` is that of the penalty of least generalised cross-validation error; None for maps without one.
     """
 
     name: str
@@ -75,21 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scored:
-    """A candidate with its held-out scores.
-
-    Attributes:
-        candidate: The candidate.
-        recall: Mean recall of held-out queries over held-out documents.
-        low: Lower end of its 95% interval over queries.
-        high: Upper end.
-        r2: Share of the variance of held-out targets that the map explains; NaN for the old model.
-        cosine: Mean cosine of mapped vectors and targets; NaN for the old model.
-        queries: Recall of each query.
-
-    Example:
-        >>> Scored(Candidate("ridge", "query"), 0.5, 0.4, 0.6, 0.1, 0.2, np.ones(1)).to_dict()["recall"]
-        0.5
-    """
+    """A candidate with its recall over held-out queries and documents, and R² and cosine, NaN for the old model."""
 
     candidate: Candidate
     recall: float
@@ -117,26 +95,7 @@ def candidates(
     direction: Direction | Literal["auto"] = "auto",
     metric: Metric = "cosine",
 ) -> list[Candidate]:
-    """List the maps to choose from.
-
-    Args:
-        pairs: Number of pairs.
-        old_width: Width of old vectors.
-        new_width: Width of new vectors.
-        map: ``"auto"``, the name of a matcher, or a matcher.
-        direction: ``"auto"`` or a direction.
-        metric: Metric of the index.
-
-    Returns:
-        The candidates; with ``map="auto"``, the first is the old model.
-
-    Raises:
-        ValueError: If map and direction do not fit, or the map needs equal widths.
-
-    Example:
-        >>> [each.label for each in candidates(100, 8, 8, direction="query")][:3]
-        ['old model', 'identity, query', 'ridge_to_identity x0.1, query']
-    """
+    """List the maps to choose from; with ``map="auto"``, the first is the old model."""
     equal = old_width == new_width
     directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
     if metric == "l2":
@@ -188,16 +147,7 @@ def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any]
 class Fits:
     """Fits candidates to pairs; the moments, and maps that several directions share, are computed once.
 
-    Args:
-        old: ``(n, d)``: old vectors.
-        new: ``(n, d')``: new vectors of the same texts.
-        metric: Metric of the index. With cosine, targets are normalised before the fit.
-        seed: Seed of trained maps.
-
-    Example:
-        >>> rows = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
-        >>> Fits(rows, rows).map(Candidate("ridge", "adjoint", multiple=1.0))
-        EmbeddingMap(ridge, adjoint: 4 -> 4, cosine)
+    With cosine, targets are normalised before the fit.
     """
 
     def __init__(self, old: Vectors, new: Vectors, metric: Metric = "cosine", seed: int = 0) -> None:
@@ -206,14 +156,7 @@ class Fits:
         self._fitted: dict[Any, tuple[Stitch, dict[str, Any]]] = {}
 
     def map(self, candidate: Candidate) -> EmbeddingMap:
-        """Fit a candidate.
-
-        Args:
-            candidate: The candidate.
-
-        Returns:
-            The map.
-        """
+        """Fit a candidate."""
         recipe = {"samples": len(self.old), "seed": self.seed}
         if candidate.name == KEEP:
             return EmbeddingMap.old_model(self.old.shape[1], metric=self.metric, recipe=recipe)
@@ -239,14 +182,7 @@ class Fits:
         return normalized(rows) if self.metric == "cosine" else rows
 
     def moments(self, forward: bool) -> Moments:
-        """Return the moments of the pairs, from batches.
-
-        Args:
-            forward: Whether from old vectors to new ones.
-
-        Returns:
-            The moments.
-        """
+        """Return the moments of the pairs, from batches."""
         if forward not in self._moments:
             x, y = self._sides(forward)
             found = Moments(x.shape[1], y.shape[1])
@@ -277,18 +213,7 @@ class Fits:
 
 
 def pool_k(pool: int) -> int:
-    """Return at which k recall is compared in a pool: a tenth of it, from 1 to 10.
-
-    Args:
-        pool: Number of documents.
-
-    Returns:
-        k.
-
-    Example:
-        >>> pool_k(1000), pool_k(45), pool_k(5)
-        (10, 4, 1)
-    """
+    """Return at which k recall is compared in a pool: a tenth of it, from 1 to 10."""
     return max(1, min(10, pool // POOL_SHARE))
 
 
@@ -297,20 +222,8 @@ def score(
 ) -> tuple[Floats, float, float]:
     """Score maps by retrieval among held-out pairs: each is a query, and all others are the documents.
 
-    In cross-validation, each fold is a pool of its own: all rows of other folds have been used for its map.
-
-    Args:
-        held_out: For each fold the map, ``(n, d)`` old vectors and ``(n, d')`` new vectors.
-        seed: Seed of pools.
-        k: Number of nearest documents. Default: :func:`pool_k`.
-
-    Returns:
-        Recall of each query; R² and mean cosine of mapped vectors and their targets, NaN for the old model.
-
-    Example:
-        >>> rows = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
-        >>> float(score([(EmbeddingMap.old_model(3), rows, rows)])[0].mean())
-        1.0
+    In cross-validation, each fold (a map, old and new vectors) is a pool of its own: all rows of other folds have been
+    used for its map. Returned are the recall of each query, and R² and mean cosine of mapped vectors and their targets.
     """
     k = pool_k(min(len(new) for _, _, new in held_out)) if k is None else k
     queries, mapped, targets = [], [], []
@@ -343,23 +256,9 @@ def choose(
     """Choose the candidate that finds most, over held-out queries and documents.
 
     With few pairs, a candidate must find more than the old model, and a later (less safe) one more than an earlier one,
-    by an interval over queries that excludes 0.
-
-    Args:
-        listed: The candidates.
-        parts: Pairs to fit to and held-out pairs, as ``((old, new), (old, new))``; several of them for
-            cross-validation.
-        metric: Metric of the index.
-        few: Whether there are few pairs.
-        seed: Seed of trained maps and of resampling.
-        resamples: Bootstrap samples.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The choice, all candidates with their scores, the best first, and a sentence with the reason.
-
-    Raises:
-        ValueError: If no candidate can be fitted.
+    by an interval over queries that excludes 0. Each of ``parts`` has the pairs to fit to and the held-out pairs,
+    ``((old, new), (old, new))``; several are folds. Returned are the choice, all candidates with their scores, the best
+    first, and a sentence with the reason.
     """
     from tqdm.auto import tqdm
 
@@ -371,7 +270,7 @@ def choose(
         except (ValueError, torch.linalg.LinAlgError) as error:
             failed[candidate.label] = str(error)
             continue
-        weights = resampled(len(queries), resamples, seed) if weights is None else weights
+        weights = query_weights(len(queries), resamples, seed) if weights is None else weights
         found = interval(queries, weights)
         scored.append(Scored(candidate, found["value"], found["low"], found["high"], r2, cosine, queries))
     if not scored or weights is None:

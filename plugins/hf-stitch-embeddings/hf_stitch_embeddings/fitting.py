@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy.typing as npt
 from hf_stitch.matchers import Matcher
 from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import as_score
 from hf_stitch_embeddings.choosing import FEW, Candidate, Fits, candidates, choose, pool_k
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
-from hf_stitch_embeddings.retrieval import Score, evaluate_retrieval, nearest_to_ten, resampled
+from hf_stitch_embeddings.retrieval import Score, evaluate_retrieval, nearest_to_ten, query_weights
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_pairs, encode, is_encoder, normalized, read_vectors
 
 if TYPE_CHECKING:
@@ -39,18 +40,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Parts:
-    """Numbers of the pairs of three disjoint parts.
-
-    Attributes:
-        fit: To fit maps to.
-        choose: To choose a map by.
-        report: To report scores on.
-        removed: Near-duplicates across parts, in none of them.
-
-    Example:
-        >>> Parts(*(np.array([row]) for row in range(4))).report.tolist()
-        [2]
-    """
+    """Numbers of the pairs of three disjoint parts, and of near-duplicates across them, which are in none."""
 
     fit: Rows
     choose: Rows
@@ -387,8 +377,7 @@ def pairs_curve(
     for name, row in values.items():
         for size, drawn in row.items():
             table = np.stack(drawn)
-            over_seeds, over_queries = (resampled(n, resamples, place) for place, n in enumerate(table.shape))
-            means = np.einsum("rs,sq,rq->r", over_seeds, table, over_queries)
-            low, high = np.percentile(means, [2.5, 97.5])
-            scores[name][size] = {"value": float(table.mean()), "low": float(low), "high": float(high)}
+            over_seeds, over_queries = (query_weights(n, resamples, place) for place, n in enumerate(table.shape))
+            means = np.einsum("rs,sq,rq->r", over_seeds, table, over_queries) / table.size
+            scores[name][size] = asdict(as_score(means))
     return PairsCurve(scores, figure, len(seeds), old)

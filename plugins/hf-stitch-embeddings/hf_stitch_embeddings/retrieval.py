@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from hf_stitch.options import checked
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import as_score
+from hf_stitch.tasks.base import resampled
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_vectors, normalized, read_vectors
 
@@ -42,18 +44,7 @@ ANCHORS, LOCAL, POPULATION = 500, 10, 5000
 
 @dataclass(frozen=True)
 class System:
-    """Queries, documents, and how they are compared.
-
-    Attributes:
-        queries: ``(n, d)``.
-        documents: ``(m, d)``.
-        metric: The metric.
-        shift: ``(m,)``: added to the similarities of each document. None: nothing.
-
-    Example:
-        >>> System(np.eye(2), np.eye(2)).similarities(slice(0, 1)).tolist()
-        [[1.0, 0.0]]
-    """
+    """Queries, documents, and how they are compared; ``shift`` is added to the similarities of each document."""
 
     queries: Vectors
     documents: Vectors
@@ -61,14 +52,7 @@ class System:
     shift: npt.NDArray[np.float32] | None = None
 
     def similarities(self, rows: slice) -> Tensor:
-        """Compare some queries with all documents; the greater, the nearer.
-
-        Args:
-            rows: The queries.
-
-        Returns:
-            ``(rows, m)``.
-        """
+        """Compare some queries with all documents; the greater, the nearer."""
         return _compared(
             torch.from_numpy(np.array(self.queries[rows], np.float32)), self._documents(), self.metric, self.shift
         )
@@ -88,7 +72,7 @@ def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = N
 
 @checked
 def exact_search(
-    queries: Any, documents: Any, k: int = 10, *, metric: Metric = "cosine"
+    queries: Any, documents: Any, k: int = 10, *, metric: Metric = "cosine", shift: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Find the nearest documents by comparing with all; memory-mapped documents are read in blocks.
 
@@ -97,6 +81,7 @@ def exact_search(
         documents: ``(m, d)``.
         k: Number of documents, at most m.
         metric: The metric.
+        shift: ``(m,)``: added to the similarities of each document. None: nothing.
 
     Returns:
         ``(n, k)`` numbers of documents, nearest first, and ``(n, k)`` similarities (with l2: ``2⟨q, d⟩ - ‖d‖²``).
@@ -119,7 +104,8 @@ def exact_search(
         best, places = torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long)
         for first in range(0, len(there), step):
             some = torch.from_numpy(np.array(there[first : first + step], np.float32))
-            found = _compared(block, some, metric).topk(min(k, len(some)))
+            added = None if shift is None else shift[first : first + step]
+            found = _compared(block, some, metric, added).topk(min(k, len(some)))
             best, places = torch.cat([best, found.values], 1), torch.cat([places, found.indices + first], 1)
             top = best.topk(min(k, best.shape[1]))
             best, places = top.values, places.gather(1, top.indices)
@@ -129,35 +115,14 @@ def exact_search(
 
 
 def recall_at(found: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Floats:
-    """Return, for each query, the share of its true nearest documents that were found.
-
-    Args:
-        found: ``(n, f)`` numbers of documents.
-        truth: ``(n, k)`` numbers of documents.
-
-    Returns:
-        ``(n,)``, from 0 to 1.
-
-    Example:
-        >>> recall_at(np.array([[1, 2]]), np.array([[2, 3]])).tolist()
-        [0.5]
-    """
+    """Return, for each query, the share of its true nearest documents that were found."""
     return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
 
 
 def ndcg(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
     """Return the normalised discounted cumulative gain of each query (Järvelin and Kekäläinen 2002), linear gains.
 
-    Args:
-        found: ``(n, k)`` numbers of documents, nearest first.
-        relevance: For each query its relevant documents, or document -> gain.
-
-    Returns:
-        ``(n,)``; NaN for a query without relevant documents.
-
-    Example:
-        >>> ndcg(np.array([[5, 7]]), [{5}]).tolist()
-        [1.0]
+    NaN for a query without relevant documents.
     """
     values = []
     discount = 1 / np.log2(np.arange(2, found.shape[1] + 2))
@@ -169,19 +134,7 @@ def ndcg(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
 
 
 def reciprocal_rank(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return one over the rank of the first relevant document of each query; 0 if none is found.
-
-    Args:
-        found: ``(n, k)`` numbers of documents, nearest first.
-        relevance: For each query its relevant documents, or document -> gain.
-
-    Returns:
-        ``(n,)``; NaN for a query without relevant documents.
-
-    Example:
-        >>> reciprocal_rank(np.array([[5, 7]]), [{7}]).tolist()
-        [0.5]
-    """
+    """Return one over the rank of the first relevant document of each query; 0 if none is found, NaN without any."""
     values = []
     for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
         good = {document for document, gain in gains.items() if gain > 0}
@@ -199,21 +152,7 @@ def _gains(relevant: Any) -> dict[int, float]:
 def served(
     embedding_map: EmbeddingMap, old_documents: Vectors, old_queries: Vectors | None, new_queries: Vectors
 ) -> System:
-    """Return what is searched after an upgrade with a map.
-
-    Args:
-        embedding_map: The map.
-        old_documents: ``(m, d)``: the index.
-        old_queries: ``(n, d)``: queries by the old model; needed only if the map keeps the old model.
-        new_queries: ``(n, d')``: queries by the new model.
-
-    Returns:
-        Queries and documents in one space.
-
-    Example:
-        >>> served(EmbeddingMap.old_model(2), np.eye(2), np.eye(2), np.ones((2, 3))).queries.shape
-        (2, 2)
-    """
+    """Return what is searched after an upgrade with a map."""
     metric = embedding_map.metric
     if embedding_map.keeps_old:
         if old_queries is None:
@@ -228,16 +167,9 @@ def served(
 # -- recall in pools of several sizes ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Measured:
-    """Per-query figures of several systems in pools of several sizes.
+    """Per-query figures of several systems in pools of several sizes, the greatest, of all documents, first.
 
-    Attributes:
-        sizes: Numbers of documents, the greatest first: all of them.
-        values: system -> figure -> ``(sizes, queries)``.
-        found: system -> ``(queries, k)`` documents found among all.
-
-    Example:
-        >>> Measured([1], {}, {}).sizes
-        [1]
+    ``values`` has for each system and figure ``(sizes, queries)``, ``found`` the documents found among all.
     """
 
     sizes: list[int]
@@ -256,21 +188,12 @@ def measure(
     repeats: int = 3,
     inside: npt.NDArray[np.bool_] | None = None,
 ) -> Measured:
-    """Compute recall in the pool and in random parts of it.
+    """Compute recall in the pool and in random parts of it, ``repeats`` of each size, of which the mean counts.
 
-    Args:
-        systems: Name -> system.
-        truth: What re-embedding searches.
-        ks: Numbers of nearest documents.
-        exclude: For each query the document that is itself; it counts neither as found nor as true.
-        seed: Seed of the parts.
-        repeats: Parts of each size below the whole; their mean counts. 0: only the whole.
-        inside: Marks documents whose recall is computed apart.
-
-    Returns:
-        The figures: ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more
-        ``reranked@10``, the recall@10 if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k
-        in`` and ``recall@k out``, NaN for queries without such true documents.
+    ``exclude`` has for each query the document that is itself, which counts neither as found nor as true. The figures:
+    ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more ``reranked@10``, the recall@10
+    if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k in`` and ``recall@k out`` of the
+    documents it marks and of the others, NaN for queries without such true documents.
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
@@ -339,45 +262,17 @@ def _apart(
 
 
 # -- intervals and extrapolation ---------------------------------------------------------------------------------------
-def resampled(count: int, resamples: int, seed: int) -> Floats:
-    """Return how often each query is drawn in each bootstrap sample, as weights.
-
-    Args:
-        count: Number of queries.
-        resamples: Number of samples.
-        seed: Seed.
-
-    Returns:
-        ``(resamples, count)``; each row adds up to 1.
-
-    Example:
-        >>> resampled(4, 2, 0).sum(1).tolist()
-        [1.0, 1.0]
-    """
-    return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples) / count
+def query_weights(count: int, resamples: int, seed: int) -> Floats:
+    """Return how often each query counts: once in the first row, and as drawn in those of the bootstrap samples."""
+    return np.concatenate(list(resampled(count, resamples, seed)))
 
 
 def interval(values: Floats, weights: Floats) -> Score:
-    """Return a mean over queries with its bootstrap interval; NaN values are left out.
-
-    Args:
-        values: ``(queries,)``.
-        weights: Output of :func:`resampled`.
-
-    Returns:
-        ``value``, ``low`` and ``high`` (95%).
-
-    Example:
-        >>> interval(np.ones(3), resampled(3, 10, 0))
-        {'value': 1.0, 'low': 1.0, 'high': 1.0}
-    """
+    """Return a mean over queries with its bootstrap interval; NaN values are left out."""
     valid = np.isfinite(values)
-    if not valid.any():
-        return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
-    kept, drawn = values[valid], weights[:, valid]
-    means = drawn @ kept / np.maximum(drawn.sum(1), 1e-12)
-    low, high = np.percentile(means, [2.5, 97.5]).round(12)
-    return {"value": round(float(kept.mean()), 12), "low": float(low), "high": float(high)}
+    drawn = weights[:, valid]
+    means = drawn @ values[valid] / np.maximum(drawn.sum(1), 1e-12) if valid.any() else np.full(2, np.nan)
+    return {end: round(value, 12) for end, value in asdict(as_score(means)).items()}
 
 
 def extrapolate(
@@ -390,21 +285,6 @@ def extrapolate(
     its log odds, to pools with at least 10 c documents if there are two. The value is the mean of both predictions. The
     interval covers both, each over bootstrap samples of queries, and an error of the curve of :data:`CURVE_ERROR` per
     doubling.
-
-    Args:
-        values: ``(sizes, queries)``.
-        sizes: Numbers of documents, the greatest first.
-        index_size: Number of documents of the index.
-        weights: Output of :func:`resampled`.
-        considered: Number of documents among which the true ones must be.
-
-    Returns:
-        ``value``, ``low`` and ``high``; NaN with a single size, unless it is that of the index.
-
-    Example:
-        >>> falling = np.array([[0.6] * 9, [0.65] * 9, [0.7] * 9])
-        >>> round(extrapolate(falling, [400, 200, 100], 800, resampled(9, 20, 0), considered=1)["value"], 2)
-        0.55
     """
     if sizes[0] == index_size:
         return interval(values[0], weights)
@@ -416,7 +296,7 @@ def extrapolate(
         return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
     values, pools = values[kept], pools[kept]
     chance, floor = considered / pools, min(1.0, considered / index_size)
-    above = (np.vstack([values.mean(1), weights @ values.T]) - chance) / (1 - chance)
+    above = (weights @ values.T / weights.shape[1] - chance) / (1 - chance)
     edge = 0.5 / (values.shape[1] + 1)
     odds = np.log(np.clip(above, edge, 1 - edge) / (1 - np.clip(above, edge, 1 - edge)))
     places = np.log2(pools)
@@ -555,18 +435,7 @@ def _cell(score: Score | None) -> str:
 
 
 def nearest_to_ten(figures: Collection[str]) -> str:
-    """Return the figure ``recall@k`` whose k is nearest to 10.
-
-    Args:
-        figures: Names of figures.
-
-    Returns:
-        The name.
-
-    Example:
-        >>> nearest_to_ten(["recall@1", "recall@10", "ndcg@10"])
-        'recall@10'
-    """
+    """Return the figure ``recall@k`` whose k is nearest to 10."""
     recalls = [figure for figure in figures if figure.startswith("recall@") and " " not in figure]
     return min(recalls, key=lambda figure: abs(int(figure.partition("@")[2]) - 10))
 
@@ -634,24 +503,10 @@ def evaluate_retrieval(
     if len(metrics) > 1:
         raise ValueError(f"maps of one metric can be compared, got {', '.join(sorted(metrics))}")
     metric: Metric = metrics.pop()
-    sides = {
-        "old_documents": read_vectors(old_documents, "old_documents"),
-        "new_documents": read_vectors(new_documents, "new_documents"),
-        "old_queries": read_vectors(old_queries, "old_queries"),
-        "new_queries": read_vectors(new_queries, "new_queries"),
-    }
-    for name, side in sides.items():
-        check_vectors(side, name, metric=metric)
-    old, new, old_asked, asked = sides.values()
-    for one, other in (("old_documents", "new_documents"), ("old_queries", "new_queries")):
-        if len(sides[one]) != len(sides[other]):
-            raise ValueError(f"{one} and {other} do not correspond: {len(sides[one])} and {len(sides[other])} rows")
-    _same_width(old_asked, old, "old_queries", "old_documents")
-    _same_width(asked, new, "new_queries", "new_documents")
-    if relevance is not None and len(relevance) != len(asked):
-        raise ValueError(f"relevance must have one item for each of {len(asked)} queries, got {len(relevance)}")
-    if kinds is not None and len(kinds) != len(asked):
-        raise ValueError(f"kinds must have one item for each of {len(asked)} queries, got {len(kinds)}")
+    old, new, old_asked, asked = _sides(old_documents, new_documents, old_queries, new_queries, metric)
+    for what, given in (("relevance", relevance), ("kinds", kinds)):
+        if given is not None and len(given) != len(asked):
+            raise ValueError(f"{what} must have one item for each of {len(asked)} queries, got {len(given)}")
     own = None if exclude is None else np.asarray(exclude, dtype=np.int64)
     if own is not None and (own.shape != (len(asked),) or own.min() < 0 or own.max() >= len(old)):
         raise ValueError(f"exclude must be {len(asked)} numbers of documents, below {len(old)}")
@@ -672,18 +527,9 @@ def evaluate_retrieval(
             systems |= {f"{name} + CSLS": _csls(each, systems[name], pairs) for name, each in named.items()}
     systems[RE_EMBEDDED] = truth
     measured = measure(systems, truth, ks, exclude=own, seed=seed, inside=marked)
-    weights = resampled(len(asked), resamples, seed)
-    per_query = {name: {figure: each[0] for figure, each in row.items()} for name, row in measured.values.items()}
-    if relevance is not None:
-        for name, found in measured.found.items():
-            depth = min(10, found.shape[1])
-            per_query[name][f"ndcg@{depth}"] = ndcg(found[:, :depth], relevance)
-            per_query[name][f"mrr@{depth}"] = reciprocal_rank(found[:, :depth], relevance)
+    weights = query_weights(len(asked), resamples, seed)
     main = nearest_to_ten([f"recall@{each}" for each in ks])
-    for kind in sorted(set(kinds or ())):
-        of_kind = np.array([each == kind for each in kinds or ()])
-        for row in per_query.values():
-            row[f"{main} of {kind}"] = np.where(of_kind, row[main], np.nan)
+    per_query = _per_query(measured, main, relevance, kinds)
     scores = {name: {f: interval(each, weights) for f, each in row.items()} for name, row in per_query.items()}
     gains = {
         name: {f: interval(each - per_query[OLD][f], weights) for f, each in row.items()}
@@ -694,24 +540,9 @@ def evaluate_retrieval(
         name: {f: each for f, each in row.items() if len(each) == len(measured.sizes)}
         for name, row in measured.values.items()
     }
-    predicted: dict[str, dict[str, Score]] = {}
-    if index_size is not None:
-        predicted = {
-            name: {
-                f: extrapolate(
-                    each,
-                    measured.sizes,
-                    index_size,
-                    weights,
-                    considered=int(f.partition("@")[2]) if f.startswith("recall") else RERANKED,
-                )
-                for f, each in row.items()
-                if " " not in f
-            }
-            for name, row in whole.items()
-        }
-        if len(measured.sizes) < 2 and index_size != len(old):
-            notes.append(f"{len(old)} documents are too few to predict recall in an index of {index_size}")
+    predicted = {} if index_size is None else _predicted(whole, measured.sizes, index_size, weights)
+    if index_size not in (None, len(old)) and len(measured.sizes) < 2:
+        notes.append(f"{len(old)} documents are too few to predict recall in an index of {index_size}")
     return RetrievalResult(
         scores=scores,
         predicted=predicted,
@@ -729,6 +560,55 @@ def evaluate_retrieval(
         notes=notes,
         per_query={name: row[main] for name, row in per_query.items()},
     )
+
+
+def _sides(
+    old_documents: Any, new_documents: Any, old_queries: Any, new_queries: Any, metric: Metric
+) -> tuple[Vectors, Vectors, Vectors, Vectors]:
+    """Read and check documents and queries of both models."""
+    given = {
+        "old_documents": old_documents, "new_documents": new_documents,
+        "old_queries": old_queries, "new_queries": new_queries,
+    }  # fmt: skip
+    sides = {name: read_vectors(side, name) for name, side in given.items()}
+    for name, side in sides.items():
+        check_vectors(side, name, metric=metric)
+    for what in ("documents", "queries"):
+        rows = [len(sides[f"{model}_{what}"]) for model in ("old", "new")]
+        if rows[0] != rows[1]:
+            raise ValueError(f"old_{what} and new_{what} do not correspond: {rows[0]} and {rows[1]} rows")
+    for model in ("old", "new"):
+        one, other = f"{model}_queries", f"{model}_documents"
+        _same_width(sides[one], sides[other], one, other)
+    old, new, old_asked, asked = sides.values()
+    return old, new, old_asked, asked
+
+
+def _per_query(
+    measured: Measured, main: str, relevance: Relevance | None, kinds: Sequence[str] | None
+) -> dict[str, dict[str, Floats]]:
+    """Return the figures of each query in the whole pool, with its quality, and the main recall by kind."""
+    found = {name: {figure: each[0] for figure, each in row.items()} for name, row in measured.values.items()}
+    for name, row in found.items():
+        if relevance is not None:
+            near = measured.found[name][:, :10]
+            row[f"ndcg@{near.shape[1]}"] = ndcg(near, relevance)
+            row[f"mrr@{near.shape[1]}"] = reciprocal_rank(near, relevance)
+        for kind in sorted(set(kinds or ())):
+            row[f"{main} of {kind}"] = np.where([each == kind for each in kinds or ()], row[main], np.nan)
+    return found
+
+
+def _predicted(
+    whole: Mapping[str, Mapping[str, Floats]], sizes: Sequence[int], index_size: int, weights: Floats
+) -> dict[str, dict[str, Score]]:
+    """Extrapolate all recalls to the size of the index."""
+
+    def of(figure: str, values: Floats) -> Score:
+        considered = int(figure.partition("@")[2]) if figure.startswith("recall") else RERANKED
+        return extrapolate(values, sizes, index_size, weights, considered=considered)
+
+    return {name: {f: of(f, each) for f, each in row.items() if " " not in f} for name, row in whole.items()}
 
 
 def _possible(k: int | Sequence[int], documents: int, notes: list[str]) -> list[int]:
@@ -792,9 +672,13 @@ def _whitening(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[n
 
 
 def _csls(embedding_map: EmbeddingMap, system: System, pairs: tuple[Any, Any]) -> System:
-    """Subtract half the mean similarity of a document to its nearest queries (Conneau et al. 2018): fewer hubs."""
     before, after = (read_vectors(side)[:POPULATION] for side in pairs)
     mapped = not embedding_map.keeps_old and embedding_map.direction != "index"
     population = embedding_map(after) if mapped else before if embedding_map.keeps_old else after
-    nearest = exact_search(system.documents, population, min(LOCAL, len(population)))[1]
-    return System(system.queries, system.documents, system.metric, (-nearest.mean(1) / 2).astype(np.float32))
+    return System(system.queries, system.documents, system.metric, csls_shift(system.documents, population))
+
+
+def csls_shift(documents: Vectors, population: Vectors) -> npt.NDArray[np.float32]:
+    """Return minus half the mean cosine of each document to its nearest queries: fewer hubs (Lample et al. 2018)."""
+    nearest = exact_search(documents, population, min(LOCAL, len(population)))[1]
+    return (-nearest.mean(1) / 2).astype(np.float32)

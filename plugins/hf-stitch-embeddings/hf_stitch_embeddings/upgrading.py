@@ -141,18 +141,7 @@ def upgrade(
 
 
 def fingerprint(embedding_map: EmbeddingMap) -> str:
-    """Compute a short hash of a map: what it computes, not how it was fitted.
-
-    Args:
-        embedding_map: The map.
-
-    Returns:
-        Twelve hexadecimal digits.
-
-    Example:
-        >>> len(fingerprint(EmbeddingMap.old_model(3)))
-        12
-    """
+    """Compute a short hash of a map: what it computes, not how it was fitted."""
     found = hashlib.sha256(f"{embedding_map.stitch.name} {embedding_map.metric} {embedding_map.normalized}".encode())
     for name, tensor in sorted(embedding_map.stitch.state_dict().items()):
         found.update(f"{name} {tuple(tensor.shape)}".encode())

@@ -93,15 +93,7 @@ def _from_column(given: Any) -> Vectors:
 
 
 def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the rows in batches of float32.
-
-    Args:
-        vectors: ``(n, d)``.
-        size: Rows of a batch.
-
-    Yields:
-        ``(<= size, d)``.
-    """
+    """Yield the rows in batches of float32."""
     for start in range(0, len(vectors), size):
         yield np.asarray(vectors[start : start + size], dtype=np.float32)
 
@@ -408,18 +400,7 @@ class NetworkEncoder:
 
 
 def is_encoder(given: Any) -> bool:
-    """Return whether an object encodes texts: it has ``encode``, or is a function of a list of texts.
-
-    Args:
-        given: The object.
-
-    Returns:
-        Whether it does.
-
-    Example:
-        >>> is_encoder(RemoteEncoder(len)), is_encoder(np.eye(2)), is_encoder(lambda texts: texts)
-        (True, False, True)
-    """
+    """Return whether an object encodes texts: it has ``encode``, or is a function of a list of texts."""
     if hasattr(given, "encode"):
         return not isinstance(given, str)
     return callable(given) and not hasattr(given, "shape")

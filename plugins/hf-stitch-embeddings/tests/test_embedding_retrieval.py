@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import EmbeddingMap, RetrievalResult, evaluate_retrieval, exact_search, normalized
-from hf_stitch_embeddings.retrieval import extrapolate, ndcg, recall_at, reciprocal_rank, resampled
+from hf_stitch_embeddings.retrieval import extrapolate, ndcg, query_weights, recall_at, reciprocal_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
@@ -167,8 +167,8 @@ def test_the_prediction_covers_the_recall_of_the_whole_index() -> None:
 
 def test_no_prediction_from_a_single_pool() -> None:
     values = np.full((1, 9), 0.5)
-    assert np.isnan(extrapolate(values, [50], 1000, resampled(9, 10, 0))["value"])
-    assert extrapolate(values, [50], 50, resampled(9, 10, 0))["value"] == 0.5
+    assert np.isnan(extrapolate(values, [50], 1000, query_weights(9, 10, 0))["value"])
+    assert extrapolate(values, [50], 50, query_weights(9, 10, 0))["value"] == 0.5
 
 
 @settings(max_examples=25, deadline=None)

@@ -33,5 +33,5 @@ def test_what_a_store_has_written_is_recognised_by_it_alone(case: StoreCase, tmp
     pytest.importorskip({"qdrant": "qdrant_client", "arrays": "numpy"}.get(kind, kind))
     case.make(tmp_path, np.ones((8, 4), np.float32), ["text"] * 8)
     place = tmp_path if kind in ("lancedb", "qdrant") else next(tmp_path.iterdir())
-    built_in = [name for name in registry if registry.origin(name) == "built-in"]
+    built_in = [name for name in registry if registry.entry(name).origin == "built-in"]
     assert [name for name in built_in if registry.get(name).holds(place)] == [kind]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from hf_stitch_embeddings import exact_search
+from hf_stitch_embeddings.retrieval import csls_shift, recall_at
 from torch import Tensor
 
 from hf_stitch.metrics import paired_cosine
-
-QUERIES = 512
-"""Rows that are compared with all others at once."""
-LOCAL = 10
-"""Number of neighbours whose mean similarity CSLS subtracts, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -88,53 +86,34 @@ def retrieval_scores(
     most = counts[-1] + 1
     if counts[0] < 1 or most > len(kept) or not len(searched):
         raise ValueError(f"k must be from 1 to {len(kept) - 1}, one less than the number of words, got {k}")
-    x, y = unit_rows(source[searched], "source"), unit_rows(target[kept], "target")
+    x, y = source[searched], unit_rows(target[kept], "target")
     own = torch.searchsorted(kept, searched)
-    local = _local(y, unit_rows(source[kept], "source")) if csls else None
-    ranks, crossed = _search(x, y, own, most, local)
-    _, within = _search(y[own], y, own, most, None)
+    shift = csls_shift(y.numpy(), unit_rows(source[kept], "source").numpy()) if csls else None
+    crossed, close = exact_search(unit_rows(x, "source"), y, most, shift=shift)
+    within = exact_search(y[own], y, most)[0]
+    it = own.numpy()[:, None]
+    # as close ones precede the word itself; if it is not found, none is as close as infinity
+    itself = np.where(crossed == it, close, np.inf).min(1, keepdims=True)
+    ranks = np.where(np.isfinite(itself[:, 0]), (close >= itself).sum(1), np.inf)
     jaccard, neighbours, mrr = {}, {}, {}
     for each in counts:
         jaccard[each] = _jaccard(crossed[:, :each], within[:, :each])
-        neighbours[each] = _jaccard(_without(crossed, own, each), _without(within, own, each))
-        mrr[each] = torch.where(ranks <= each, 1 / ranks.double(), 0).mean().item()
-    cosine = float(paired_cosine(source[searched], target[searched]))
+        neighbours[each] = _jaccard(_without(crossed, it, each), _without(within, it, each))
+        mrr[each] = float(np.where(ranks <= each, 1 / ranks, 0).mean())
+    cosine = float(paired_cosine(x, target[searched]))
     return RetrievalScores(jaccard, neighbours, mrr, cosine, len(searched), len(kept))
 
 
 @torch.no_grad()
 def nearest_words(source: Tensor, target: Tensor, k: int, *, csls: bool = False, among: Tensor | None = None) -> Tensor:
-    """Find the k nearest target rows of every source row.
-
-    Args:
-        source: ``(n, d)``, floating point.
-        target: ``(m, d)``.
-        k: Number of neighbours.
-        csls: As for :func:`retrieval_scores`.
-        among: ``(l, d)``: all source vectors, from which CSLS takes the neighbours of target rows. ``None`` (default):
-            ``source``.
-
-    Returns:
-        Tensor (n, k) int64: rows of the target, nearest first.
-    """
+    """Find the k nearest target rows of every source row; CSLS takes neighbours of target rows from ``among``."""
     x, y = unit_rows(source, "source"), unit_rows(target, "target")
-    local = _local(y, x if among is None else unit_rows(among, "source")) if csls else None
-    return torch.cat([_similarities(part, y, local).topk(min(k, len(y))).indices for part in x.split(QUERIES)])
+    shift = csls_shift(y.numpy(), (x if among is None else unit_rows(among, "source")).numpy()) if csls else None
+    return torch.from_numpy(exact_search(x, y, min(k, len(y)), shift=shift)[0])
 
 
 def unit_rows(rows: Tensor, what: str) -> Tensor:
-    """Divide rows by their norms.
-
-    Args:
-        rows: ``(n, d)``, floating point.
-        what: Name of the rows in the message.
-
-    Returns:
-        Tensor (n, d), float32 or wider.
-
-    Raises:
-        ValueError: A row is 0, or not finite.
-    """
+    """Divide rows by their norms."""
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     norms = rows.norm(dim=1, keepdim=True)
     bad = ~(norms > 0) | ~norms.isfinite()
@@ -155,32 +134,13 @@ def _kept(n: int, words: Sequence[str] | None, exclude: Collection[str | int]) -
     return torch.tensor([place for place, name in enumerate(names) if name not in left_out], dtype=torch.int64)
 
 
-def _similarities(x: Tensor, y: Tensor, local: Tensor | None) -> Tensor:
-    """Cosines, or CSLS but for what is the same for all y."""
-    return x @ y.T if local is None else 2 * (x @ y.T) - local
-
-
-def _local(y: Tensor, x: Tensor) -> Tensor:
-    """Mean cosine of every row of y to its nearest rows of x."""
-    return torch.cat([(part @ x.T).topk(min(LOCAL, len(x))).values.mean(1) for part in y.split(QUERIES)])
-
-
-def _search(x: Tensor, y: Tensor, own: Tensor, k: int, local: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rank of the own row of y for every row of x, which those as close precede, and the k nearest rows of y."""
-    ranks, found = [], []
-    for part, places in zip(x.split(QUERIES), own.split(QUERIES), strict=True):
-        close = _similarities(part, y, local)
-        ranks.append((close >= close.gather(1, places[:, None])).sum(1))
-        found.append(close.topk(k).indices)
-    return torch.cat(ranks), torch.cat(found)
-
-
-def _without(found: Tensor, own: Tensor, k: int) -> Tensor:
+def _without(found: np.ndarray, own: np.ndarray, k: int) -> np.ndarray:
     """The k nearest other rows, of k + 1 or more."""
-    last = torch.arange(found.shape[1]) + found.shape[1] * (found == own[:, None])
-    return found.gather(1, last.argsort(1))[:, :k]
+    last = np.argsort(found == own, axis=1, kind="stable")
+    return np.take_along_axis(found, last, 1)[:, :k]
 
 
-def _jaccard(a: Tensor, b: Tensor) -> float:
-    shared = (a[:, :, None] == b[:, None]).sum((1, 2)).double()
-    return (shared / (a.shape[1] + b.shape[1] - shared)).mean().item()
+def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean Jaccard index of two sets of k, from the share r of the one that is in the other: r / (2 - r)."""
+    shared = recall_at(a, b)
+    return float((shared / (2 - shared)).mean())

@@ -23,12 +23,7 @@ from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
 class UnfinishedRows:
     """New vectors of an upgrade that is not finished, in a folder beside the file that they are for.
 
-    Args:
-        target: The file that will exist when the upgrade is finished.
-
-    Attributes:
-        folder: The folder: vectors, how many of them are written, and the lock of the writing process.
-        done: Number of written rows, which are the first ones.
+    The first ``done`` rows are written. The folder has the lock of the writing process, too.
     """
 
     def __init__(self, target: Path) -> None:
@@ -41,19 +36,7 @@ class UnfinishedRows:
         self._full = f"{self.file} could not be written", "make room and run again, which continues"
 
     def open(self, key: str, source: Path, rows: int, width: int) -> None:
-        """Make the folder, or find that of an interrupted upgrade.
-
-        Args:
-            key: Hash of the map.
-            source: File with the old vectors.
-            rows: Number of rows.
-            width: Width of new vectors.
-
-        Raises:
-            FileExistsError: If the target exists.
-            ValueError: If the folder is of another map, or of another source.
-            OSError: If another process has locked it.
-        """
+        """Make the folder, or find that of an interrupted upgrade."""
         if self.target.exists():
             self._sweep()
             raise FileExistsError(f"{self.target} exists; delete it, or upgrade into another file")
@@ -94,12 +77,7 @@ class UnfinishedRows:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, first: int, vectors: Rows) -> None:
-        """Write the next rows.
-
-        Args:
-            first: Number of the first one.
-            vectors: ``(batch, width)``.
-        """
+        """Write the next rows."""
         if first != self.done:
             raise ValueError(f"rows must be written in order: expected row {self.done} next, got {first}")
         mapped = self.rows()
@@ -119,14 +97,7 @@ class UnfinishedRows:
         return found
 
     def check_source(self, source: Path) -> None:
-        """Check that the file with the old vectors is the same as at the start.
-
-        Args:
-            source: The file.
-
-        Raises:
-            ValueError: If it has changed.
-        """
+        """Check that the file with the old vectors is the same as at the start."""
         if identity(source) != self._state["source"]:
             raise ValueError(
                 f"{source} has changed during the upgrade; {self.target} was not written. Delete {self.folder} and run "
@@ -134,11 +105,7 @@ class UnfinishedRows:
             )
 
     def close(self, remove: bool = False) -> None:
-        """Release the lock.
-
-        Args:
-            remove: Whether to remove the folder, too.
-        """
+        """Release the lock."""
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
@@ -149,38 +116,14 @@ class UnfinishedRows:
 
 
 def drawn(rows: int, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Draw rows without replacement.
-
-    Args:
-        rows: Number of rows.
-        count: Number of drawn ones, at most all.
-        seed: Seed.
-
-    Yields:
-        Their numbers in batches; each batch is sorted.
-
-    Example:
-        >>> [len(batch) for batch in drawn(20, 5, 0)]
-        [5]
-    """
+    """Draw rows without replacement."""
     order = np.random.default_rng(seed).permutation(rows)[:count]
     for start in range(0, len(order), BATCH):
         yield np.sort(order[start : start + BATCH])
 
 
 def identity(path: Path) -> list[int]:
-    """Return size and time of change of a file, which tell whether it was written meanwhile.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Bytes, and nanoseconds.
-
-    Example:
-        >>> len(identity(Path(".")))
-        2
-    """
+    """Return size and time of change of a file, which tell whether it was written meanwhile."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 

@@ -179,14 +179,7 @@ class VectorStore(ABC):
 
 
 def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -> None:
-    """Warn of new vectors that upgrades with other maps have left unfinished in a store.
-
-    Args:
-        store: Name of the store.
-        place: What the names are before the key, e.g. ``vector_``.
-        key: Key of this upgrade.
-        names: Names of all vectors of the store.
-    """
+    """Warn of new vectors that upgrades with other maps have left unfinished in a store."""
     for name in names:
         if re.fullmatch(re.escape(place) + "[0-9a-f]{12}", name) and name != f"{place}{key}":
             warnings.warn(
@@ -198,16 +191,9 @@ def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -
 
 @contextmanager
 def written(store: str) -> Iterator[None]:
-    """Name a store in the errors that its library raises while it is written.
+    """Name a store in the errors that its library raises while it is written, as an ``OSError``.
 
-    Args:
-        store: Name of the store.
-
-    Yields:
-        Nothing; the store is written in the body of the ``with`` statement.
-
-    Raises:
-        OSError: For every error that is no error of the operating system, of a value or of a missing package.
+    Errors of the operating system, of a value and of a missing package stay as they are.
     """
     try:
         yield
@@ -221,22 +207,7 @@ def written(store: str) -> Iterator[None]:
 
 
 def needed(package: str, extra: str) -> Any:
-    """Import the package of a store.
-
-    Args:
-        package: Its name.
-        extra: Extra of this distribution that installs it.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: If it is not installed.
-
-    Example:
-        >>> needed("math", "faiss").floor(1.5)
-        1
-    """
+    """Import the package of a store."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -23,15 +23,7 @@ TRAINING = 100_000
 
 
 class _Contents:
-    """Ids and vectors of an index.
-
-    Args:
-        faiss: The module.
-        index: The index.
-
-    Attributes:
-        ids: ``(rows,)``: ids in the order in which rows are counted here.
-    """
+    """Ids and vectors of an index."""
 
     def __init__(self, faiss: Any, index: Any) -> None:
         self.index = index
@@ -59,11 +51,7 @@ class _Contents:
         return self.inner is self.index and bool((self.ids == np.arange(len(self.ids))).all())
 
     def positions(self, ids: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of ids.
-
-        Args:
-            ids: The ids.
-        """
+        """Return the rows of ids."""
         asked = np.asarray(ids, np.int64)
         found = np.searchsorted(self.ids, asked, sorter=self._order).clip(max=len(self.ids) - 1)
         rows: npt.NDArray[np.int64] = self._order[found]
@@ -72,11 +60,7 @@ class _Contents:
         return rows
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Rows:
-        """Return vectors.
-
-        Args:
-            positions: Rows.
-        """
+        """Return vectors."""
         found: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._places[positions], np.int64))
         return found
 
@@ -239,11 +223,7 @@ class FaissStore(VectorStore):
         return self._new.rows(self._new.positions(ids))
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Put exact vectors in the place of mapped ones, and write the index file. Unknown ids are left out.
-
-        Raises:
-            ValueError: If the kind of the index cannot replace rows, as HNSW.
-        """
+        """Put exact vectors in the place of mapped ones, and write the index file. Unknown ids are left out."""
         faiss, new = self._faiss, self._new
         known = np.isin(ids, new.ids)
         found = np.asarray(ids)[known]

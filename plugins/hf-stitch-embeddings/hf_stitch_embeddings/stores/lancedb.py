@@ -168,11 +168,7 @@ class LanceStore(VectorStore):
             yield found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
 
     def switch(self) -> str:
-        """Index the new column as the old one is, and exchange their names in one commit.
-
-        Raises:
-            ValueError: If rows were added meanwhile; then nothing is switched.
-        """
+        """Index the new column as the old one is, and exchange their names in one commit."""
         old = f"{self.column}_before_{self._key}"
         if (index := self._index()) is not None:
             self._build_index(index)
