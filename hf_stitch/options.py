@@ -155,7 +155,9 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        check_call(function, {**dict(zip(names, args, strict=False)), **options})
+        torch = sys.modules.get("torch")  # not imported here: `hf-stitch --help` needs none
+        if torch is None or not torch.compiler.is_compiling():  # dynamo cannot trace the reading of annotations
+            check_call(function, {**dict(zip(names, args, strict=False)), **options})
         return function(*args, **options)
 
     return call  # type: ignore[return-value]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
+import sys
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that reverse text, and halves of characters."""
 
@@ -17,6 +22,17 @@ COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 def visible(text: str) -> str:
     r"""Write characters that command a terminal, or change the order of text, as escapes of JSON."""
     return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, with :func:`visible` text, at the line that called this package, whatever calls lie between."""
+    frame, level, outside = sys._getframe(1), 2, 2
+    while frame is not None:
+        level += 1
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            outside = level
+        frame = frame.f_back  # type: ignore[assignment]
+    warnings.warn(visible(message), category, stacklevel=outside)
 
 
 def rounded(value: float) -> str:

@@ -6,13 +6,12 @@ import functools
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.registry import UnknownNameError, most_special, registries
 from hf_stitch.storage.files import decoding
 
@@ -267,10 +266,9 @@ class ModelReference:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
-            warnings.warn(
+            warn(
                 f"the record of the reference {record['id']!r} has {visible(', '.join(unknown))}, which this version "
-                "does not know and ignores; it was probably written by a newer version",
-                stacklevel=2,
+                "does not know and ignores; it was probably written by a newer version"
             )
         values = {key: value for key, value in record.items() if key in known}
         for part in ("config", "processor"):

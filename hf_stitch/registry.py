@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -29,6 +28,7 @@ from hf_stitch.plugins import (
     normalized,
     running,
 )
+from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
     from hf_stitch.built_ins import (
@@ -239,7 +239,7 @@ class Registry(Generic[T]):
             try:
                 yield self.get(name)
             except PluginError as error:
-                warnings.warn(f"{error} It is left out.", stacklevel=3)
+                warn(f"{error} It is left out.")
 
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
         """Build an instance from a name and options.

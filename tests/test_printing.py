@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from hf_stitch import SimilarityAtlas, load_report, registries
 from hf_stitch.cli.output import Output, as_json
-from hf_stitch.printing import Visible, visible
+from hf_stitch.options import checked
+from hf_stitch.printing import Visible, visible, warn
 from hf_stitch.results import Result
 from hf_stitch.training import History
 from hf_stitch.training.history import Measurement
@@ -177,3 +179,16 @@ def test_an_error_about_a_file_shows_control_characters(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\u001b\]0;owned") as caught:
         SimilarityAtlas.load(path)
     assert not BAD.search("".join(traceback.format_exception(caught.value)))
+
+
+def test_a_warning_points_at_the_line_that_called_and_shows_control_characters() -> None:
+    """Past the check of arguments and the decorators of torch."""
+
+    @checked
+    @torch.no_grad()
+    def job(metric: str) -> None:
+        warn(f"unlike {metric}")
+
+    with pytest.warns(UserWarning) as seen:
+        job("x\x1b[2J")
+    assert [(each.filename, str(each.message)) for each in seen] == [(__file__, r"unlike x\u001b[2J")]

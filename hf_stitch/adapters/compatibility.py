@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 
 
 def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     """Check that two networks take the same kind of samples and, token by token, the same tokens."""
     if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
-        warnings.warn(
+        warn(
             f"both networks are the same {type(source.model).__name__}: PEFT puts its adapter into the network that it "
-            "is given, so that the base has it too. Load the base a second time",
-            stacklevel=3,
+            "is given, so that the base has it too. Load the base a second time"
         )
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from hf_stitch.data.samples import ids_of
+from hf_stitch.printing import warn
 
 UNBOUNDED = ("I", "F")
 """Modes whose range of values is unknown."""
@@ -56,7 +56,4 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 @cache
 def _warn_of_transparency() -> None:
-    warnings.warn(
-        "some images are transparent and are put on white: put them on another background yourself if it matters",
-        stacklevel=2,
-    )
+    warn("some images are transparent and are put on white: put them on another background yourself if it matters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
 from hf_stitch.data.samples import ids_of
 from hf_stitch.hub import DownloadOptions, explained, refused
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
@@ -117,10 +116,7 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
         long = int((inputs[MASK].sum(1) > limit).sum())
-        warnings.warn(
-            f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated",
-            stacklevel=3,
-        )
+        warn(f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated")
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
     if DECODER + "input_ids" in (*interface.content, *interface.given):
         inputs = {**inputs, **_decoder_inputs(inputs, interface)}
@@ -231,8 +227,7 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
             raise refusal from cause
         if isinstance(refusal, ConnectionError):  # the model may be in the cache and need no processor
             reason = f"none in the cache; {refusal}"
-    warnings.warn(
-        f"{place} has no {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load to use raw samples",
-        stacklevel=4,
+    warn(
+        f"{place} has no {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load to use raw samples"
     )
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.pinning import USER_CODE
 from hf_stitch.adapters.pins import Pins
 from hf_stitch.data import Samples
+from hf_stitch.printing import warn
 from hf_stitch.provenance import versions
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import Pooling
@@ -90,7 +90,7 @@ class LayerCache:
         try:
             self._cache.write(key, tensors, about)
         except OSError as error:
-            warnings.warn(f"activations were not cached: {error}", stacklevel=2)
+            warn(f"activations were not cached: {error}")
 
 
 def _recorded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Recorded:

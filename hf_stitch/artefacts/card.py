@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.parents import CHANGED
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
@@ -109,10 +108,9 @@ def united(there: str | None, here: str | None) -> str | None:
     cards = _read(there), _read(here)
     added = [_added_text(each) for each in cards]
     if added[0] and added[1] and added[0] != added[1]:
-        warnings.warn(
+        warn(
             "text that was added to the card on the Hub is replaced by the text of the local card; earlier commits "
-            "still contain it",
-            stacklevel=2,
+            "still contain it"
         )
     known = [_by_hand(each) for each in cards]
     metadata = {**known[0], **known[1], "tags": _tags(*known)}

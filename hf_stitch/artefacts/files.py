@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import warnings
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from hf_stitch.artefacts.record import AGAIN
 from hf_stitch.offloading import State
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
@@ -140,10 +139,9 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
     if not unread:
         yield folder
         return
-    warnings.warn(
+    warn(
         f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is not read; "
-        "delete it, or pass allow_modified=True to read it",
-        stacklevel=4,
+        "delete it, or pass allow_modified=True to read it"
     )
     with tempfile.TemporaryDirectory() as view:
         for path in here:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +39,7 @@ from hf_stitch.artefacts.cache import (
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.heads import logits_of
 
@@ -356,7 +356,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if (why := self.uncached) is not None:
                 if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
                     self._joint_cache(kwargs.get(NAME), True)  # raises
-                warnings.warn(f"each token takes a run over the whole text, because {why}", stacklevel=2)
+                warn(f"each token takes a run over the whole text, because {why}")
                 if generation_config is None:
                     kwargs["use_cache"] = False
                 else:

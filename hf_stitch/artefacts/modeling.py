@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -64,7 +63,7 @@ from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_r
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import checked, did_you_mean
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
 from hf_stitch.registry import registries
@@ -773,10 +772,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
         check_requirements(config.requires or (), str(folder))
         if record.get("task") not in (None, config.task):
-            warnings.warn(
+            warn(
                 f"{path} calls its task {visible(str(record['task']))}, but its head is for {config.task}: the model "
-                "is loaded with this task, without the scores that an earlier version recorded",
-                stacklevel=4,
+                "is loaded with this task, without the scores that an earlier version recorded"
             )
         with built_from(path):
             kind = class_for(config)

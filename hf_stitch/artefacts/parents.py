@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hf_stitch.adapters import Adapter, load, load_recorded
+from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference
 
 if TYPE_CHECKING:
@@ -91,10 +91,9 @@ def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReferen
 
 @cache
 def _warn_once(source: ModelReference, target: ModelReference) -> None:
-    warnings.warn(
+    warn(
         f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its networks "
-        "are compared with the record, not their configs and processors. To pin these too, save attach(…).stitcher",
-        stacklevel=4,
+        "are compared with the record, not their configs and processors. To pin these too, save attach(…).stitcher"
     )
 
 

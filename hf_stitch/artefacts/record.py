@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hf_stitch.adapters.libraries.rebuilding import AttentionError
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.registry import PluginError, UnknownNameError
 
 FORMAT = 2
@@ -84,10 +83,9 @@ def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[s
     names = set(names)
     unknown = sorted(set(record) - names)
     if unknown:
-        warnings.warn(
+        warn(
             f"{where} has {visible(', '.join(unknown))}, which this version does not know and ignores; it was probably "
-            "written by a newer version",
-            stacklevel=4,
+            "written by a newer version"
         )
     return {key: value for key, value in record.items() if key in names}
 

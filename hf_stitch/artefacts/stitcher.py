@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -27,7 +26,7 @@ from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, damaged, read
 from hf_stitch.artefacts.schema import read_stitcher
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.options import checked
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
@@ -313,10 +312,9 @@ class Stitcher(Artefact):
         changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
         task = task_of_head(self.task, back.task)
         if task != self.task:
-            warnings.warn(
+            warn(
                 f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
-                "this task, without the scores that an earlier version recorded",
-                stacklevel=2,
+                "this task, without the scores that an earlier version recorded"
             )
         stitched = join(
             front,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +34,7 @@ from hf_stitch.cli.options import (
 )
 from hf_stitch.cli.output import Output, as_json, output_folder
 from hf_stitch.options import read_options
+from hf_stitch.printing import warn
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.storage.folders import replacing
 
@@ -143,10 +143,9 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
         if changed:
             raise
         shutil.rmtree(saved.pop("model"), ignore_errors=True)  # of another run
-        warnings.warn(
+        warn(
             f"only the stitcher is saved, not the whole model, because {str(error).partition('. ')[0]}: "
-            "hf-stitch evaluate takes the networks again, with --source and --target",
-            stacklevel=2,
+            "hf-stitch evaluate takes the networks again, with --source and --target"
         )
     if not changed:
         saved["stitcher"] = folder / "stitcher"

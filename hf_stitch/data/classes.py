@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
 from hf_stitch.data import Samples
+from hf_stitch.printing import warn
 
 
 def numbered_as(samples: Samples, config: Any) -> Samples:
@@ -19,7 +19,7 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     behind its own. Otherwise, labels stay as they are.
     """
     if samples.undecided:
-        warnings.warn(f"{samples.undecided}. Until then, the samples count as without labels", stacklevel=3)
+        warn(f"{samples.undecided}. Until then, the samples count as without labels")
         return samples.unlabelled()
     names, theirs = samples.label_names, _names_of(config)
     if not names or not theirs:
@@ -32,10 +32,9 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     numbers = [place[_plain(name)] for name in names]
     if len(set(numbers)) < len(numbers) or numbers == list(range(len(names))):
         return samples
-    warnings.warn(
+    warn(
         f"the classes of the data ({_listed(names)}) are not numbered as those of the network ({_listed(theirs)}): "
-        "labels are matched by name",
-        stacklevel=3,
+        "labels are matched by name"
     )
     return samples.renumbered(numbers, (*theirs, *others))
 
@@ -47,12 +46,11 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
     """
     names, theirs = samples.label_names, _names_of(config)
     if names and theirs and any(_plain(own) != _plain(name) for own, name in zip(names, theirs, strict=False)):
-        warnings.warn(
+        warn(
             f"the data have the {len(names)} classes {_listed(names)}, and the network has the {len(theirs)} classes "
             f"{_listed(theirs)}: labels are compared by number, so that accuracies mean nothing unless each number is "
             "the same class. Name another column of labels, Samples.of(data, label=…) (--label), or give the classes "
-            "the names of the network",
-            stacklevel=3,
+            "the names of the network"
         )
 
 

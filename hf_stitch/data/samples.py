@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, fi
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
 from hf_stitch.options import Constraint, Count, Natural, check, checked
+from hf_stitch.printing import warn
 
 
 class RawSamples(list[Any]):
@@ -481,11 +481,10 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
     differ = [(id_, x, y) for id_, x, y in known if x is not None and y is not None and x != y and min(x, y) >= 0]
     if differ:
         id_, x, y = differ[0]
-        warnings.warn(
+        warn(
             f"{len(differ)} of {len(a)} samples have another label on the second side, the first of them {id_!r} ({x} "
             f"and {y}): is the second side in the same order? Give both sides ids, Samples.of(data, id=…), with which "
-            "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side",
-            stacklevel=4,
+            "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side"
         )
 
 

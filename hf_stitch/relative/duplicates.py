@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from hf_stitch.data import Samples
+from hf_stitch.printing import warn
 
 SIDE = 32
 """Width and height to which images are reduced for the comparison."""
@@ -42,11 +42,10 @@ def warn_of_near_duplicates(samples: Samples) -> None:
         return
     others = torch.cdist(rows[first : first + 1], rows)[0]
     others[first] = torch.inf
-    warnings.warn(
+    warn(
         f"anchors {samples.ids[first]!r} and {samples.ids[int(others.argmin())]!r} are nearly the same sample (their "
         f"distance is {float(nearest[first] / median):.1%} of the median): one of them adds hardly anything, choose "
-        "another",
-        stacklevel=3,
+        "another"
     )
 
 

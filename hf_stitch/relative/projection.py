@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,6 +15,7 @@ from torch.nn import functional
 from hf_stitch.data import Id, check_same_order
 from hf_stitch.options import Count, Positive, checked
 from hf_stitch.papers import MOSCHELLA_2023, Paper
+from hf_stitch.printing import warn
 from hf_stitch.registry import registries
 from hf_stitch.relative.similarities import Bound, Similarity, computable
 from hf_stitch.stitches import Stitch
@@ -171,10 +171,9 @@ class RelativeProjection(Stitch):
         """
         check_anchors(anchors)
         if ids is None:
-            warnings.warn(
+            warn(
                 "with_anchors cannot tell whether these are the samples of the projection, in their order: pass ids=, "
-                "for example AnchorSet.ids, to with_anchors and to RelativeProjection.of",
-                stacklevel=2,
+                "for example AnchorSet.ids, to with_anchors and to RelativeProjection.of"
             )
         elif self.ids is not None:
             try:
@@ -301,10 +300,7 @@ def check_anchors(anchors: Tensor) -> None:
     if len(anchors) == 1:
         raise ValueError("a relative representation needs several anchors, got 1: similarities to it say little")
     if len(anchors) == 2:
-        warnings.warn(
-            "2 anchors describe a vector by two numbers: use more, at least about as many as the features vary in",
-            stacklevel=3,
-        )
+        warn("2 anchors describe a vector by two numbers: use more, at least about as many as the features vary in")
     finite = anchors.isfinite().all(1)
     if not finite.all():
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch
 from hf_stitch.pairs import Pair
 from hf_stitch.pairs.pair import Ran, check_finite, run_to
+from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
@@ -165,10 +165,9 @@ def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[A
     found = stitched.parent("source") if source is None else load(source)
     known = stitched.config.source["reference"].get("weights_hash")
     if source is not None and known not in (None, found.pinned.weights_hash):
-        warnings.warn(
+        warn(
             "the source has other weights than the source of this model, so its score says nothing about this model: "
-            "pass the network from which the model was made",
-            stacklevel=3,
+            "pass the network from which the model was made"
         )
     why = head_difference(found, target, str(stitched.task))
     return (None, why) if why else (found, "")
@@ -218,11 +217,10 @@ def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
         return stitched.parent("target")
     given = load(target)
     if changes := target_changes(stitched, given):
-        warnings.warn(
+        warn(
             f"target= is not the target of the stitched model: it differs in {', '.join(changes)} "
             f"({'; '.join(text for texts in changes.values() for text in texts)}). Figures relative to it are not "
-            "comparable with those of the recorded target",
-            stacklevel=4,
+            "comparable with those of the recorded target"
         )
     return given
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +17,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to
+from hf_stitch.printing import warn
 from hf_stitch.processes import ALONE, joined
 from hf_stitch.representation import Representation
 from hf_stitch.resources import seconds_of
@@ -193,10 +193,7 @@ class Scoring:
             if position <= state.offset:
                 return
             if not torch.equal(tensors.get("watch", fitted[:0]), fitted):
-                warnings.warn(
-                    f"the detectors differ from those of the interrupted job ({DIFFERS}): all samples are scored anew",
-                    stacklevel=5,
-                )
+                warn(f"the detectors differ from those of the interrupted job ({DIFFERS}): all samples are scored anew")
                 return
             done = position - state.offset
             arrays = within("measures.", tensors)

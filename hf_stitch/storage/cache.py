@@ -7,7 +7,6 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from hf_stitch.printing import warn
 from hf_stitch.storage.files import UNFINISHED, is_abandoned, reading, remove
 from hf_stitch.storage.tensors import read_tensors, write_tensors
 
@@ -108,11 +108,11 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            warnings.warn(f"{path} could not be read ({error.strerror or error}); it is not used", stacklevel=2)
+            warn(f"{path} could not be read ({error.strerror or error}); it is not used")
         except ValueError as error:
             with contextlib.suppress(OSError):
                 path.unlink()
-            warnings.warn(f"{path} was broken ({error}) and has been removed from the cache", stacklevel=2)
+            warn(f"{path} was broken ({error}) and has been removed from the cache")
         return None
 
     def write(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -122,10 +122,9 @@ class Cache:
         """
         size = sum(tensor.nbytes for tensor in tensors.values())
         if size > self.limit:
-            warnings.warn(
+            warn(
                 f"an entry of {size:,} bytes was not cached, because the cache holds at most {self.limit:,} bytes: "
-                f"set {LIMIT} to a larger size",
-                stacklevel=2,
+                f"set {LIMIT} to a larger size"
             )
             return
         write_tensors(self._path(key), key, tensors, about)

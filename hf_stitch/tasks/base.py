@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pkgutil import resolve_name
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
+from hf_stitch.printing import warn
 from hf_stitch.tasks.heads import widened
 
 Array = NDArray[np.float64]
@@ -153,7 +153,7 @@ class Task(ABC):
     def warn_of_labels(self, samples: Samples, config: Any) -> None:
         """Warn of labels that are not those of the network, or are not used."""
         if self.unused and samples.is_labelled:
-            warnings.warn(f"the labels of the data are not used: {self.unused}", stacklevel=3)
+            warn(f"the labels of the data are not used: {self.unused}")
 
     def check_some(self, some: bool, samples: Samples) -> None:
         """Raise an error if no sample has a prediction."""

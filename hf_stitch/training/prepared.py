@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.printing import warn
 from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
 from hf_stitch.running import Run
@@ -217,12 +217,11 @@ class Prepared:
         self._parts = []
         for store in stores.values():
             store.path.unlink()
-        warnings.warn(
+        warn(
             f"the activations of {len(self.samples)} samples take about "
             f"{bytes_ / count * len(self.samples) / 1e9:.2f} GB, more than the limit of "
             f"{limit * processes.count / 1e9:.2f} GB: they are recomputed for each batch; raise cache_size to store "
-            "them",
-            stacklevel=5,
+            "them"
         )
 
     def _from_files(self, places: Tensor) -> PreparedBatch:

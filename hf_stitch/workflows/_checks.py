@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, MOST_SHARED, ContentSketch
+from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches.layer import source_positions
@@ -71,10 +71,9 @@ def _without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedS
             f"all {len(samples)} samples are anchors, so that none is left to score on: take the anchors from other "
             "samples, or fewer"
         )
-    warnings.warn(
+    warn(
         f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.a.ids[min(places)]!r}: they are "
-        "left out of the scores, which would be too good",
-        stacklevel=3,
+        "left out of the scores, which would be too good"
     )
     return samples.select(place for place in range(len(samples)) if place not in places)
 
@@ -94,11 +93,10 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
     away = float((seen.mean(0) - known.mean(0)).norm() / spread)
     noise = math.sqrt(1 / len(seen) + 1 / len(known))
     if away > max(APART, 2 * noise):
-        warnings.warn(
+        warn(
             f"the encoder's activations on these samples are unlike those on its anchors (their means are {away:.2f} "
             f"standard deviations apart, about {noise:.2f} by chance), and the scores may be low: check that both were "
-            "preprocessed in the same way (range of pixels, normalisation) and are of one kind",
-            stacklevel=3,
+            "preprocessed in the same way (range of pixels, normalisation) and are of one kind"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Unpack
 
@@ -12,6 +11,7 @@ from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data
 from hf_stitch.options import Natural, Several, checked
+from hf_stitch.printing import warn
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
@@ -152,10 +152,9 @@ def _stitches(
 def _warn(evaluation: Evaluation) -> None:
     """Warn of scores that are too good, or no better than those of baselines."""
     if evaluation.fitted_share:
-        warnings.warn(
+        warn(
             f"the stitching layer was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too "
-            "good; pass samples that it was not fitted to (if the data contain some twice, drop the duplicates before)",
-            stacklevel=4,
+            "good; pass samples that it was not fitted to (if the data contain some twice, drop the duplicates before)"
         )
     if evaluation.no_better:
-        warnings.warn(evaluation.cautions[0], stacklevel=4)
+        warn(evaluation.cautions[0])

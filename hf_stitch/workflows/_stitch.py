@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from hf_stitch.analysis.differences import class_names
@@ -15,6 +14,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
+from hf_stitch.printing import warn
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
@@ -176,7 +176,7 @@ def _scored(
         if stitched.task is not None:
             raise
         unused = ", and the labels of the data are not used" if test.a.is_labelled else ""
-        warnings.warn(f"the stitched model has no scores{unused}: {error}", stacklevel=4)
+        warn(f"the stitched model has no scores{unused}: {error}")
         return stitched
     stitched.keep_scores(evaluation)
     return stitched

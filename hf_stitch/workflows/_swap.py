@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
@@ -24,6 +23,7 @@ from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.matchers import Matcher
 from hf_stitch.options import checked
 from hf_stitch.pairs import CollectedParts
+from hf_stitch.printing import warn
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
@@ -198,10 +198,9 @@ def _mapped(
         found_by, swapped.stitch = chosen, fit(chosen)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
-        warnings.warn(
+        warn(
             f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
-            f"input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}",
-            stacklevel=3,
+            f"input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}"
         )
     assert head.space is not None
     used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())

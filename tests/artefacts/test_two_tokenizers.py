@@ -340,7 +340,7 @@ def test_what_is_refused(models: Any) -> None:
 def test_bad_input(models: Any) -> None:
     a, b = decoder("llama"), decoder("gpt2")
     options: Any = {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"], "progress": False}
-    with pytest.raises(ValueError, match="align must be one of tokens, prefix, got 'words'"):
+    with pytest.raises(ValueError, match="align must be one of 'tokens', 'prefix', got 'words'"):
         hf_stitch.stitch(a, b, SENTENCES, align="words", **options)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="own=True belongs to align='prefix'"):
         hf_stitch.stitch(a, b, SENTENCES, own=True, **options)

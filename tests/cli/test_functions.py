@@ -260,7 +260,7 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
         ("nothing", ["must return the network (an nn.Module), (network, processor), or", "it returned None"]),
         ("text", ["it returned 'timm:resnet10t'"]),
         ("many", ["it returned a tuple of 3"]),
-        ("state", ["mine.py:state must return the network", "state dict of"]),
+        ("state", ["mine.py:state must return the network", "of a state dict"]),
         ("bare", ["the network of mine.py:bare cannot be loaded: Net is a class of user code", "example_inputs=…"]),
         ("twice", ["mine.py:twice must return", "an adapter keeps what it was loaded with, got processor"]),
     ],

@@ -63,6 +63,9 @@ def test_the_text_contains_the_recipe(stitcher: Stitcher) -> None:
         assert word in text, word
 
 
+TASK_OF = {"accuracy": "image-classification", "perplexity": "text-generation"}
+
+
 @pytest.mark.parametrize(
     ("figure", "low", "high", "identity", "warned"),
     [
@@ -79,7 +82,7 @@ def test_the_card_warns_if_a_baseline_is_not_exceeded(
     rows["identity"] = rows["target"] = {figure: {"value": identity, "low": identity, "high": identity}}
     made = Stitcher(
         stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
-        scores={**stitcher.scores, "scores": rows},
+        scores={**stitcher.scores, "scores": rows, "task": TASK_OF[figure]},
     )  # fmt: skip
     assert ("**It is not shown to be better than: no map.**" in card(made.describe())) is warned
 

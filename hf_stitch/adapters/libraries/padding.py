@@ -6,12 +6,13 @@ many types, they take batches of one text only.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+from hf_stitch.printing import warn
 
 NO_TOKEN = -1
 """An id that no token has."""
@@ -51,10 +52,7 @@ def set_padding(model: Any, tokenizer: Any) -> None:
         return
     for config in _configs(model.config):
         config.pad_token_id = found
-    warnings.warn(
-        f"the config of {type(model).__name__} defines no pad_token_id: that of the tokenizer, {found}, is used",
-        stacklevel=5,
-    )
+    warn(f"the config of {type(model).__name__} defines no pad_token_id: that of the tokenizer, {found}, is used")
 
 
 def advice(model: Any, tokenizer: Any) -> str:

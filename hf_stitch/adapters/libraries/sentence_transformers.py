@@ -6,7 +6,6 @@ The library is not a dependency: this module never imports it, and works on the 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.transformers import TransformersAdapter
 from hf_stitch.adapters.pinning import settings_of_config
+from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, Settings
 
 LIBRARY = "sentence_transformers"
@@ -89,10 +89,7 @@ class SentenceTransformersAdapter(Adapter):
                 model,
             )
         if prompt := (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None)):
-            warnings.warn(
-                f"encode puts the prompt {prompt!r} before each text, this adapter does not: put it there",
-                stacklevel=4,
-            )
+            warn(f"encode puts the prompt {prompt!r} before each text, this adapter does not: put it there")
         inner = TransformersAdapter.of(network, reference, None, tokenizer)
         encoder = SentenceEncoder(model)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
@@ -34,7 +33,7 @@ from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import commit_of
-from hf_stitch.printing import visible
+from hf_stitch.printing import visible, warn
 from hf_stitch.reference import ModelReference, Settings, libraries_reading
 from hf_stitch.registry import PluginError, registries
 
@@ -152,11 +151,10 @@ class TransformersAdapter(Adapter):
             kind = (config.architectures or ["AutoModel"])[0]
             if (loader := _class(kind)) is None:
                 loader = transformers.AutoModel
-                warnings.warn(
+                warn(
                     f"transformers has no class {visible(str(kind))}, which the config of {place} names: AutoModel "
                     "loads the network without its head. To load it with a head, pass task= "
-                    f"({', '.join(AUTO_CLASSES)})",
-                    stacklevel=4,
+                    f"({', '.join(AUTO_CLASSES)})"
                 )
         if options.pop("pretrained", True):
             beside = {name: value for name, value in hub.items() if name != "trust_remote_code"}
@@ -230,7 +228,7 @@ class TransformersAdapter(Adapter):
                 f"example_inputs of {type(model).__name__} must contain a tensor {name!r}, got {got}", model
             )
         if lacks_padding(model):
-            warnings.warn(advice(model, processor), stacklevel=4)
+            warn(advice(model, processor))
         return cls(model, _interface(model, name, example, processor), example, reference, processor)
 
     def _run(self, inputs: Mapping[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
@@ -30,6 +29,7 @@ from hf_stitch.analysis.comparison.routes import (
 from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
 from hf_stitch.metrics import ActivationMetric
+from hf_stitch.printing import warn
 from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
@@ -230,10 +230,9 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
                 f"{reader.n}; use fewer processes"
             )
         if reader.pooling == "none" and metric.independent_rows:
-            warnings.warn(
+            warn(
                 f"{label} assumes that rows are independent samples, but the positions of one sample are not: two "
-                "unrelated networks can score .7. Use pooling='mean' or 'flatten'",
-                stacklevel=4,
+                "unrelated networks can score .7. Use pooling='mean' or 'flatten'"
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)

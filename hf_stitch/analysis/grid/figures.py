@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from scipy.stats import norm
 from hf_stitch.analysis.detection.evidence import Cell
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.pairs import Pair
+from hf_stitch.printing import warn
 from hf_stitch.scoring.measured import Measured, not_beaten
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
@@ -61,7 +61,7 @@ def grid_of(
         stitches=stitches, networks=(pair.source, pair.target),
     )  # fmt: skip
     if no_better:
-        warnings.warn(grid.cautions[0], stacklevel=3)
+        warn(grid.cautions[0])
     return grid
 
 
