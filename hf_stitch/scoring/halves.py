@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
@@ -135,11 +135,12 @@ class HalvesOfModel:
         layer: str = self.model.target.cut.layer
         return layer
 
-    def predictors(self, stitches: Mapping[str, StitchingLayer], front: str = "") -> Iterator[Predictor]:
-        """Yield the predictors of stitching layers at the cuts of the model, by name."""
+    def predictors(
+        self, stitches: Mapping[str, StitchingLayer], front: str = "", constant: Container[str] = ()
+    ) -> Iterator[Predictor]:
+        """Yield the predictors of stitching layers at the cuts of the model, by name, of which some are constant."""
         for name, stitch in stitches.items():
-            constant = name == "mean_only" and self.model.task is not None
-            yield Predictor(name, SOURCE, self.layer, stitch, front, constant)
+            yield Predictor(name, SOURCE, self.layer, stitch, front, name in constant)
 
 
 @dataclass(frozen=True)

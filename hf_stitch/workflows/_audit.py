@@ -208,7 +208,9 @@ def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
     predictors = [
         predictor
         for name, own in halves.items()
-        for predictor in own.predictors({STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name)
+        for predictor in own.predictors(
+            {STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name, constant=("mean_only",)
+        )
     ]
     model = next(iter(halves.values())).model
     return Scoring(whole, halves, predictors, task_named(model.task).about(model))

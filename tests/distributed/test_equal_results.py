@@ -17,7 +17,7 @@ import hf_stitch
 from hf_stitch.processes import Processes
 from hf_stitch.training import TaskLoss
 
-TOLERANCE = {"training": 1e-5, "sharded": 1e-5}
+TOLERANCE = {"training": 1e-5, "sharded": 1e-5, "relative": 1e-6}  # the head of the last is in float32
 EXACT = 1e-10
 
 

@@ -22,6 +22,7 @@ from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.kinds import task_named
 
 RUN = Run(batch_size=64, progress=False)
+MEAN = ("mean_only",)
 TASK = task_named("image-classification")
 
 
@@ -32,7 +33,9 @@ def stitches_of(place: Any) -> dict[str, StitchingLayer]:
 
 def of_model(place: Any, **options: Any) -> Scoring:
     halves = HalvesOfModel(place.stitched, place.source)
-    return Scoring(place.target, {"": halves}, list(halves.predictors(stitches_of(place))), TASK, **options)
+    return Scoring(
+        place.target, {"": halves}, list(halves.predictors(stitches_of(place), constant=MEAN)), TASK, **options
+    )
 
 
 @dataclass
