@@ -21,6 +21,9 @@ from hf_stitch.tasks.kinds import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._networks import Runs
 
+TAKEN = ("stitched", "source", "target", "chance")
+"""Names that no further baseline may have."""
+
 
 @checked
 def evaluate(
@@ -140,6 +143,8 @@ def _stitches(
 ) -> tuple[dict[str, StitchingLayer], dict[str, str]]:
     """Return the stitching layers to score, by name, and why others are left out."""
     for name, layer in baselines.items():
+        if name in TAKEN:
+            raise ValueError(f"baselines has {name!r}, which is scored anyway: give this stitching layer another name")
         check_place(stitched, name, layer)
     own, left_out = stitched.stitch, dict[str, str]()
     layers = {"stitched": own, "identity": own.identity(), "mean_only": own.mean_only(), **baselines}

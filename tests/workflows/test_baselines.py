@@ -59,6 +59,13 @@ def test_a_stitch_that_beats_all_baselines_is_silent(b: Adapter) -> None:
     assert BEATS_NOT not in printed(model.evaluation)
 
 
+@pytest.mark.parametrize("name", ["stitched", "source", "target", "chance"])
+def test_a_further_baseline_takes_the_name_of_no_other_score(b: Adapter, name: str) -> None:
+    model = stitch(made(0), b, labelled(b), source_layer="1", target_layer="1", matcher="ridge", **SCORED)
+    with pytest.raises(ValueError, match=f"baselines has '{name}', which is scored anyway: give .* another name"):
+        evaluate(model, labelled(b), target=b, baselines={name: model.stitch}, **QUIET)
+
+
 @pytest.mark.parametrize("matcher", ["ridge", "identity"])
 def test_an_exact_identity_is_no_rival(b: Adapter, matcher: str) -> None:
     with warnings.catch_warnings():
