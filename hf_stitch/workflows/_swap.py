@@ -86,7 +86,7 @@ def swap(
 
     By default (``auto``), the head chooses the map: the orthogonal one (``procrustes`` with ``scale=True``, the direct
     translation of Maiorca et al. 2023), that of ``ridge``, or none (``identity``, for equal widths). No single one is
-    best everywhere, and the error of the mapped vectors does not tell which is (docs/results/swapping.md). Each is
+    best everywhere, and the error of the mapped vectors does not tell which is (docs/what-we-found.md). Each is
     fitted without a fifth of the anchors in turn, and the one is taken with which the outputs of the head on the
     anchors held out change least (sum of squares; no labels are needed), fitted on all anchors. Of fewer than five
     anchors each is held out alone. With two, and on a tie, the first named is taken. The result shows the errors,
