@@ -474,7 +474,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "unknown class": (
         lambda f: rewrite(f / "config.json", lambda c: c.update(task="tts")),
         ValueError,
-        "no 'tts' among heads",
+        "no 'tts' among tasks",
     ),
     "unknown stitch": (
         lambda f: rewrite(f / "config.json", lambda c: c["stitch"]["body"].update(name="liner")),

@@ -209,7 +209,7 @@ def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
 
 def test_an_unknown_task_is_rejected(saved: Path, net: Any) -> None:
     rewrite(saved / "stitcher.json", lambda c: c.update(task="image-clasification"))
-    with pytest.raises(ValueError, match="no 'image-clasification' among heads; did you mean"):
+    with pytest.raises(ValueError, match="no 'image-clasification' among tasks; did you mean"):
         Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))
 
 

@@ -223,7 +223,7 @@ def test_an_unknown_matcher(net: Any, images: Any) -> None:
 
 
 def test_an_unknown_task(net: Any, images: Any) -> None:
-    refused(ValueError, "no 'image-clasification' among heads; did you mean", net, images, task="image-clasification")
+    refused(ValueError, "no 'image-clasification' among tasks; did you mean", net, images, task="image-clasification")
 
 
 def test_an_unknown_layer(net: Any, images: Any) -> None:
