@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import difflib
 import inspect
@@ -173,10 +174,16 @@ def check_fields(instance: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python; other values unchanged."""
-    if isinstance(value, int | float) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    """Return numbers and arrays of NumPy, also inside of lists and dictionaries, as those of Python."""
+    if isinstance(value, tuple | list):
+        entries = [plain(each) for each in value]
+        return value if all(a is b for a, b in zip(entries, value, strict=True)) else type(value)(entries)
+    if isinstance(value, dict):
+        return {plain(key): plain(each) for key, each in value.items()}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        found = value.tolist()
+        return tuple(found) if isinstance(found, list) else found
+    return value
 
 
 @cache
@@ -224,8 +231,8 @@ def options_in(spec: str) -> tuple[str, dict[str, Any]]:
     """Split a name with its options, ``name:key=value,…``, as it is written on a command line.
 
     Args:
-        spec: A name, or a name with options. Values are Python or JSON literals (``True`` and ``true``, ``0.5``,
-            ``[1,2]``); anything else is text.
+        spec: A name, or a name with options. Values are JSON (``true``, ``0.5``, ``[1,2]``), or ``True``, ``False``,
+            ``None``; anything else is text.
 
     Returns:
         The name and the options.
@@ -312,7 +319,7 @@ def _kinds(owner: Hashable) -> Mapping[str, Any]:
     """
     if isinstance(owner, type):
         names = {each.name for each in dataclasses.fields(owner)}
-        scopes = [(vars(sys.modules[each.__module__]), vars(each)) for each in reversed(owner.__mro__)]
+        scopes = [(vars(sys.modules.get(each.__module__, builtins)), vars(each)) for each in reversed(owner.__mro__)]
         declared = [(names_of, own.get("__annotations__", {})) for names_of, own in scopes]
     else:
         inner: Any = inspect.unwrap(owner)  # type: ignore[arg-type]
@@ -357,7 +364,11 @@ def _problem(kind: Any, name: str, value: Any) -> str | None:
             return problem
         valid = all(value in each for each in constraints if isinstance(each, Constraint))
     elif origin is Literal:
-        valid = any(type(value) is type(choice) and value == choice for choice in parts)
+        given = plain(value)
+        valid = any(
+            isinstance(given, type(choice)) and isinstance(given, bool) is isinstance(choice, bool) and given == choice
+            for choice in parts
+        )
     elif kind in (int, float):
         valid = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     elif origin in CONTAINERS:

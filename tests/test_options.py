@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import json
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hf_stitch_studies import bench
 from torch import nn
 
 import hf_stitch
+from hf_stitch.options import check
 from hf_stitch.running import RunOptions
 
 from public import Public, choices, outside, publics  # isort: skip
@@ -144,3 +147,22 @@ def test_a_label_beyond_all_classes_is_named_with_its_sample() -> None:
         ValueError, match=r"labels must be numbers of classes, below 2\*\*31, got 1180591620717411303424"
     ):
         hf_stitch.Samples.of(["a"], label=[2**70])
+
+
+def test_numbers_of_numpy_become_those_of_python_wherever_they_stand() -> None:
+    unsupervised = hf_stitch.registries.matchers.build("unsupervised", clusters=(np.int64(10), np.int64(15)))
+    assert json.loads(json.dumps(unsupervised.to_dict()))["clusters"] == [10, 15]
+    check(Literal["left", "right"], side=np.str_("left"))
+    check(Literal[1, 2], axis=np.int64(2))
+    with pytest.raises(ValueError, match="axis must be one of 1, 2, got True"):
+        check(Literal[1, 2], axis=True)
+
+
+@pytest.mark.parametrize("size", [float("nan"), 0.0, 1.5, 0, -1, True])
+def test_a_share_that_is_none_is_refused(size: float) -> None:
+    with pytest.raises(ValueError, match="test_size"):
+        hf_stitch.Samples.of(torch.randn(10, 4)).split(size)
+
+
+def test_a_share_of_numpy_is_one() -> None:
+    assert len(hf_stitch.Samples.of(torch.randn(10, 4)).split(np.float32(0.2))[1]) == 2  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,8 +21,10 @@ import numpy as np
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
-from hf_stitch.options import Constraint, Count, Natural, check, checked
+from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
 from hf_stitch.printing import warn
+
+Share = Annotated[float, Within(0, 1, above=True)]
 
 
 class RawSamples(list[Any]):
@@ -372,7 +375,7 @@ class Samples:
         return Samples(self._source, self._positions[:n])
 
     @checked
-    def split(self, test_size: float | Count, seed: Natural = 0) -> tuple[Samples, Samples]:
+    def split(self, test_size: Share | Count, seed: Natural = 0) -> tuple[Samples, Samples]:
         """Split into training and held-out samples at random.
 
         The assignment is a hash of seed and id, so it does not depend on the order of the samples, the machine or any
@@ -389,7 +392,7 @@ class Samples:
         Raises:
             ValueError: A part would be empty.
         """
-        count = round(test_size * len(self)) if isinstance(test_size, float) else test_size
+        count = test_size if isinstance(test_size, Integral) else round(float(test_size) * len(self))
         if not 0 < count < len(self):
             raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
         strata: dict[int, list[int]] = {}

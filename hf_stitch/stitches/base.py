@@ -6,6 +6,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -108,12 +109,21 @@ class Stitch(nn.Module, ABC):
         """Return the constructor arguments as JSON values.
 
         Each is the attribute of its name; ``dtype`` is that of the weights, and ``bias`` whether there is one.
+
+        Raises:
+            AttributeError: An argument is kept under another name: store it under its own, or override this method.
         """
+        names = inspect.signature(type(self)).parameters.keys() - {"dtype"}
+        if missing := sorted(name for name in names if not hasattr(self, name)):
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {missing[0]!r}, although its constructor takes it: keep each "
+                "argument under its name, or override config"
+            )
         found = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
-        if "bias" in found:
+        if "bias" in found and not isinstance(found["bias"], bool):
             found["bias"] = found["bias"] is not None
         if "dtype" in found:
-            found["dtype"] = str(next(self.parameters()).dtype).removeprefix("torch.")
+            found["dtype"] = str(next(chain(self.parameters(), self.buffers())).dtype).removeprefix("torch.")
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_tokenizers_that_pad_on_different_sides_are_rejected(net: Any, texts: An
 
 
 def test_a_pooled_stitch_into_a_language_model_is_rejected(net: Any, texts: Any) -> None:
-    with pytest.raises(ValueError, match="leaves one token per text, and text-generation .*: use pooling='none'"):
+    with pytest.raises(ValueError, match=r"leaves one token per text, and text-generation .*: use pooling='none'"):
         stitched(net("gpt2"), net("llama", 1), texts, GPT2_LLAMA, pooling="mean")
 
 

@@ -223,3 +223,18 @@ def test_files_that_contain_no_stitch_are_refused(tmp_path: Path) -> None:
         Stitch.load(path)
     with pytest.raises(FileNotFoundError):
         Stitch.load(tmp_path / "none.safetensors")
+
+
+def test_an_argument_under_another_name_is_told_before_it_is_lost() -> None:
+    class Scaled(Stitch):
+        def __init__(self, in_features: int, out_features: int, *, scale: float = 1.0) -> None:
+            super().__init__(in_features, out_features)
+            self._scale = scale
+
+        def transform(self, x: torch.Tensor) -> torch.Tensor:
+            return self._scale * x
+
+    with pytest.raises(
+        AttributeError, match="Scaled has no attribute 'scale', although its constructor takes it: keep"
+    ):
+        Scaled(2, 2, scale=3.0).config()
