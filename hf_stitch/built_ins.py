@@ -2,11 +2,11 @@
 
 BUILT_INS: dict[str, dict[str, str]] = {
     "adapters": {
-        "hf_stitch": "hf_stitch.artefacts.adapter:StitchedAdapter",
-        "sentence_transformers": "hf_stitch.adapters.libraries.sentence_transformers:SentenceTransformersAdapter",
-        "timm": "hf_stitch.adapters.libraries.timm:TimmAdapter",
-        "torch": "hf_stitch.adapters.libraries.torch:TorchAdapter",
-        "transformers": "hf_stitch.adapters.libraries.transformers:TransformersAdapter",
+        "hf_stitch": "hf_stitch.artefacts.adapter:StitchedLibrary",
+        "sentence_transformers": "hf_stitch.adapters.libraries.sentence_transformers:SentenceTransformers",
+        "timm": "hf_stitch.adapters.libraries.timm:Timm",
+        "torch": "hf_stitch.adapters.libraries.torch:Torch",
+        "transformers": "hf_stitch.adapters.libraries.transformers:Transformers",
     },
     "overrides": {
         "transformers.ASTPreTrainedModel": "hf_stitch.adapters.overrides.speech:OfSpectrograms",
@@ -162,7 +162,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
 """From registry to built-in name to the class behind it, as ``module:attribute``."""
 
 BASES: dict[str, str] = {
-    "adapters": "hf_stitch.adapters.base:Adapter",
+    "adapters": "hf_stitch.adapters.libraries.base:Library",
     "overrides": "hf_stitch.adapters.overrides.base:Override",
     "rewrites": "hf_stitch.adapters.rewriting:Rewrite",
     "stitches": "hf_stitch.stitches.base:Stitch",

@@ -346,8 +346,8 @@ def libraries_reading(config: Mapping[str, Any]) -> list[str]:
         >>> libraries_reading({"model_type": "bert"})
         ['transformers']
     """
-    kinds = [kind for kind in registries.adapters.usable() if kind.reads(config)]
-    return [kind.library for kind in most_special(kinds)]
+    kinds = [kind for kind in registries.adapters.usable() if kind().reads(config)]
+    return [kind.name for kind in most_special(kinds)]
 
 
 def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:

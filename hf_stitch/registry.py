@@ -32,9 +32,9 @@ from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
     from hf_stitch.built_ins import (
-        Adapter,
         DataSource,
         Detector,
+        Library,
         Matcher,
         Metric,
         Override,
@@ -232,7 +232,7 @@ class Registry(Generic[T]):
             The classes or functions, in the order of their names.
 
         Example:
-            >>> {"timm", "transformers"} <= {adapter.library for adapter in registries.adapters.usable()}
+            >>> {"timm", "transformers"} <= {library.name for library in registries.adapters.usable()}
             True
         """
         for name in self:
@@ -419,7 +419,7 @@ class Registries:
     Iterating yields the names of the registries. The instance of the package is :data:`hf_stitch.registries`.
 
     Attributes:
-        adapters: Adapters of libraries, for example ``transformers`` and ``timm``.
+        adapters: Libraries of networks, for example ``transformers`` and ``timm``.
         overrides: Overrides for single architectures.
         rewrites: Changes of the modules of a network.
         stitches: Maps between representations.
@@ -444,7 +444,7 @@ class Registries:
          'tasks', 'networks', 'data', 'results', 'commands']
     """
 
-    adapters: Registry[Adapter]
+    adapters: Registry[Library]
     overrides: Registry[Override]
     rewrites: Registry[Rewrite]
     stitches: Registry[Stitch]

@@ -7,6 +7,7 @@ from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import CutInfo
+from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
@@ -18,9 +19,12 @@ __all__ = [
     "Cut",
     "CutInfo",
     "CutPlan",
+    "Described",
     "ExampleError",
     "Front",
     "Interface",
+    "Library",
+    "Loaded",
     "NotACutError",
     "Override",
     "Rewrite",

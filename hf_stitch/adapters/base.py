@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,9 @@ from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
+if TYPE_CHECKING:
+    from hf_stitch.adapters.libraries.base import Library
+
 MOST_KINDS = 8
 """Number of kinds of input, in addition to the native one, whose surveys are cached."""
 
@@ -51,7 +53,7 @@ def _locked(method: Method) -> Method:
     return cast(Method, locked)
 
 
-class Adapter(ABC):
+class Adapter:
     """Run a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
     Create an adapter with :func:`hf_stitch.load`. An adapter never changes its model: the training mode, gradients,
@@ -59,10 +61,6 @@ class Adapter(ABC):
     adapters: a lock makes their calls run one after the other.
 
     Attributes:
-        library: Name of the adapter in ``hf_stitch.registries.adapters``.
-        fallback: Whether the adapter is used only for models that no other adapter serves.
-        trusted_options: Loading options that the record of an artefact may set without the consent of the user. None
-            of them may refer to a file, a URL or code.
         completes: Whether the network, run to its end, has an output.
         embedding_width: Number of features at the end of each activation that are the embedding of the target's token.
         model: The network.
@@ -73,6 +71,7 @@ class Adapter(ABC):
 
     Args:
         model: The network.
+        library: Its library, which knows its task and how it is built again.
         interface: How the network takes its input.
         example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
         reference: Where the network comes from and how it was loaded.
@@ -89,15 +88,13 @@ class Adapter(ABC):
         True
     """
 
-    library: ClassVar[str]
-    fallback: ClassVar[bool] = False
-    trusted_options: ClassVar[frozenset[str]] = frozenset()
     completes: ClassVar[bool] = True
     embedding_width: int = 0
 
     def __init__(
         self,
         model: nn.Module,
+        library: Library,
         interface: Interface,
         example: Mapping[str, Any],
         reference: ModelReference,
@@ -105,6 +102,7 @@ class Adapter(ABC):
     ) -> None:
         """Store the arguments; the network does not run yet."""
         self.model = model
+        self._library = library
         self.override = override_of(model)
         special = {*interface.special_ids, *self.override.special_ids(model)}
         self.interface = dataclasses.replace(
@@ -153,8 +151,8 @@ class Adapter(ABC):
     @_locked
     def pinned(self) -> ModelReference:
         """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
-        settings = settings_of(self)
-        found = changed_by_hand(self.model, lambda: network_of(blueprint_of(self)))
+        settings = self.settings()
+        found = changed_by_hand(self.model, lambda: network_of(self.blueprint()))
         by_hand = attributes(self.model) if found is None else found[0]
         chosen, defaults = (
             {f"modules.{name}": value for name, value in each.items()} for each in (by_hand.chosen, by_hand.defaults)
@@ -167,165 +165,39 @@ class Adapter(ABC):
             summary=", ".join(filter(None, (self.reference.summary, summary_of(self.model)))),
         )
 
-    # -- to be implemented for each library ------------------------------------------------------
-    @classmethod
-    @abstractmethod
-    def serves(cls, model: Any) -> bool:
-        """Return whether this adapter can run a live network.
-
-        Args:
-            model: Object of any type. A compiled or data-parallel module is already unwrapped.
-
-        Returns:
-            ``True`` if the network belongs to the library of this adapter.
-        """
-
-    @classmethod
-    @abstractmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> Adapter:
-        """Create the adapter of a live network.
-
-        Args:
-            model: A network that this class :meth:`serves`.
-            reference: Where the network comes from and how it was loaded.
-            example_inputs: Batch of inputs with which cuts are found and verified. ``None`` (default) if the user gave
-                none.
-            processor: Turns raw samples into inputs. ``None`` (default) if the user gave none.
-            content: Name of the argument that carries the content, for models with several. ``None`` (default) if the
-                user gave none.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ExampleError: If example inputs are required and missing, or do not fit the forward.
-        """
+    # -- what the library knows ------------------------------------------------------------------
+    @property
+    def library(self) -> str:
+        """Name of the library in ``hf_stitch.registries.adapters``."""
+        return self._library.name
 
     @property
-    @abstractmethod
     def task(self) -> str | None:
         """Task of the head, a name in ``hf_stitch.registries.tasks``; ``None`` without a head."""
-
-    def check_lengths(self, samples: Samples) -> None:  # noqa: B027
-        """Check before any work that the network takes all texts, if it reads them with another tokenizer."""
+        return self._library.task(self)
 
     @property
     def unscored(self) -> str:
-        """What the head predicts, in words, if stitched models with it cannot be scored; empty (default) otherwise."""
-        return ""
+        """What the head predicts, in words, if stitched models with it cannot be scored; empty otherwise."""
+        return self._library.unscored(self)
 
-    @abstractmethod
     def blueprint(self) -> dict[str, Any]:
-        """Return a description from which :meth:`build` constructs this network without its weights.
+        """Return a description from which the network is built again without its weights, with its rewrites.
 
         Returns:
-            JSON values: ``library`` (the name of the adapter), and whatever the adapter needs to rebuild the network.
-            Rewrites are added to it for every library (:func:`hf_stitch.adapters.rewriting.blueprint_of`).
+            JSON values, which :func:`hf_stitch.adapters.rewriting.network_of` takes.
 
         Raises:
             ValueError: If the class of the network is user code, which cannot be rebuilt from a config.
         """
+        return blueprint_of(self.model, self._library)
 
     def settings(self) -> Settings:
-        """Return what a forward reads of the config, by which a recorded network is recognised beside its weights.
+        """Return what a forward reads of the config, by which a recorded network is recognised beside its weights."""
+        return settings_of(self.model, self._library)
 
-        Two ways to load a network must give the same settings: no names, versions or paths, and nothing that only
-        training reads.
-
-        Returns:
-            The settings. By default the :meth:`blueprint`; none for user code.
-        """
-        try:
-            blueprint = self.blueprint()
-        except ValueError:  # user code, of which the weights alone are known
-            return Settings()
-        return Settings.of(blueprint)
-
-    @classmethod
-    def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether a folder with this ``config.json`` contains a network of this library.
-
-        Args:
-            config: Content of the ``config.json`` file.
-
-        Returns:
-            ``False`` by default.
-        """
-        return False
-
-    @classmethod
-    def origin(cls, model: Any) -> str | None:
-        """Return the id from which a live network was loaded.
-
-        Args:
-            model: A network that this class :meth:`serves`.
-
-        Returns:
-            A Hub id or the absolute path of a folder; ``None`` (the default) if the network does not record it.
-        """
-        return None
-
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        **options: Any,
-    ) -> Adapter:
-        """Load a network by its reference and create its adapter.
-
-        Args:
-            reference: The network to load.
-            example_inputs: As for :meth:`of`.
-            processor: As for :meth:`of`.
-            content: As for :meth:`of`.
-            **options: Loading options of the library.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            ValueError: By default: networks of this library cannot be loaded by name.
-        """
-        raise ValueError(f"networks of {cls.library} cannot be loaded by name, got {reference}: pass the live module")
-
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes.
-
-        Args:
-            blueprint: The result of :meth:`blueprint`.
-
-        Returns:
-            The network in eval mode, without trained weights.
-
-        Raises:
-            ValueError: By default: networks of this library cannot be rebuilt.
-        """
-        raise ValueError(f"networks of {cls.library} cannot be rebuilt from a config: pass the live module")
-
-    @classmethod
-    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the processor of a network from the files in a folder.
-
-        Args:
-            blueprint: The :meth:`blueprint` of the network.
-            folder: Path of the folder.
-
-        Returns:
-            The processor; ``None`` (the default) if the folder contains none.
-        """
-        return None
+    def check_lengths(self, samples: Samples) -> None:
+        """Check before any work that the network takes all texts, if it reads them with another tokenizer."""
 
     # -- cuts ------------------------------------------------------------------------------------
     @property
@@ -767,15 +639,12 @@ class Adapter(ABC):
         """Whether weights are offloaded: on the meta device until hooks of a complete forward load them."""
         return any(p.is_meta for p in self.model.parameters())
 
-    def _run(self, inputs: Mapping[str, Any]) -> Any:
+    def _run(self, inputs: Mapping[str, Any], *, trial: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
         eagerly = torch.compiler.set_stance("force_eager") if compiled_modules(self.model) else nullcontext()
-        with evaluating(self.model), eagerly:
+        condition = self._library.running(self.model, inputs, self.interface, self.processor, trial=trial)
+        with evaluating(self.model), eagerly, condition:
             return self.model(**{**self.interface.options, **inputs})
-
-    def _rehearse(self, inputs: Mapping[str, Any]) -> Any:
-        """Run a forward of the trials by which cuts are found and verified: as any other, unless a library differs."""
-        return self._run(inputs)
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """Return the cached survey for inputs of this kind: image size and additional arguments."""
@@ -788,7 +657,7 @@ class Adapter(ABC):
                 del self._surveys[next(known for known in self._surveys if known != native)]
             example = self.example if inputs is None or kind == native else self._few(inputs)
             blocks = self.override.blocks(self.model)
-            self._surveys[kind] = Survey(self.model, self._rehearse, self.interface, example, blocks)
+            self._surveys[kind] = Survey(self.model, partial(self._run, trial=True), self.interface, example, blocks)
         return self._surveys[kind]
 
     def _kind(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:

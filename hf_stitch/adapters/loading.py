@@ -17,6 +17,7 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
+from hf_stitch.adapters.libraries.base import Library
 from hf_stitch.options import Constraint, check
 from hf_stitch.reference import FUNCTION, ModelReference
 from hf_stitch.registry import most_special, registries
@@ -88,30 +89,36 @@ def load(
         )
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
-    chosen = {"example_inputs": example_inputs, "processor": processor, "content": content}
-    given = {name: value for name, value in chosen.items() if value is not None}
     if isinstance(model, str):
         _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
-        kind = registries.adapters.get(reference.library)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
-                loaded: Adapter = kind.load(reference, **given, **options)
+                loaded = _library(reference).load(reference, processor, **options)
+                return _library(loaded.reference).adapter(
+                    loaded.model, loaded.reference, example_inputs, loaded.processor, content
+                )
         except Exception as error:
             if (found := _explained(reference, options, error)) is None:
                 raise
             raise found from error
-        return loaded
     if options:
         raise TypeError(
             f"a live module takes no loading options, got {', '.join(options)}: set them when you create the module"
         )
     module = unwrap(model)
     check_runs(module)
-    kind = _serving(module)
+    library = _serving(module)
     with alone(module):
-        return kind.of(module, ModelReference(id=kind.origin(module), library=kind.library, task=task), **given)
+        reference = ModelReference(id=library.origin(module), library=library.name, task=task)
+        return library.adapter(module, reference, example_inputs, processor, content)
+
+
+def _library(reference: ModelReference) -> Library:
+    """Return the library of a network."""
+    kind: type[Library] = registries.adapters.get(reference.library)
+    return kind()
 
 
 def _check_kept(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -184,11 +191,11 @@ class Loadable(Constraint):
     def __contains__(self, value: Any) -> bool:
         """Whether it is a name, an adapter, or a network that an adapter serves."""
         known = isinstance(value, str | os.PathLike | nn.Module | Adapter)
-        return known or any(kind.serves(value) for kind in registries.adapters.usable())
+        return known or any(kind().serves(value) for kind in registries.adapters.usable())
 
     def __str__(self) -> str:
         """All kinds of networks."""
-        names = ", ".join(kind.library for kind in registries.adapters.usable())
+        names = ", ".join(kind.name for kind in registries.adapters.usable())
         return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
 
     def hint(self, value: Any) -> str:
@@ -212,19 +219,20 @@ def _is_damaged(file: Path) -> bool:
         return True
 
 
-def _serving(model: Any) -> type[Adapter]:
-    """Return the class of adapters that serves a live network; a fallback only if no other class does.
+def _serving(model: Any) -> Library:
+    """Return the library that serves a live network; a fallback only if no other does.
 
-    A class that extends another one that also serves the network takes precedence over it.
+    A library that extends another one that also serves the network takes precedence over it.
     """
     check(NetworkLike, model=model)
-    serving = [kind for kind in registries.adapters.usable() if kind.serves(model)]
+    serving = [kind for kind in registries.adapters.usable() if kind().serves(model)]
     chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
     if len(chosen) > 1:
-        names = ", ".join(kind.library for kind in chosen)
+        names = ", ".join(kind.name for kind in chosen)
         what = f"{type(model).__module__}.{type(model).__name__}"
         raise TypeError(f"several adapters serve objects of type {what}: {names}; uninstall all but one")
-    return chosen[0]
+    found: Library = chosen[0]()
+    return found
 
 
 def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Adapter:

@@ -15,7 +15,7 @@ from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
-    from hf_stitch.adapters.base import Adapter
+    from hf_stitch.adapters.libraries.base import Library
 
 ATTRIBUTE = "hf_stitch_rewrites"
 """Attribute of a network: the list of the records of its rewrites, in the order in which they were applied."""
@@ -111,32 +111,15 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
     return list(getattr(model, ATTRIBUTE, ()))
 
 
-def blueprint_of(adapter: Adapter) -> dict[str, Any]:
-    """Return the blueprint of a network with its rewrites.
-
-    Args:
-        adapter: The adapter of the network.
-
-    Returns:
-        The :meth:`hf_stitch.Adapter.blueprint`, with ``rewrites`` if there are any; :func:`network_of` builds it.
-
-    Raises:
-        ValueError: If the class of the network is user code.
-    """
-    found = rewrites_of(adapter.model)
-    return adapter.blueprint() | ({REWRITES: found} if found else {})
+def blueprint_of(model: nn.Module, library: Library) -> dict[str, Any]:
+    """Return the blueprint of a network, with the name of its library and its rewrites."""
+    found = rewrites_of(model)
+    return {"library": library.name, **library.blueprint(model), **({REWRITES: found} if found else {})}
 
 
-def settings_of(adapter: Adapter) -> Settings:
-    """Return the settings of a network with its rewrites.
-
-    Args:
-        adapter: The adapter of the network.
-
-    Returns:
-        The :meth:`hf_stitch.Adapter.settings`, with ``rewrites`` if there are any.
-    """
-    settings, found = adapter.settings(), rewrites_of(adapter.model)
+def settings_of(model: nn.Module, library: Library) -> Settings:
+    """Return the settings of a network with its rewrites."""
+    settings, found = library.settings(model), rewrites_of(model)
     if found:
         settings = dataclasses.replace(settings, chosen=settings.chosen | Settings.of({REWRITES: found}).chosen)
     return settings
@@ -146,7 +129,7 @@ def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
     """Construct the network of a blueprint, and repeat its rewrites.
 
     Args:
-        blueprint: The result of :func:`blueprint_of`, possibly from an untrusted source.
+        blueprint: The result of :meth:`hf_stitch.Adapter.blueprint`, possibly from an untrusted source.
 
     Returns:
         The network in eval mode, without trained weights.
@@ -157,7 +140,7 @@ def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
         ValueError: If the network cannot be built, or a rewrite does not fit it.
     """
     own = {key: value for key, value in blueprint.items() if key != REWRITES}
-    model: nn.Module = registries.adapters.get(blueprint["library"]).build(own)
+    model: nn.Module = registries.adapters.get(blueprint["library"])().build(own)
     for record in blueprint.get(REWRITES, ()):
         rewrite(model, record)
     return model.eval()

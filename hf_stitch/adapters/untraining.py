@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.preprocess import place_of
-from hf_stitch.adapters.rewriting import blueprint_of, network_of
+from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.reference import ModelReference
 
 RESETS = ("reset_parameters", "_reset_parameters")
@@ -49,8 +49,9 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:4]))
         model = _anew(adapter)
     reference = ModelReference(None, adapter.library)
+    library, interface = adapter._library, adapter.interface
     return type(adapter)(
-        model.to(device, dtype).eval(), adapter.interface, adapter.example, reference, adapter.processor
+        model.to(device, dtype).eval(), library, interface, adapter.example, reference, adapter.processor
     )
 
 
@@ -59,7 +60,7 @@ def _anew(adapter: Adapter) -> nn.Module:
     blueprint = None
     if adapter.library != "hf_stitch":  # the halves of a stitched model are parts of networks
         with suppress(ValueError):  # user code has no record
-            blueprint = blueprint_of(adapter)
+            blueprint = adapter.blueprint()
     if blueprint is not None:
         return network_of(blueprint)
     copied = copy.deepcopy(adapter.model)

@@ -28,7 +28,7 @@ from hf_stitch.storage.cache import Cache
 READERS = ("pillow", "tokenizers", "torchvision")
 """Packages that turn raw samples into inputs, beside those of every result."""
 
-OF_ADAPTERS = ("model", "reference", "processor", "interface", "override", "_example", "_surveys")
+OF_ADAPTERS = ("model", "_library", "reference", "processor", "interface", "override", "_example", "_surveys")
 """Attributes of every adapter, of which each is pinned in its own way, or has no influence."""
 
 
@@ -109,13 +109,14 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         reference = adapter.pinned
         modules = pins.hash(adapter.model)
     own = {name: value for name, value in vars(adapter).items() if name not in OF_ADAPTERS}
+    kinds = type(adapter), type(adapter._library), type(adapter.override)
     processor = adapter.processor
     written = reference.processor is not None and reference.processor.chosen.get("class") == USER_CODE
     found = {
         "weights": reference.weights_hash,
         "config": None if reference.config is None else asdict(reference.config),
         "modules": modules,
-        "adapter": pins.hash([type(adapter), own, adapter.interface.to_dict(), type(adapter.override)]),
+        "adapter": pins.hash([*kinds, own, adapter.interface.to_dict()]),
         "processor": None if reference.processor is None else asdict(reference.processor),
         "processor_code": pins.hash(processor if written else type(processor)),
         "example": {name: _form(value) for name, value in adapter.example.items()},

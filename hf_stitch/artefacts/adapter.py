@@ -15,7 +15,8 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.examples import ExampleError, named
-from hf_stitch.adapters.libraries.transformers import TransformersAdapter
+from hf_stitch.adapters.libraries.base import Described, Library, Loaded
+from hf_stitch.adapters.libraries.transformers import Transformers
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.rewriting import settings_of
@@ -33,39 +34,62 @@ UNREAD = ("_name_or_path", "transformers_version")
 """Keys of a config that describe the machine on which it was written."""
 
 
-class StitchedAdapter(TransformersAdapter):
-    """Adapter for stitched models: live, from a folder, or from the Hub.
+class StitchedAdapter(Adapter):
+    """Adapter of a stitched model, whose layers are those of both halves."""
+
+    model: StitchedModel
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the layers of both halves, and of the layers before and after the stitch."""
+        if isinstance(self.model.source, PrefixFront):
+            raise ValueError(
+                "a stitched model of networks with different tokenizers is not cut again, because its source reads "
+                "texts: compare or stitch its two networks"
+            )
+        survey = self._survey()
+        ends = [name for name in _ends(self.model) if survey.dominates(name)]
+        # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
+        apart = [
+            name
+            for name in survey.blocks
+            if not OF_STITCH.match(name) and not any(f"{one}.".startswith(f"{two}.") for one, two in _pairs(name, ends))
+        ]
+        ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
+        return tuple(map(self.layer_name, ordered))
+
+    def module_name(self, layer: str) -> str:
+        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``."""
+        modules = dict(self.model.named_modules())
+        found = _module(self.model, layer)
+        return layer if layer in modules or found not in modules else found
+
+    def layer_name(self, module: str) -> str:
+        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``."""
+        return layer_name(module, self.model.config.to_dict())
+
+
+class StitchedLibrary(Transformers):
+    """Stitched models: live, from a folder, or from the Hub.
 
     The network takes the inputs of its source. Its layers are those of both halves, under the names that they have in
     their own networks: ``source.layer1.0``, ``target.blocks.2``. In a chain of several networks the names nest:
     ``source.target.layer2.0`` is a layer in the target of the source.
     """
 
-    library: ClassVar[str] = "hf_stitch"
+    name: ClassVar[str] = "hf_stitch"
     trusted_options: ClassVar[frozenset[str]] = frozenset(("dtype", "torch_dtype", "attn_implementation"))
+    adapter_class: ClassVar[type[Adapter]] = StitchedAdapter
 
-    model: StitchedModel
-
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a stitched model."""
         return isinstance(model, StitchedModel)
 
-    @classmethod
-    def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether a stitched model wrote this config. See :meth:`hf_stitch.adapters.Adapter.reads`."""
+    def reads(self, config: Mapping[str, Any]) -> bool:
+        """Return whether a stitched model wrote this config."""
         return config.get("model_type") == StitchConfig.model_type
 
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        **options: Any,
-    ) -> StitchedAdapter:
+    def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a stitched model by its reference: a Hub id or a local folder."""
         assert reference.id is not None
         place = reference.id
@@ -78,18 +102,12 @@ class StitchedAdapter(TransformersAdapter):
         model = StitchedModel.from_pretrained(place, **options)
         if reference.task not in (None, model.task):
             raise ValueError(f"{reference} is a model for the task {model.task}, got task={reference.task!r}")
-        return cls.of(model, reference, example_inputs, processor, content)
+        return Loaded(model, reference, processor)
 
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> StitchedAdapter:
-        """Create the adapter of a live stitched model."""
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a stitched model by its source."""
         interface = model.interface
         if content not in (None, *interface.content):
             raise ExampleError(
@@ -111,81 +129,48 @@ class StitchedAdapter(TransformersAdapter):
             n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
             for n, v in example.items()
         }
-        return cls(model, interface, example, reference, model.processor if processor is None else processor)
+        return Described(model, interface, example, model.processor if processor is None else processor)
 
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the layers of both halves, and of the layers before and after the stitch.
-
-        See :attr:`hf_stitch.adapters.Adapter.candidates`.
-        """
-        if isinstance(self.model.source, PrefixFront):
-            raise ValueError(
-                "a stitched model of networks with different tokenizers is not cut again, because its source reads "
-                "texts: compare or stitch its two networks"
-            )
-        survey = self._survey()
-        ends = [name for name in _ends(self.model) if survey.dominates(name)]
-        # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
-        apart = [
-            name
-            for name in survey.blocks
-            if not OF_STITCH.match(name) and not any(f"{one}.".startswith(f"{two}.") for one, two in _pairs(name, ends))
-        ]
-        ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
-        return tuple(map(self.layer_name, ordered))
-
-    @property
-    def task(self) -> str | None:
+    def task(self, adapter: Adapter) -> str | None:
         """Task of the head of the model; ``None`` for a model without a head."""
-        return self.model.task
+        found: str | None = adapter.model.task  # type: ignore[assignment]
+        return found
 
-    @property
-    def unscored(self) -> str:
+    def unscored(self, adapter: Adapter) -> str:
         """What the head of the model predicts, if it cannot be scored."""
-        return self.model.unscored
+        return str(adapter.model.unscored)
 
-    def module_name(self, layer: str) -> str:
-        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``."""
-        modules = dict(self.model.named_modules())
-        found = _module(self.model, layer)
-        return layer if layer in modules or found not in modules else found
-
-    def layer_name(self, module: str) -> str:
-        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``."""
-        return layer_name(module, self.model.config.to_dict())
-
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the config, which contains the blueprints of both halves; ``None`` for a half of user code."""
-        config = {**self.model.config.to_dict(), "task": self.task, "stitch": self.model.stitch.to_dict()}
-        return {"library": self.library, "config": {key: v for key, v in config.items() if key not in UNREAD}}
+        stitched: Any = model
+        config = {**stitched.config.to_dict(), "task": stitched.task, "stitch": stitched.stitch.to_dict()}
+        return {"config": {key: v for key, v in config.items() if key not in UNREAD}}
 
-    def settings(self) -> Settings:
-        """Return the map, the cuts and the settings of both halves. See :meth:`hf_stitch.adapters.Adapter.settings`."""
-        stitch = self.model.stitch.to_dict()
+    def settings(self, model: nn.Module) -> Settings:
+        """Return the map, the cuts and the settings of both halves."""
+        stitched: Any = model
+        stitch = stitched.stitch.to_dict()
         maps = {part: {**one, "fitted": None} for part in ("body", "prefix") if (one := stitch.get(part))}
-        found = Settings.of({"task": self.task, "stitch": {**stitch, **maps}})
+        found = Settings.of({"task": stitched.task, "stitch": {**stitch, **maps}})
         for side in SIDES:
-            half = getattr(self.model, side)
+            half = getattr(stitched, side)
             found.chosen[f"{side}.layer"] = half.cut.layer
-            blueprint = getattr(self.model.config, side)["blueprint"]
+            blueprint = getattr(stitched.config, side)["blueprint"]
             if blueprint is not None:
-                below = settings_of(_adapter_of(half, blueprint))
+                below = settings_of(half.model, registries.adapters.get(blueprint["library"])())
                 found.chosen.update({f"{side}.{name}": value for name, value in below.chosen.items()})
                 found.defaults.update({f"{side}.{name}": value for name, value in below.defaults.items()})
         return found
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the model that a :meth:`blueprint` describes."""
         config = StitchConfig.from_dict(dict(blueprint["config"]))
         return class_for(config)(config)
 
-    @classmethod
-    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the processor of the source. See :meth:`hf_stitch.adapters.Adapter.processor_of`."""
+    def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """Load the processor of the source."""
         source = blueprint["config"]["source"]["blueprint"]
-        return registries.adapters.get(source["library"]).processor_of(source, folder)
+        return registries.adapters.get(source["library"])().processor_of(source, folder)
 
 
 def _module(model: nn.Module, layer: str) -> str:
@@ -215,19 +200,6 @@ def _pairs(name: str, others: list[str]) -> Iterator[tuple[str, str]]:
         yield from ((name, other), (other, name))
 
 
-def _adapter_of(half: Any, blueprint: Mapping[str, Any]) -> Adapter:
-    """Return an adapter of the network of a half, which must not run: modules outside of the half are missing."""
-    kind, interface = registries.adapters.get(blueprint["library"]), half.interface
-    floats = {
-        name: torch.zeros(2, *shape, dtype=getattr(torch, interface.dtypes[name]))
-        for name, shape in interface.shapes.items()
-    }
-    made: Adapter = kind.of(
-        half.model, ModelReference(None, kind.library), example_inputs=floats or None, content=interface.content[0]
-    )
-    return made
-
-
 def _example(model: StitchedModel) -> dict[str, Any]:
     """Return inputs with which the cuts of a stitched model can be found: those of its source, or random ones."""
     if model.parents is not None:
@@ -244,4 +216,5 @@ def _example(model: StitchedModel) -> dict[str, Any]:
             f"{', '.join((*interface.content, *interface.given))}",
             model,
         )
-    return _adapter_of(half, blueprint).example
+    library: Library = registries.adapters.get(blueprint["library"])()
+    return library.adapter(half.model, ModelReference(None, library.name), content=interface.content[0]).example

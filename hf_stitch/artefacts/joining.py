@@ -12,7 +12,6 @@ import torch
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.adapters.rewriting import blueprint_of
 from hf_stitch.adapters.skeleton import attributes
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.heads import class_for
@@ -114,7 +113,7 @@ class _Halves:
 def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
     """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
     try:
-        blueprint: dict[str, Any] = {"blueprint": blueprint_of(adapter)}
+        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)

@@ -814,7 +814,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
         with named_files(folder, names) as beside:
             try:
-                model.processor = registries.adapters.get(blueprint["library"]).processor_of(blueprint, str(beside))
+                model.processor = registries.adapters.get(blueprint["library"])().processor_of(blueprint, str(beside))
                 if reads:
                     tokenizer = Tokenizer.from_file(str(beside / SOURCE_TOKENIZER))
                     model.source.attach(tokenizer, fast(model.processor, "target"))

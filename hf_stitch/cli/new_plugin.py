@@ -54,7 +54,7 @@ ABOUT = {
     Kind.similarity: _About("similarities", "A similarity of relative representations"),
     Kind.anchors: _About("anchors", "A selection of anchors"),
     Kind.detector: _About("detectors", "A detector"),
-    Kind.adapter: _About("adapters", "An adapter", provides="{class_name}Adapter"),
+    Kind.adapter: _About("adapters", "An adapter", provides="{class_name}Library"),
     Kind.override: _About("overrides", "An override", provides="For{class_name}", name="{class_name}"),
     Kind.data: _About("data", "A source of data"),
     Kind.command: _About("commands", "A command", provides="{entry}", name="{command}", language="bash"),

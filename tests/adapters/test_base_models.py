@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import hf_stitch
 from benchmarks import exactness, tiny
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.testing import check_adapter
 
@@ -121,7 +122,7 @@ def test_a_rebuilt_half_collects_hidden_states() -> None:
     layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
     cut, plan = adapter.cut(layer)
     again = type(plan).from_dict(plan.to_dict())
-    model = type(adapter).build(adapter.blueprint())
+    model = network_of(adapter.blueprint())
     back = hf_stitch.adapters.Back(model, cut, again, adapter.interface)
     back.load_state_dict(adapter.back(layer).state_dict())
     with torch.no_grad():

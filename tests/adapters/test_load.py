@@ -13,6 +13,7 @@ from families import BERT, VIT, images, make, texts
 from PIL import Image
 
 import hf_stitch
+from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.testing import check_adapter
 
 
@@ -74,7 +75,7 @@ def test_a_timm_network_whose_arguments_are_unknown_cannot_be_rebuilt() -> None:
     with pytest.raises(ValueError, match=r"not created by timm\.create_model, so its arguments are unknown"):
         hf_stitch.load(timm.models.vision_transformer.test_vit(**options)).blueprint()
     adapter = hf_stitch.load(timm.create_model("test_vit", **options).eval())
-    twin = adapter.build(adapter.blueprint())
+    twin = network_of(adapter.blueprint())
     twin.load_state_dict(adapter.model.state_dict())
     with torch.no_grad():
         assert torch.equal(twin(adapter.example["x"]), adapter.forward(adapter.example))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_stitch import load
-from hf_stitch.adapters.rewriting import Rewrite, blueprint_of, network_of, rewrite, rewrites_of
+from hf_stitch.adapters.rewriting import Rewrite, network_of, rewrite, rewrites_of
 from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import Part, check_rewrite, parametrize_with_checks
@@ -52,7 +52,7 @@ def test_rewrites_are_applied_and_recorded_in_order(given: Any) -> None:
         {"name": "factorise", "rank": 2, "ending": ["qkv"]},
     ]
     assert rewrites_of(model) == rewrites_of(copy.deepcopy(model)) == records
-    blueprint = blueprint_of(load(model))
+    blueprint = load(model).blueprint()
     assert blueprint["rewrites"] == records
     again = network_of(json.loads(json.dumps(blueprint)))
     assert shapes(again) == shapes(model) and rewrites_of(again) == records
@@ -64,7 +64,7 @@ def test_rewrites_are_applied_and_recorded_in_order(given: Any) -> None:
 def test_only_rewritten_networks_have_rewrites_in_their_records() -> None:
     plain, other = build("deit", 0), build("deit", 0)
     rewrite(other, Factorise(3))
-    assert "rewrites" not in blueprint_of(load(plain))
+    assert "rewrites" not in load(plain).blueprint()
     before, after = load(plain).pinned.config, load(other).pinned.config
     assert before is not None and after is not None
     assert [change.partition(" ")[0] for change in before.changes(after)] == ["rewrites"]

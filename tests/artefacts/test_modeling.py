@@ -280,7 +280,7 @@ def test_networks_without_or_with_optional_parts_are_saved(
     record = joined.config.to_dict()[("source", "target")[side]]["blueprint"]
     record["arguments"] = {"weights": "/etc/passwd"}
     with pytest.raises(ValueError, match=r"arguments of .* must be add_pooling_layer"):
-        registries.adapters.get("transformers").build(record)
+        registries.adapters.get("transformers")().build(record)
 
 
 def test_the_config_of_a_decoder_has_the_special_tokens_and_heads_of_its_target(texts: Any, tmp_path: Path) -> None:

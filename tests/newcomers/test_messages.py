@@ -351,9 +351,9 @@ def test_errors_of_a_fit_speak_of_positions_only_where_positions_are_mapped() ->
 
 def test_an_adapter_shows_what_it_runs() -> None:
     network = hf_stitch.load(nn.Sequential(nn.Linear(4, 2)), example_inputs=torch.zeros(2, 4))
-    assert repr(network).startswith("TorchAdapter(Sequential, ")
+    assert repr(network).startswith("Adapter(Sequential, ")
     timm = hf_stitch.load("timm:resnet10t", pretrained=False)
-    assert repr(timm) == "TimmAdapter(ResNet, timm:resnet10t)"
+    assert repr(timm) == "Adapter(ResNet, timm:resnet10t)"
     assert "pending (verified at its first use)" in str(timm.cut_info("layer1.0"))
     assert "pending" not in str(timm.verify_cut("layer1.0"))
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import ExampleError, named
-from hf_stitch.adapters.libraries.transformers import TransformersAdapter
+from hf_stitch.adapters.libraries.base import Described, Library
+from hf_stitch.adapters.libraries.transformers import Transformers
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, Settings
@@ -54,33 +55,36 @@ class SentenceEncoder(nn.Module):
         return embeddings
 
 
-class SentenceTransformersAdapter(Adapter):
+class EncoderAdapter(Adapter):
+    """Adapter with two layers beside the blocks: the vectors after pooling and after all modules."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the blocks, and of the vectors after pooling and after all modules."""
+        return (*super().candidates, *VECTORS)
+
+
+class SentenceTransformers(Library):
     """Adapter for a live ``SentenceTransformer``, which preprocesses raw texts with its tokenizer.
 
     The output is the embedding that ``encode`` returns, without prompts. Pass ``model[0].auto_model`` to leave out
     pooling and normalisation.
     """
 
-    library: ClassVar[str] = LIBRARY
+    name: ClassVar[str] = LIBRARY
+    adapter_class: ClassVar[type[Adapter]] = EncoderAdapter
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a ``SentenceTransformer``."""
         return any(
             kind.__name__ == "SentenceTransformer" and kind.__module__.partition(".")[0] == LIBRARY
             for kind in type(model).__mro__
         )
 
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> SentenceTransformersAdapter:
-        """Create the adapter of a live ``SentenceTransformer``."""
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a ``SentenceTransformer`` by its transformer and its tokenizer."""
         network, tokenizer = getattr(model[0], "auto_model", None), processor or getattr(model, "tokenizer", None)
         if network is None or tokenizer is None or content not in (None, "input_ids"):
             raise ExampleError(
@@ -90,34 +94,20 @@ class SentenceTransformersAdapter(Adapter):
             )
         if prompt := (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None)):
             warn(f"encode puts the prompt {prompt!r} before each text, this adapter does not: put it there")
-        inner = TransformersAdapter.of(network, reference, None, tokenizer)
+        inner = Transformers().adapter(network, ModelReference(None, LIBRARY), None, tokenizer)
         encoder = SentenceEncoder(model)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
         limit = getattr(model, "max_seq_length", None)
         limits = [each for each in (limit, inner.interface.max_tokens) if each]
         interface = dataclasses.replace(inner.interface, options={}, max_tokens=min(limits, default=None))
-        return cls(encoder, interface, example, reference, tokenizer)
+        return Described(encoder, interface, example, tokenizer)
 
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the blocks, and of the vectors after pooling and after all modules.
-
-        See :attr:`hf_stitch.adapters.Adapter.candidates`.
-        """
-        return (*super().candidates, *VECTORS)
-
-    @property
-    def task(self) -> str | None:
-        """``None``: embeddings have no head for a task."""
-        return None
-
-    def settings(self) -> Settings:
+    def settings(self, model: nn.Module) -> Settings:
         """Return the class of each module, the config of the transformer, and those of the others.
 
         Pooling and normalisation have no weights by which they could be recognised.
-        See :meth:`hf_stitch.adapters.Adapter.settings`.
         """
-        encoder: Any = self.model
+        encoder: Any = model
         first, *others = encoder.steps
         network = encoder.get_submodule(first).auto_model
         found = settings_of_config(network.config)
@@ -135,7 +125,7 @@ class SentenceTransformersAdapter(Adapter):
             defaults[name] = read() if read else {}  # versions differ in their keys
         return Settings.of(chosen, defaults)
 
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Raise an error, because the modules of sentence-transformers are not rebuilt from a config."""
         raise ValueError(
             "a SentenceTransformer cannot be rebuilt from a config. Save the Stitcher "

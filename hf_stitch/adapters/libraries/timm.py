@@ -1,4 +1,4 @@
-"""Adapter for timm models: by architecture name, from the Hub, from a local folder, or live."""
+"""timm models: by architecture name, from the Hub, from a local folder, or live."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
+from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import load_processor, place_of
@@ -40,37 +41,23 @@ ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
 """Loading options for access to the Hub."""
 
 
-class TimmAdapter(Adapter):
-    """Adapter for timm models, which preprocesses raw images with the evaluation transform of timm."""
+class Timm(Library):
+    """timm models, which preprocess raw images with the evaluation transform of timm."""
 
-    library: ClassVar[str] = "timm"
+    name: ClassVar[str] = "timm"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
         ("dtype", "num_classes", "in_chans", "img_size", "global_pool", "pretrained")
     )
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a module with a ``pretrained_cfg``, which ``timm.create_model`` sets."""
         return isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None) is not None
 
-    @classmethod
-    def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether timm wrote this config; one of a timm model in transformers has a ``model_type`` as well.
-
-        See :meth:`hf_stitch.adapters.Adapter.reads`.
-        """
+    def reads(self, config: Mapping[str, Any]) -> bool:
+        """Return whether timm wrote this config; one of a timm model in transformers has a ``model_type`` as well."""
         return "model_type" not in config and ("architecture" in config or "pretrained_cfg" in config)
 
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        **options: Any,
-    ) -> TimmAdapter:
+    def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
         Weights are read from safetensors files only.
@@ -90,7 +77,7 @@ class TimmAdapter(Adapter):
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return cls.of(_cast(model, dtype).eval(), reference, example_inputs, processor, content)
+            return Loaded(_cast(model, dtype).eval(), reference, processor)
         folder = Path(reference.id)
         if not reference.is_local:
             wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
@@ -101,18 +88,12 @@ class TimmAdapter(Adapter):
                 f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
             )
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return cls.of(_cast(model, dtype).eval(), reference, example_inputs, processor, content)
+        return Loaded(_cast(model, dtype).eval(), reference, processor)
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> TimmAdapter:
-        """Create the adapter of a live timm model."""
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a timm model, by its pretrained config."""
         import timm.data
 
         from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
@@ -126,44 +107,38 @@ class TimmAdapter(Adapter):
             generator = torch.Generator().manual_seed(0)
             example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(*place_of(model))
         example = named(model, example_inputs, {}, "x")
-        return cls(model, interface_of(model, example, content), example, reference, processor)
+        return Described(model, interface_of(model, example, content), example, processor)
 
-    @property
-    def task(self) -> str | None:
+    def task(self, adapter: Adapter) -> str | None:
         """``image-classification``, with a single output ``regression``, or ``None`` for a model without a head."""
-        count = getattr(self.model, "num_classes", 0)
+        count = getattr(adapter.model, "num_classes", 0)
         return "image-classification" if count > 1 else "regression" if count == 1 else None
 
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the architecture, its arguments and the pretrained config, as timm saves them."""
-        cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
-        arguments: Mapping[str, Any] | None = getattr(self.model, "_model_args", None)
+        cfg: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+        arguments: Mapping[str, Any] | None = getattr(model, "_model_args", None)
         if arguments is None or not cfg.get("architecture"):
             raise ValueError(
-                f"{type(self.model).__name__} was not created by timm.create_model, so its "
+                f"{type(model).__name__} was not created by timm.create_model, so its "
                 f"{'arguments are' if cfg.get('architecture') else 'architecture is'} unknown: create it by name"
             )
         return {
-            "library": self.library,
             "architecture": cfg["architecture"],
             "arguments": {k: v for k, v in arguments.items() if k not in NOT_ARCHITECTURE},
             "pretrained_cfg": {k: cfg[k] for k in DESCRIPTION if k in cfg},
         }
 
-    def settings(self) -> Settings:
-        """Return the architecture and its arguments other than drop rates; the weights determine the number of classes.
-
-        See :meth:`hf_stitch.adapters.Adapter.settings`.
-        """
+    def settings(self, model: nn.Module) -> Settings:
+        """Return the architecture and its arguments, without drop rates; the weights give the number of classes."""
         from timm.models import get_model_args
 
-        cfg: Mapping[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
+        cfg: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
         given = (*NOT_ARCHITECTURE, "num_classes")
-        arguments = {key: value for key, value in get_model_args(self.model).items() if key not in given}
+        arguments = {key: value for key, value in get_model_args(model).items() if key not in given}
         return Settings.of({"architecture": cfg.get("architecture"), "arguments": arguments})
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes."""
         import timm
 
@@ -183,9 +158,8 @@ class TimmAdapter(Adapter):
         )
         return model.eval()
 
-    @classmethod
-    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the image processor that is saved in a folder. See :meth:`hf_stitch.adapters.Adapter.processor_of`."""
+    def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """Load the image processor that is saved in a folder."""
         with sealed():
             return load_processor(folder, "pixel_values", {"trust_remote_code": False, "local_files_only": True})
 

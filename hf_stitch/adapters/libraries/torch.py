@@ -14,6 +14,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface
 from hf_stitch.adapters.cutting.surgery import CutReached
 from hf_stitch.adapters.examples import ExampleError, arguments_of, example_of, kinds_of, named, passes_on
+from hf_stitch.adapters.libraries.base import Described, Library
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
@@ -22,7 +23,7 @@ CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
 """Arguments that describe the content (mask, positions) and are never the content."""
 
 
-class TorchAdapter(Adapter):
+class Torch(Library):
     """Adapter for modules of user code, whose cuts are found by a trace on ``example_inputs``.
 
     The ``processor`` is a function from one raw sample (an image, a text or a pair of texts) to one tensor. Which kind
@@ -30,27 +31,18 @@ class TorchAdapter(Adapter):
     tensors or arrays.
     """
 
-    library: ClassVar[str] = "torch"
+    name: ClassVar[str] = "torch"
     fallback: ClassVar[bool] = True
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is an ``nn.Module``."""
         return isinstance(model, nn.Module)
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> TorchAdapter:
-        """Create the adapter of a live module."""
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a module by an example."""
         override = override_of(model)
-        if reference.task is not None:
-            registries.tasks.check(reference.task)
         if example_inputs is None:
             example_inputs = override.example(model)
         if example_inputs is None and processor is not None and not hasattr(processor, "save_pretrained"):
@@ -66,72 +58,43 @@ class TorchAdapter(Adapter):
         interface = interface_of(model, example, content)
         if MASK in interface.arguments:  # cuts are verified with padding
             example = {MASK: torch.ones_like(example[interface.content[0]]), **example}
-        made = cls(model, interface, example, reference, processor)
-        if interface.modality == "text" and hasattr(processor, "pad_token"):
-            made._check_mask_arrives()
+        return Described(model, interface, example, processor)
+
+    def adapter(
+        self,
+        model: Any,
+        reference: ModelReference,
+        example_inputs: Any = None,
+        processor: Any = None,
+        content: str | None = None,
+    ) -> Adapter:
+        """Create the adapter, and check its task and that a mask arrives where it is read."""
+        if reference.task is not None:
+            registries.tasks.check(reference.task)
+        made = super().adapter(model, reference, example_inputs, processor, content)
+        if made.interface.modality == "text" and hasattr(processor, "pad_token"):
+            _check_mask_arrives(made)
         return made
 
-    def _check_mask_arrives(self) -> None:
-        """Check that the network that takes the mask of a tokenizer gets it, wherever it is in the module."""
-        name, what = self.interface.content[0], type(self.model).__name__
-        inside = _masked(self.model, name)
-        if inside is None and passes_on(self.model) and MASK not in self.interface.arguments:
-            raise ExampleError(
-                f"{what} takes any arguments, and no module in it names {name} and {MASK}, so that nobody knows "
-                f"whether it takes the {MASK} of the tokenizer: put it into example_inputs if so, else name the "
-                "arguments of its forward",
-                self.model,
-            )
-        if inside is None or inside is self.model:
-            return
-        arrived: list[bool] = []
-
-        def look(module: nn.Module, args: Any, kwargs: Any) -> None:
-            bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-            arrived.append(bound.get(MASK) is not None)
-            raise CutReached
-
-        handle = inside.register_forward_pre_hook(look, with_kwargs=True)
-        try:
-            with suppress(CutReached), torch.no_grad():
-                self.forward(self.example)
-        finally:
-            handle.remove()
-        if arrived == [False]:
-            raise ExampleError(
-                f"{what} does not pass {MASK} on to {type(inside).__name__}, which would read padding as words: let "
-                f"its forward pass it on, or load the {type(inside).__name__} inside",
-                self.model,
-            )
-
-    @property
-    def task(self) -> str | None:
+    def task(self, adapter: Adapter) -> str | None:
         """The one that the network was loaded with; otherwise regression, classification, or ``None``.
 
         Regression if the output is one number per sample; classification of images or texts if it is a vector of
         several. A network of token ids takes texts, one of grids takes images, and one of other tensors whichever of
         them its processor takes.
         """
-        if self.reference.task is not None:
-            return self.reference.task
+        if adapter.reference.task is not None:
+            return adapter.reference.task
         with torch.no_grad():
-            output = self.forward(self._example)
+            output = adapter.forward(adapter._example)
         if not isinstance(output, Tensor) or output.dim() != 2:
             return None
         if output.shape[1] == 1:
             return "regression"
-        kind = self.interface.modality
-        if kind == "tensor" and len(kinds := kinds_of(self.processor)) == 1:
+        kind = adapter.interface.modality
+        if kind == "tensor" and len(kinds := kinds_of(adapter.processor)) == 1:
             (kind,) = kinds
         return {"image": "image-classification", "text": "text-classification"}.get(kind)
-
-    def blueprint(self) -> dict[str, Any]:
-        """Raise an error, because user code cannot be rebuilt from a config."""
-        raise ValueError(
-            f"{type(self.model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
-            "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
-            "Stitcher.attach(source=…, target=…)"
-        )
 
 
 def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
@@ -170,6 +133,40 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         arguments=() if values else tuple(n for n in (MASK, "token_type_ids") if n in takes),
         given=tuple(n for n in tensors if n not in content),
     )
+
+
+def _check_mask_arrives(adapter: Adapter) -> None:
+    """Check that the network that takes the mask of a tokenizer gets it, wherever it is in the module."""
+    name, what = adapter.interface.content[0], type(adapter.model).__name__
+    inside = _masked(adapter.model, name)
+    if inside is None and passes_on(adapter.model) and MASK not in adapter.interface.arguments:
+        raise ExampleError(
+            f"{what} takes any arguments, and no module in it names {name} and {MASK}, so that nobody knows "
+            f"whether it takes the {MASK} of the tokenizer: put it into example_inputs if so, else name the "
+            "arguments of its forward",
+            adapter.model,
+        )
+    if inside is None or inside is adapter.model:
+        return
+    arrived: list[bool] = []
+
+    def look(module: nn.Module, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        arrived.append(bound.get(MASK) is not None)
+        raise CutReached
+
+    handle = inside.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        with suppress(CutReached), torch.no_grad():
+            adapter.forward(adapter.example)
+    finally:
+        handle.remove()
+    if arrived == [False]:
+        raise ExampleError(
+            f"{what} does not pass {MASK} on to {type(inside).__name__}, which would read padding as words: let "
+            f"its forward pass it on, or load the {type(inside).__name__} inside",
+            adapter.model,
+        )
 
 
 def _masked(model: nn.Module, content: str) -> nn.Module | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, arguments_of, named
 from hf_stitch.adapters.heads import GENERATES, task_of_head, unscored_head
+from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
     advice,
@@ -63,10 +64,10 @@ OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.m
 """Argument of a constructor beside the config -> the part of the model that it adds."""
 
 
-class TransformersAdapter(Adapter):
-    """Adapter for transformers models, which preprocesses raw samples with their tokenizer or image processor."""
+class Transformers(Library):
+    """Adapter for transformers models, which preprocess raw samples with their tokenizer or image processor."""
 
-    library: ClassVar[str] = "transformers"
+    name: ClassVar[str] = "transformers"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
         (
             "dtype",
@@ -83,36 +84,24 @@ class TransformersAdapter(Adapter):
         )
     )
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a ``PreTrainedModel``."""
         from transformers import PreTrainedModel
 
         return isinstance(model, PreTrainedModel)
 
-    @classmethod
-    def reads(cls, config: Mapping[str, Any]) -> bool:
-        """Return whether the config contains a ``model_type``. See :meth:`hf_stitch.adapters.Adapter.reads`."""
+    def reads(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the config contains a ``model_type``."""
         return "model_type" in config
 
-    @classmethod
-    def origin(cls, model: Any) -> str | None:
+    def origin(self, model: Any) -> str | None:
         """Return the argument of ``from_pretrained``, a folder as its absolute path."""
         if getattr(model, "peft_config", None):
             return None
         name = getattr(model.config, "_name_or_path", None) or None
         return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        **options: Any,
-    ) -> TransformersAdapter:
+    def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: a Hub id or a local folder.
 
         The task of the reference selects the class, or else the config. Weights are read from safetensors files only,
@@ -136,12 +125,11 @@ class TransformersAdapter(Adapter):
             hub["revision"] = commit
         config = transformers.AutoConfig.from_pretrained(place, **hub)
         (library,) = libraries_reading(config.to_dict())
-        if library != cls.library:  # an adapter that extends this one; the id alone does not tell
+        if library != self.name:  # one that extends this one; the id alone does not tell
             given = {name: hub[name] for name in hub if name != "revision"}
-            found: TransformersAdapter = registries.adapters.get(library).load(
-                dataclasses.replace(reference, library=library),
-                example_inputs=example_inputs, processor=processor, content=content, **given, **options,
-            )  # fmt: skip
+            found: Loaded = registries.adapters.get(library)().load(
+                dataclasses.replace(reference, library=library), processor, **given, **options
+            )
             return found
         if reference.task is not None:
             if reference.task not in AUTO_CLASSES:
@@ -169,18 +157,12 @@ class TransformersAdapter(Adapter):
         if processor is None:
             processor = load_processor(place, model.main_input_name, hub)
         set_padding(model, processor)
-        return cls.of(model.eval(), reference, example_inputs, processor, content)
+        return Loaded(model.eval(), reference, processor)
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> TransformersAdapter:
-        """Create the adapter of a live transformers model.
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a network by its config and its forward.
 
         An encoder-decoder takes two texts. By default, that of the encoder is the content, and that of the decoder is
         part of the context and must be among the inputs. With ``content="decoder_input_ids"`` the roles are exchanged.
@@ -229,46 +211,46 @@ class TransformersAdapter(Adapter):
             )
         if lacks_padding(model):
             warn(advice(model, processor))
-        return cls(model, _interface(model, name, example, processor), example, reference, processor)
+        return Described(model, _interface(model, name, example, processor), example, processor)
 
-    def _run(self, inputs: Mapping[str, Any]) -> Any:
-        """Run a forward; a batch that lacks a padding id raises an error that names what it needs."""
+    @contextmanager
+    def running(
+        self, model: nn.Module, inputs: Mapping[str, Any], interface: Interface, processor: Any, *, trial: bool
+    ) -> Iterator[None]:
+        """Let trials run without a padding id; for another batch that lacks it, the error names what it needs."""
+        if trial:
+            with as_if_padded(model):
+                yield
+            return
         try:
-            return super()._run(inputs)
+            yield
         except ValueError as error:
-            if lacks_padding(self.model) and len(inputs[self.interface.content[0]]) > 1:
-                raise ValueError(advice(self.model, self.processor)) from error
+            if lacks_padding(model) and len(inputs[interface.content[0]]) > 1:
+                raise ValueError(advice(model, processor)) from error
             raise
 
-    def _rehearse(self, inputs: Mapping[str, Any]) -> Any:
-        with as_if_padded(self.model):
-            return super()._rehearse(inputs)
-
-    @property
-    def task(self) -> str | None:
+    def task(self, adapter: Adapter) -> str | None:
         """Task of the head, by the name of the class, or else the task that loaded it; ``None`` for other classes."""
-        name, loaded = type(self.model).__name__, self.reference.task
-        if found := task_of_head(name, self.model.config):
+        name, loaded = type(adapter.model).__name__, adapter.reference.task
+        if found := task_of_head(name, adapter.model.config):
             return found
         headed = loaded in registries.tasks and bool(registries.tasks.get(str(loaded)).heads)
         return loaded if headed and unscored_head(name, None) in GENERATES else None
 
-    @property
-    def unscored(self) -> str:
-        """What the head predicts, by the name of the class and the config. See :attr:`Adapter.unscored`."""
-        name = type(self.model).__name__
-        if "ForSequenceClassification" in name and self.interface.modality != "text":
-            return f"classification of {self.interface.content[0]}"
-        found = unscored_head(name, self.model.config)
-        return "" if self.task and found in GENERATES else found
+    def unscored(self, adapter: Adapter) -> str:
+        """What the head predicts, by the name of the class and the config."""
+        name = type(adapter.model).__name__
+        if "ForSequenceClassification" in name and adapter.interface.modality != "text":
+            return f"classification of {adapter.interface.content[0]}"
+        found = unscored_head(name, adapter.model.config)
+        return "" if adapter.task and found in GENERATES else found
 
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.
 
-        Returns JSON values: ``library``, ``class``, ``config``, ``attention``, and ``arguments`` of the constructor
+        Returns JSON values: ``class``, ``config``, ``attention``, and ``arguments`` of the constructor
         beside the config if they are not the default.
         """
-        model: Any = self.model
         own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
         if not (own or type(model).__module__.startswith("transformers.")):
             raise ValueError(
@@ -276,25 +258,21 @@ class TransformersAdapter(Adapter):
                 "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
                 "Stitcher.attach(source=…, target=…)"
             )
-        config = _without(model.config.to_dict(), ("_name_or_path", "transformers_version"))
+        settings: Any = model.config
+        config = _without(settings.to_dict(), ("_name_or_path", "transformers_version"))
         return {
-            "library": self.library,
             "class": type(model).__name__,
             "config": config,
-            "attention": model.config._attn_implementation,
+            "attention": settings._attn_implementation,
             **({"arguments": found} if (found := _arguments(model)) else {}),
         }
 
-    def settings(self) -> Settings:
-        """Return the class and the config, without what does not change a forward in eval mode.
+    def settings(self, model: nn.Module) -> Settings:
+        """Return the class and the config, without what does not change a forward in eval mode."""
+        found = settings_of_config(model.config)
+        return Settings({"class": type(model).__name__, **found.chosen}, found.defaults)
 
-        See :meth:`hf_stitch.adapters.Adapter.settings`.
-        """
-        found = settings_of_config(self.model.config)
-        return Settings({"class": type(self.model).__name__, **found.chosen}, found.defaults)
-
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes."""
         import transformers
 
@@ -328,12 +306,8 @@ class TransformersAdapter(Adapter):
             made("eager")  # raises if the reason is another one
             raise lacking from error
 
-    @classmethod
-    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the tokenizer or image processor that is saved in a folder.
-
-        See :meth:`hf_stitch.adapters.Adapter.processor_of`.
-        """
+    def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
+        """Load the tokenizer or image processor that is saved in a folder."""
         kind = _class(blueprint["class"])
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})

@@ -17,7 +17,7 @@ from hf_stitch.adapters.prefixes.front import PrefixFront, arguments, gathered, 
 from hf_stitch.adapters.prefixes.reading import PrefixReader, fast, tree
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.data import Samples
-from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.reference import ModelReference
 from hf_stitch.representation import Representation, RepresentationSpec
 
 TOLERANCE = {True: 1e-4, False: 3e-2}
@@ -79,9 +79,11 @@ class PrefixAdapter(Adapter):
         if source.library == "hf_stitch":
             raise ValueError("the source of align='prefix' is a stitched model itself: pass one of its networks")
         _check_attention(source.model)
-        super().__init__(source.model, target.interface, target.example, source.reference, target.processor)
+        super().__init__(
+            source.model, source._library, target.interface, target.example, source.reference, target.processor
+        )
         self.source: Adapter = source
-        self.interface, self.library = target.interface, source.library  # type: ignore[misc]  # as the network's
+        self.interface = target.interface
         self.start = _start(source)
         self.reader = PrefixReader(
             fast(source.processor, "source"), fast(target.processor, "target"), self.start, source.interface.max_tokens
@@ -89,16 +91,6 @@ class PrefixAdapter(Adapter):
         self.own = _embedding(target) if own else None
         self.embedding_width = 0 if self.own is None else self.own.embedding_dim
         _check_branches(self)
-
-    @classmethod
-    def serves(cls, model: Any) -> bool:
-        """Return False: :func:`hf_stitch.load` never creates this adapter."""
-        return False
-
-    @classmethod
-    def of(cls, model: Any, reference: ModelReference, *_: Any, **__: Any) -> Adapter:
-        """Refuse: this adapter is created from two others."""
-        raise TypeError("PrefixAdapter(source, target) takes two adapters")
 
     # -- what is the source's ----------------------------------------------------------------------
     @property
@@ -110,14 +102,6 @@ class PrefixAdapter(Adapter):
     def pinned(self) -> ModelReference:
         """The reference of the source, with what decides its outputs: weights (hash), config and its own tokenizer."""
         return self.source.pinned
-
-    def blueprint(self) -> dict[str, Any]:
-        """Return the blueprint of the source. See :meth:`hf_stitch.adapters.Adapter.blueprint`."""
-        return self.source.blueprint()
-
-    def settings(self) -> Settings:
-        """Return the settings of the source. See :meth:`hf_stitch.adapters.Adapter.settings`."""
-        return self.source.settings()
 
     def module_name(self, layer: str) -> str:
         """Return the name of the module at a layer of the source."""

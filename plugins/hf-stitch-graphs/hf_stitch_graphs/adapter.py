@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from hf_stitch.adapters import Adapter, Interface
+from hf_stitch.adapters import Adapter, Described, Interface, Library
 from hf_stitch.adapters.examples import ExampleError, named
-from hf_stitch.reference import ModelReference
 
 if TYPE_CHECKING:
     from hf_stitch_graphs.classifiers import GraphClassifier
@@ -21,18 +20,17 @@ SAMPLES = 2
 """Number of samples of the example."""
 
 
-class TorchGeometricAdapter(Adapter):
-    """Adapter for networks of torch_geometric on the nodes of a graph (``NodeNetwork``) and on graphs.
+class TorchGeometricAdapter(Library):
+    """Networks of torch_geometric on the nodes of a graph (``NodeNetwork``) and on graphs.
 
     Samples are the features of nodes, as ``Graph.samples`` returns them, or graphs as ``dense`` returns them. A layer
     is a cut if nothing passes around it: every convolution of GCN, GraphSAGE, GIN and GAT without jumping knowledge,
     and of GCNII only the last one.
     """
 
-    library: ClassVar[str] = "pyg"
+    name: ClassVar[str] = "pyg"
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a network of nodes or graphs, or one that becomes a part of such a network.
 
         Args:
@@ -47,27 +45,17 @@ class TorchGeometricAdapter(Adapter):
 
         return isinstance(model, (NodeNetwork, GraphClassifier, BasicGNN, DeepGNN))
 
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> TorchGeometricAdapter:
-        """Create the adapter of a network.
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a network.
 
         Args:
             model: The network.
-            reference: Where the network comes from.
             example_inputs: At most four samples with which cuts are found and verified. ``None`` (default): random
                 features.
             processor: Function from one raw sample to its tensor. ``None`` (default): samples are tensors.
             content: Has no effect: there is one argument.
-
-        Returns:
-            The adapter.
 
         Raises:
             ExampleError: If the network lacks a graph.
@@ -86,28 +74,33 @@ class TorchGeometricAdapter(Adapter):
         inputs = named(model, example if example_inputs is None else example_inputs, {})
         (name,) = inputs
         interface = Interface((name,), "tensor", {name: model.shape}, {name: str(dtype).removeprefix("torch.")})
-        return cls(model, interface, inputs, reference, processor)
+        return Described(model, interface, inputs, processor)
 
-    @property
-    def task(self) -> str | None:
-        """One vector of logits per sample, which is what stitched models for the classification of images return."""
+    def task(self, adapter: Adapter) -> str | None:
+        """One vector of logits per sample, which is what stitched models for the classification of images return.
+
+        Args:
+            adapter: The adapter of the network.
+        """
         return "image-classification"
 
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the class and the arguments of the network, and the size of its graph or graphs.
+
+        Args:
+            model: The network.
 
         Raises:
             ValueError: If the network was not made by ``hf_stitch_graphs.create``.
         """
         from hf_stitch_graphs.networks import NodeNetwork, record_of
 
-        model: NodeNetwork | GraphClassifier = self.model  # type: ignore[assignment]
-        if isinstance(model, NodeNetwork):
-            return {"library": self.library, "net": record_of(model.net), "graph": model.size}
-        return {"library": self.library, "net": record_of(model.encoder.net), "classifier": model.arguments}
+        net: NodeNetwork | GraphClassifier = model  # type: ignore[assignment]
+        if isinstance(net, NodeNetwork):
+            return {"net": record_of(net.net), "graph": net.size}
+        return {"net": record_of(net.encoder.net), "classifier": net.arguments}
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes, with a graph of the right size.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_stitch import hub
-from hf_stitch.adapters import Adapter, Interface
+from hf_stitch.adapters import Adapter, Described, Interface, Library, Loaded
 from hf_stitch.adapters.overrides.base import Override
 from hf_stitch.reference import ModelReference
 from hf_stitch_word_vectors.files import read_vectors
@@ -57,102 +57,8 @@ class WordVectorsOverride(Override):
         return (LAYER,)
 
 
-class WordVectorsAdapter(Adapter):
-    """Adapter for :class:`WordVectors` and for ``KeyedVectors``, ``Word2Vec`` and ``FastText`` of gensim.
-
-    A sample is a word, as text. The one cut is ``vectors``.
-
-    ``hf_stitch.load("word_vectors:PATH")`` reads a file (see :func:`read_vectors`), and
-    ``hf_stitch.load("word_vectors:OWNER/NAME/FILE")`` one of a repository on the Hub. Options: ``most_frequent``, the
-    number of words to read; ``trust_remote_code=True`` to open a pickle of gensim; ``token``, ``cache_dir``,
-    ``local_files_only`` and ``force_download`` for the Hub.
-
-    Example:
-        >>> import hf_stitch
-        >>> net = WordVectors.of(["cat", "dog", "cow"], torch.eye(3))
-        >>> adapter = hf_stitch.load(net)
-        >>> adapter.encode(adapter.preprocess(["cow", "cat"]), "vectors")["vectors"].values
-        tensor([[0., 0., 1.],
-                [1., 0., 0.]])
-    """
-
-    library: ClassVar[str] = "word_vectors"
-    trusted_options: ClassVar[frozenset[str]] = frozenset({"most_frequent"})
-
-    @classmethod
-    def serves(cls, model: Any) -> bool:
-        """Return whether the model is word vectors of this package or of gensim.
-
-        Args:
-            model: Object of any type.
-        """
-        return isinstance(model, WordVectors) or is_gensim(model)
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> WordVectorsAdapter:
-        """Create the adapter of word vectors; those of gensim are copied.
-
-        Args:
-            model: The word vectors.
-            reference: Where they come from.
-            example_inputs: Has no effect: the first words of the vocabulary serve as example.
-            processor: Function from a sample to the place of its word. ``None`` (default): samples are words.
-            content: Has no effect: there is one argument.
-
-        Returns:
-            The adapter.
-        """
-        network = as_word_vectors(model)
-        interface = Interface(("words",), "tensor", {"words": ()}, {"words": "int64"})
-        example = {"words": torch.arange(min(EXAMPLE, len(network)))}
-        return cls(network, interface, example, reference, processor or Vocabulary(network))
-
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        most_frequent: int | None = None,
-        trust_remote_code: bool = False,
-        **options: Any,
-    ) -> WordVectorsAdapter:
-        """Load word vectors from a file on this machine or on the Hub.
-
-        Args:
-            reference: ``word_vectors:PATH`` or ``word_vectors:OWNER/NAME/FILE``.
-            example_inputs: As for :meth:`of`.
-            processor: As for :meth:`of`.
-            content: As for :meth:`of`.
-            most_frequent: Number of words to read, the first ones. ``None`` (default): all.
-            trust_remote_code: Whether to open a pickle, as gensim's ``save`` writes it.
-            **options: Options of downloads from the Hub.
-
-        Returns:
-            The adapter.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is a pickle, or has no known format.
-            TypeError: An option is unknown.
-        """
-        if unknown := options.keys() - hub.DownloadOptions.__annotations__.keys():
-            raise TypeError(f"word vectors have no loading option {', '.join(sorted(unknown))}")
-        place = str(reference.id).partition(":")[2]
-        path = _found(place, options)
-        if Path(place).expanduser().is_file():  # the folder of this process is not that of others
-            reference = dataclasses.replace(reference, id=f"{cls.library}:{path.resolve()}")
-        vectors = read_vectors(path, most_frequent, trust_pickle=trust_remote_code)
-        return cls.of(vectors, reference, processor=processor)
+class WordAdapter(Adapter):
+    """Adapter of word vectors, which names all words without a vector."""
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
         """Turn words into their places in the vocabulary.
@@ -172,18 +78,95 @@ class WordVectorsAdapter(Adapter):
             model.places(samples)  # names all words without a vector
         return super().preprocess(samples, offsets=offsets)
 
-    @property
-    def task(self) -> str | None:
-        """There is no head."""
-        return None
 
-    def blueprint(self) -> dict[str, Any]:
-        """Return the vocabulary and the width."""
-        model: WordVectors = self.model  # type: ignore[assignment]
-        return {"library": self.library, "words": "\n".join(model.words), "width": model.vectors.embedding_dim}
+class WordVectorsAdapter(Library):
+    """Word vectors: :class:`WordVectors`, and ``KeyedVectors``, ``Word2Vec`` and ``FastText`` of gensim.
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    A sample is a word, as text. The one cut is ``vectors``.
+
+    ``hf_stitch.load("word_vectors:PATH")`` reads a file (see :func:`read_vectors`), and
+    ``hf_stitch.load("word_vectors:OWNER/NAME/FILE")`` one of a repository on the Hub. Options: ``most_frequent``, the
+    number of words to read; ``trust_remote_code=True`` to open a pickle of gensim; ``token``, ``cache_dir``,
+    ``local_files_only`` and ``force_download`` for the Hub.
+
+    Example:
+        >>> import hf_stitch
+        >>> net = WordVectors.of(["cat", "dog", "cow"], torch.eye(3))
+        >>> adapter = hf_stitch.load(net)
+        >>> adapter.encode(adapter.preprocess(["cow", "cat"]), "vectors")["vectors"].values
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
+    """
+
+    name: ClassVar[str] = "word_vectors"
+    adapter_class: ClassVar[type[Adapter]] = WordAdapter
+    trusted_options: ClassVar[frozenset[str]] = frozenset({"most_frequent"})
+
+    def serves(self, model: Any) -> bool:
+        """Return whether the model is word vectors of this package or of gensim.
+
+        Args:
+            model: Object of any type.
+        """
+        return isinstance(model, WordVectors) or is_gensim(model)
+
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe word vectors; those of gensim are copied.
+
+        Args:
+            model: The word vectors.
+            example_inputs: Has no effect: the first words of the vocabulary serve as example.
+            processor: Function from a sample to the place of its word. ``None`` (default): samples are words.
+            content: Has no effect: there is one argument.
+        """
+        network = as_word_vectors(model)
+        interface = Interface(("words",), "tensor", {"words": ()}, {"words": "int64"})
+        example = {"words": torch.arange(min(EXAMPLE, len(network)))}
+        return Described(network, interface, example, processor or Vocabulary(network))
+
+    def load(
+        self,
+        reference: ModelReference,
+        processor: Any = None,
+        most_frequent: int | None = None,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> Loaded:
+        """Load word vectors from a file on this machine or on the Hub.
+
+        Args:
+            reference: ``word_vectors:PATH`` or ``word_vectors:OWNER/NAME/FILE``.
+            processor: Function from a sample to the place of its word. ``None`` (default): samples are words.
+            most_frequent: Number of words to read, the first ones. ``None`` (default): all.
+            trust_remote_code: Whether to open a pickle, as gensim's ``save`` writes it.
+            **options: Options of downloads from the Hub.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is a pickle, or has no known format.
+            TypeError: An option is unknown.
+        """
+        if unknown := options.keys() - hub.DownloadOptions.__annotations__.keys():
+            raise TypeError(f"word vectors have no loading option {', '.join(sorted(unknown))}")
+        place = str(reference.id).partition(":")[2]
+        path = _found(place, options)
+        if Path(place).expanduser().is_file():  # the folder of this process is not that of others
+            reference = dataclasses.replace(reference, id=f"{self.name}:{path.resolve()}")
+        vectors = read_vectors(path, most_frequent, trust_pickle=trust_remote_code)
+        return Loaded(vectors, reference, processor)
+
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
+        """Return the vocabulary and the width.
+
+        Args:
+            model: The word vectors.
+        """
+        net: WordVectors = model  # type: ignore[assignment]
+        return {"words": "\n".join(net.words), "width": net.vectors.embedding_dim}
+
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network that a :meth:`blueprint` describes.
 
         Args:
@@ -200,8 +183,7 @@ class WordVectorsAdapter(Adapter):
             raise ValueError("a record of word vectors must have words, one in each line, and a width")
         return WordVectors(words.split("\n"), width).eval()
 
-    @classmethod
-    def processor_of(cls, blueprint: Mapping[str, Any], folder: str) -> Vocabulary:
+    def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Vocabulary:
         """Return the function from a word to its place.
 
         Args:

@@ -12,7 +12,7 @@ import torch
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
-from hf_stitch.adapters import Adapter, Interface
+from hf_stitch.adapters import Adapter, Described, Interface, Library, Loaded
 from hf_stitch.reference import ModelReference
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "identity": nn.Identity}
@@ -43,64 +43,46 @@ class MLP(nn.Sequential):
         return super().forward(features)
 
 
-class SklearnAdapter(Adapter):
-    """Adapter for multilayer perceptrons of scikit-learn, with cuts after their hidden layers.
+class Sklearn(Library):
+    """Multilayer perceptrons of scikit-learn, with cuts after their hidden layers.
 
     The name ``sklearn:file.npz`` loads a saved network.
     """
 
-    library: ClassVar[str] = "sklearn"
+    name: ClassVar[str] = "sklearn"
 
-    @classmethod
-    def serves(cls, model: Any) -> bool:
+    def serves(self, model: Any) -> bool:
         """Return whether the model is a fitted classifier or a network created from one."""
         return isinstance(model, MLP) or (isinstance(model, MLPClassifier) and hasattr(model, "coefs_"))
 
-    @classmethod
-    def load(
-        cls,
-        reference: ModelReference,
-        *,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-        **options: Any,
-    ) -> Adapter:
+    def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a network from the arrays ``coefs_0``, ``intercepts_0`` … and ``activation`` of a file."""
         assert reference.id is not None
         with np.load(Path(reference.id.removeprefix("sklearn:")), allow_pickle=False) as arrays:
             layers = [(arrays[f"coefs_{i}"], arrays[f"intercepts_{i}"]) for i in range((len(arrays) - 1) // 2)]
-            return cls.of(_network(layers, str(arrays["activation"])), reference, example_inputs, processor, content)
+            return Loaded(_network(layers, str(arrays["activation"])), reference, processor)
 
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
-        content: str | None = None,
-    ) -> Adapter:
-        """Create the adapter of a classifier, with a copy of its weights."""
+    def describe(
+        self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
+    ) -> Described:
+        """Describe a classifier, with a copy of its weights."""
         if isinstance(model, MLPClassifier):
             model = _network(list(zip(model.coefs_, model.intercepts_, strict=True)), model.activation)
         width = model.widths[0]
         interface = Interface(("features",), "tensor", {"features": (width,)}, {"features": "float32"})
         example = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
-        return cls(model, interface, {"features": example if example_inputs is None else example_inputs}, reference)
+        return Described(model, interface, {"features": example if example_inputs is None else example_inputs})
 
-    @property
-    def task(self) -> str | None:
+    def task(self, adapter: Adapter) -> str | None:
         """The network classifies."""
         return "image-classification"
 
-    def blueprint(self) -> dict[str, Any]:
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the widths and the activation."""
-        model: Any = self.model
-        return {"library": self.library, "widths": model.widths, "activation": model.activation}
+        net: Any = model
+        return {"widths": net.widths, "activation": net.activation}
 
-    @classmethod
-    def build(cls, blueprint: Mapping[str, Any]) -> nn.Module:
+    def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the network without trained weights."""
         return MLP(blueprint["widths"], blueprint["activation"]).eval()
 

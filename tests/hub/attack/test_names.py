@@ -36,7 +36,7 @@ def of_timm(architecture: str, **arguments: Any) -> dict[str, Any]:
 def build(blueprint: dict[str, Any]) -> torch.nn.Module:
     check_counts(blueprint, "the blueprint")
     with weightless():
-        network: torch.nn.Module = registries.adapters.get(blueprint["library"]).build(blueprint)
+        network: torch.nn.Module = registries.adapters.get(blueprint["library"])().build(blueprint)
     return network
 
 
