@@ -191,7 +191,7 @@ class Transformers(Library):
                 example[mask_of(name)] = torch.ones_like(example[name])
         elif name == "pixel_values":
             example = {name: _image_example(config, processor)}
-        elif name in (dummy := dict(model.dummy_inputs)):  # type: ignore[arg-type]
+        elif name in (dummy := dict(model.dummy_inputs)):
             example = {name: dummy[name]}
         else:
             raise ExampleError(
