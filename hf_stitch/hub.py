@@ -82,6 +82,23 @@ def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOp
     return Path(file).parents[len(Path(subfolder or "").parts)].name
 
 
+def is_out_of_reach(repo_id: str, *, revision: str | None = None, token: str | bool | None = None) -> bool:
+    """Return whether no connection to the Hub can be made, by one request.
+
+    Its client repeats a request for a file that the cache lacks for 23 seconds, and libraries look for several files
+    that most models do not have.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repo_id, "config.json", revision=revision), token=token)
+    except errors.HfHubHTTPError:  # it answers
+        return False
+    except (OSError, errors.HTTPError):
+        return True
+    return False
+
+
 def upload(
     folder: Path,
     repo_id: str,

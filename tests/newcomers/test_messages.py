@@ -163,7 +163,7 @@ def test_data_of_the_hub_fail_without_a_connection() -> None:
 
 
 @pytest.mark.usefixtures("nobody_answers")
-def test_a_cached_network_loads_without_a_connection(tmp_path: Path) -> None:
+def test_a_cached_network_loads_at_once_without_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     commit = "0" * 40
@@ -174,9 +174,12 @@ def test_a_cached_network_loads_without_a_connection(tmp_path: Path) -> None:
     transformers.BertModel(config).save_pretrained(place / "snapshots" / commit)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(commit)
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     with pytest.warns(UserWarning, match="org/name has no Tokenizer"):
         adapter = hf_stitch.load("org/name", cache_dir=str(tmp_path))
     assert adapter.reference.revision == commit
+    assert sum(waited) < 1  # the client of the Hub waits 23 seconds for each file that the cache lacks
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ def test_networks_run_in_another_dtype(command: str, folder: Path, monkeypatch: 
     seen = []
     run = hf_stitch.Adapter._run
     monkeypatch.setattr(
-        hf_stitch.Adapter, "_run", lambda self, inputs: (seen.append(inputs["x"].dtype), run(self, inputs))[1]
+        hf_stitch.Adapter, "_run", lambda self, inputs, **trial: (seen.append(inputs["x"].dtype), run(self, inputs))[1]
     )
     assert invoke(command, folder, "--dtype", "float64", "--device", "cpu").exit_code == 0
     assert set(seen) == {torch.float64}

@@ -21,6 +21,10 @@ class Loaded(NamedTuple):
         model: The network.
         reference: Where it comes from; it names another library if that one has to describe the network.
         processor: Turns raw samples into inputs. ``None`` (default) if there is none.
+
+    Example:
+        >>> Loaded(nn.Linear(4, 2), ModelReference(None, "torch")).processor is None
+        True
     """
 
     model: Any
@@ -36,6 +40,12 @@ class Described(NamedTuple):
         interface: How it takes its input.
         example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
         processor: Turns raw samples into inputs. ``None`` (default) for models that take tensors.
+
+    Example:
+        >>> import torch
+        >>> interface = Interface(("input",), "tensor", {"input": (4,)}, {"input": "float32"})
+        >>> list(Described(nn.Linear(4, 2), interface, {"input": torch.ones(2, 4)}).example)
+        ['input']
     """
 
     model: nn.Module

@@ -33,7 +33,7 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
-from hf_stitch.hub import commit_of
+from hf_stitch.hub import commit_of, is_out_of_reach
 from hf_stitch.printing import visible, warn
 from hf_stitch.reference import ModelReference, Settings, libraries_reading
 from hf_stitch.registry import PluginError, registries
@@ -123,6 +123,8 @@ class Transformers(Library):
         if not reference.is_local and (commit := commit_of(place, revision=reference.revision, **known)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
+            if not hub.get("local_files_only") and is_out_of_reach(place, revision=commit, token=hub.get("token")):
+                hub["local_files_only"] = True  # the cache answers at once
         config = transformers.AutoConfig.from_pretrained(place, **hub)
         (library,) = libraries_reading(config.to_dict())
         if library != self.name:  # one that extends this one; the id alone does not tell
