@@ -69,12 +69,11 @@ class Library(ABC):
         adapter_class: Class of the adapters of its networks.
 
     Example:
-        >>> import torch, hf_stitch
+        >>> import torch
         >>> class Doubling(nn.Sequential):
         ...     def forward(self, rows):
         ...         return super().forward(2 * rows)
-        >>> @hf_stitch.registries.adapters.register("doubling")
-        ... class DoublingLibrary(Library):
+        >>> class DoublingLibrary(Library):
         ...     name = "doubling"
         ...
         ...     def serves(self, model):
@@ -84,7 +83,8 @@ class Library(ABC):
         ...         width = model[0].in_features
         ...         interface = Interface(("rows",), "tensor", {"rows": (width,)}, {"rows": "float32"})
         ...         return Described(model, interface, {"rows": torch.ones(2, width)}, processor)
-        >>> hf_stitch.load(Doubling(nn.Linear(4, 8), nn.Linear(8, 2))).layers
+        >>> network = Doubling(nn.Linear(4, 8), nn.Linear(8, 2))
+        >>> DoublingLibrary().adapter(network, ModelReference(None, "torch")).layers
         ('0',)
     """
 
