@@ -24,7 +24,7 @@ from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.adapters.rewriting import blueprint_of, network_of, settings_of
+from hf_stitch.adapters.rewriting import recorded, settings_of
 from hf_stitch.adapters.skeleton import attributes, changed_by_hand
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
@@ -152,7 +152,7 @@ class Adapter:
     def pinned(self) -> ModelReference:
         """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
         settings = self.settings()
-        found = changed_by_hand(self.model, lambda: network_of(self.blueprint()))
+        found = changed_by_hand(self.model, lambda: recorded(self.blueprint(), self.model))
         by_hand = attributes(self.model) if found is None else found[0]
         chosen, defaults = (
             {f"modules.{name}": value for name, value in each.items()} for each in (by_hand.chosen, by_hand.defaults)

@@ -6,10 +6,12 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.options import Configured
 from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
@@ -144,3 +146,18 @@ def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
     for record in blueprint.get(REWRITES, ()):
         rewrite(model, record)
     return model.eval()
+
+
+def recorded(blueprint: Mapping[str, Any], model: nn.Module) -> nn.Module:
+    """Return the network of the blueprint of a model, without weights and only to compare the model with.
+
+    It is built once for all models of one blueprint, since every job compares its networks several times.
+    """
+    classes = frozenset(type(module) for module in model.modules())  # a notebook may define them again
+    return _skeleton(json.dumps(blueprint), classes)
+
+
+@lru_cache(maxsize=8)
+def _skeleton(blueprint: str, classes: frozenset[type]) -> nn.Module:
+    with weightless():
+        return network_of(json.loads(blueprint))
