@@ -24,7 +24,7 @@ from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import place_of, preprocess
-from hf_stitch.adapters.rewriting import recorded, settings_of
+from hf_stitch.adapters.rewriting import blueprint_of, recorded, settings_of
 from hf_stitch.adapters.skeleton import attributes, changed_by_hand
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash

@@ -251,7 +251,7 @@ class _WithoutMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         mixed = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in _pytree.tree_leaves((args, kwargs)))
         if func._schema.is_mutable:  # in place, no new tensor
-            if args and isinstance(args[0], Tensor) and args[0].is_meta and _fills(func):  # torch computes shapes, slowly
+            if _fills(func) and args[0].is_meta:  # torch would compute shapes, slowly
                 return args[0]
             if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that do not exist
                 return args[0].fill_(torch.nan) if args[0].is_floating_point() else args[0]
@@ -267,7 +267,8 @@ class _WithoutMemory(TorchDispatchMode):
 
 def _fills(func: Any) -> bool:
     """Return whether an operation changes the values of its first argument, and neither its shape nor its memory."""
-    return func.overloadpacket.__name__.endswith("_") and torch.Tag.inplace_view not in func.tags
+    name = func.overloadpacket.__name__
+    return name.endswith("_") and not name.startswith("_foreach") and torch.Tag.inplace_view not in func.tags
 
 
 def _is_view(func: Any) -> bool:
