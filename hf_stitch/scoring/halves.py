@@ -180,7 +180,7 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         return f"it has no head for {task}"
     if not source.completes:
         return OTHER_TOKENS
-    if not task_named(task).describes_outputs or not isinstance(target, Adapter):
+    if not task_named(task).describes_outputs:
         return ""
     (count, names), (others, theirs) = _classes(source), _classes(target)
     if count == others and (names == theirs or not names or not theirs):
@@ -189,12 +189,15 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
     return "its head has the same classes in another order" if order else "its head has other classes"
 
 
-def _classes(network: Adapter) -> tuple[int, tuple[str, ...]]:
+def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
     """Return the number of classes, and their names if the network has some."""
     config: Any = getattr(network.model, "config", None)
     names = getattr(config, "id2label", None) or {}
-    with torch.no_grad():
-        count = int(logits_of(network.forward(network.example)).shape[-1])
+    if isinstance(network, Adapter):  # networks of user code have no config
+        with torch.no_grad():
+            count = int(logits_of(network.forward(network.example)).shape[-1])
+    else:
+        count = config.num_labels
     known = tuple(str(names.get(i, "")) for i in range(count))
     generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
     return count, () if generic else known

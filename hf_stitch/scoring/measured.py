@@ -52,16 +52,19 @@ class Measured:
 
 
 def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Iterable[str] = NULLS) -> tuple[str, ...]:
-    """Return the baselines that a stitched model does not beat, by the first figure that is defined.
+    """Return the baselines that a stitched model does not beat, by the first figure that is defined for one of all.
 
-    A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0.
+    A baseline is beaten if the 95% interval of the paired difference over the resamples lies above 0. What is NaN, as
+    the figures of outputs that are, is worse than any figure.
     """
-    own = drawn["stitched"]
-    figure = next((name for name, values in own.items() if not np.isnan(values[0])), None)
+    own, others = drawn["stitched"], {name: drawn[name] for name in rivals if name in drawn}
+    figure = next((name for name in own if not all(np.isnan(row[name][0]) for row in (own, *others.values()))), None)
     if figure is None:
         return ()
+    if np.isnan(own[figure][0]):
+        return tuple(others)
     sign = 1 if task.figures[figure] else -1
-    apart = {name: sign * (own[figure] - drawn[name][figure])[1:] for name in rivals if name in drawn}
+    apart = {name: sign * (own[figure] - row[figure])[1:] for name, row in others.items()}
     return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
 
 

@@ -324,6 +324,12 @@ def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
         yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    """Return the class of each prediction; -1, which is none, if a logit is NaN, whose place ``argmax`` returns."""
+    found = logits.argmax(-1, keepdim=True)
+    return found.masked_fill(logits.gather(-1, found).isnan(), -1).squeeze(-1)
+
+
 def check_predictions(totals: Tensor, batch: Batch) -> None:
     """Check ``logsumexp`` of the logits of the target, (samples, predictions): with it, they give probabilities."""
     bad = ~totals.isfinite().all(1)

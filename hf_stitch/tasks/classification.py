@@ -13,7 +13,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, total
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
 from hf_stitch.tasks.heads import logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
@@ -75,7 +75,7 @@ class Classification(OfSamples):
         """Measure class, agreement and distance; with labels also correctness and cross-entropy."""
         batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
-        predicted = {name: values.float().argmax(-1) for name, values in logits.items()}
+        predicted = {name: most_likely(values.float()) for name, values in logits.items()}
         measured: dict[str, Answers] = {}
         for name, values in logits.items():
             row = {"class": as_array(predicted[name]), "agreement": as_array(predicted[name] == predicted["target"])}
@@ -157,4 +157,4 @@ class TextClassification(Classification):
 
 def named(number: float, names: Mapping[int, str]) -> str:
     """Return the name of a class, or its number."""
-    return str(names.get(int(number), int(number)))
+    return "none" if number < 0 else str(names.get(int(number), int(number)))

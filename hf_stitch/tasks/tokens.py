@@ -13,7 +13,18 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, Whole, as_array, check_predictions, total
+from hf_stitch.tasks.base import (
+    IGNORED,
+    Answers,
+    Array,
+    Side,
+    Task,
+    Whole,
+    as_array,
+    check_predictions,
+    most_likely,
+    total,
+)
 from hf_stitch.tasks.heads import logits_of
 
 EXCLUDED = 1e30
@@ -101,7 +112,7 @@ class NextToken(Task):
             measured[name] = {
                 "tokens": as_array(real.sum(1)),
                 "cross_entropy": as_array((loss * real).sum(1)),
-                "agreement": as_array(((ahead.argmax(-1) == best) & real).sum(1)),
+                "agreement": as_array(((most_likely(ahead) == best) & real).sum(1)),
                 "vocabulary": np.full(len(labels), float(values.shape[-1])),
             }
         return measured

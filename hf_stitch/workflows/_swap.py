@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
@@ -194,7 +195,11 @@ def _mapped(
     errors: dict[str, float] = {}
     if others:
         errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
-    if errors and (chosen := candidates[min(errors, key=errors.__getitem__)]) is not found_by:
+    if (
+        errors
+        and (chosen := candidates[min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))])
+        is not found_by
+    ):
         found_by, swapped.stitch = chosen, fit(chosen)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
@@ -206,7 +211,9 @@ def _mapped(
     used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
     recipe = {"matcher": found_by.to_dict(), "space": as_space(*head.space), "versions": used}
     if errors:
-        recipe["held_out_errors"] = {name: float(f"{error:.4g}") for name, error in errors.items()}
+        recipe["held_out_errors"] = {
+            name: float(f"{error:.4g}") for name, error in errors.items() if math.isfinite(error)
+        }
     return swapped, recipe
 
 
@@ -295,6 +302,10 @@ def held_out_errors(
         for name, matcher in candidates.items():
             mapped = matcher.fit(moments)(vectors[held])
             errors[name] += (outputs(mapped) - own[held]).square().sum().item()
+    if not any(map(math.isfinite, errors.values())):
+        raise ValueError(
+            "the head outputs NaN or infinite values for the anchors, so that matcher='auto' cannot choose"
+        )
     variation = (own - own.mean(0)).square().sum().item()
     return {name: error / (variation or 1) for name, error in errors.items()}
 

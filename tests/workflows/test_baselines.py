@@ -139,3 +139,26 @@ def test_two_columns_that_could_be_the_labels_stop_neither_a_stitch_nor_a_grid(t
     assert "accuracy" not in grid.figures
     chosen = stitch(a, b, Samples.of(data, label="coarse"), matcher="ridge", **places, **QUIET)
     assert "accuracy" in chosen.evaluation.scores["stitched"]
+
+
+@pytest.mark.parametrize("task", ["image-classification", None])
+def test_outputs_that_are_nan_are_no_predictions_and_beat_no_baseline(b: Adapter, task: str | None) -> None:
+    data = labelled(b)
+    model = stitch(made(0), b, data, source_layer="1", target_layer="1", matcher="ridge", task=task, **QUIET)
+    model.stitch.body.weight.data[:] = torch.nan
+    with pytest.warns(UserWarning, match=BEATS_NOT):
+        found = evaluate(model, data, **QUIET)
+    if task is not None:
+        assert (found["accuracy"].value, found["agreement"].value) == (0, 0)
+        assert {name for row in found.confused.values() for name in row} == {"none"}
+    assert {"mean_only", "chance"} <= {*found.no_better}
+
+
+def test_a_source_of_other_classes_is_not_scored_beside_a_model_before_its_swap(b: Adapter) -> None:
+    anchors, data, other = labelled(b).take(40), labelled(b).select(range(40, 300)), made(2, classes=5)
+    before = hf_stitch.relative_model(b, anchors, layer="1", num_labels=3, task="image-classification")
+    after = swap(before, other, anchors, encoder_layer="1", **QUIET)
+    other = hf_stitch.load(other.model, example_inputs=torch.randn(2, 6), task="image-classification")
+    found = evaluate(after, data, target=before, source=other, **QUIET)
+    assert "source" not in found.scores
+    assert found.left_out["source"] == "its head has other classes"

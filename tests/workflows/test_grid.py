@@ -13,7 +13,8 @@ from hf_stitch_studies import Energy
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.grid.figures import differences_from_best
+from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.grid.figures import differences_from_best, with_interval
 from hf_stitch.analysis.grid.result import StitchGrid
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import DivergedError
@@ -231,6 +232,36 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     rows, columns = differences_from_best(drawn, higher_is_better=True)
     assert rows[0, 0] == 1.0 and rows[0, 1] > 0.5 and rows[0, 2] < 0.01
     assert (columns == 1.0).all()  # each is alone in its column
+
+
+def test_resamples_without_a_figure_are_left_out() -> None:
+    random = np.random.default_rng(0)
+    drawn = np.array([[0.9, 0.2]]) + random.normal(0, 0.01, (201, 1, 2))
+    some = drawn.copy()
+    some[5] = np.nan  # as relative accuracies where the target has no correct sample
+    rest = np.delete(drawn, 5, 0)
+    assert np.array_equal(with_interval(some), with_interval(rest))
+    assert np.allclose(
+        differences_from_best(some, higher_is_better=True), differences_from_best(rest, higher_is_better=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "figure", "scores"),
+    [("image-classification", "relative_accuracy", (0.9, 0.5)), ("text-generation", "relative_perplexity", (1.1, 2.0))],
+)
+def test_accurate_but_strange_stitches_are_told_whichever_direction_is_better(
+    task: str, figure: str, scores: tuple[float, float]
+) -> None:
+    values = np.array([[[score] * 3 for score in scores]])
+    strange = np.array([[[0.9] * 3] * 2])
+    found = Detection(
+        "knn", ("b0", "b1"), False, {"lstsq": {"auroc": strange, "dose": strange, "one_sided": strange}}, {}, {}, {}
+    )
+    grid = StitchGrid(
+        {"lstsq": {figure: values}}, {}, {}, ("a0",), ("b0", "b1"), task, "none", 9, detections={"knn": found}
+    )
+    assert grid.is_strange().tolist() == [[True, False]]
 
 
 def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:

@@ -88,7 +88,7 @@ def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell]) -> dict[
 
 def with_interval(drawn: Array) -> Array:
     """Return values and both ends of their 95% intervals."""
-    low, high = np.quantile(drawn[1:], [0.025, 0.975], axis=0)
+    low, high = np.nanquantile(drawn[1:], [0.025, 0.975], axis=0)
     return np.stack([drawn[0], low, high], -1)
 
 
@@ -108,7 +108,7 @@ def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
         )
         apart = best - better
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 for equal ones, of which the p-value is 1
-            p = 2 * norm.sf(np.nan_to_num(apart[0] / apart[1:].std(0, ddof=1), nan=0.0))
+            p = 2 * norm.sf(np.nan_to_num(apart[0] / np.nanstd(apart[1:], 0, ddof=1), nan=0.0))
         found.append(np.where(np.isnan(better[0]), np.nan, np.where((best == better)[0], 1.0, p)))
     return np.stack(found)
 

@@ -242,9 +242,9 @@ class StitchGrid(Result):
     def is_strange(self, matcher: str | None = None, detector: str | None = None) -> NDArray[np.bool_]:
         """Return which stitches are accurate, but out of distribution for a detector.
 
-        Accurate: at least :data:`ACCURATE` in the first figure. Out of distribution: as easy to tell as coloured noise
-        above :data:`MAX_DOSE`, with higher scores than the target's own activations. Layers where the detector does
-        not tell far samples apart take no part.
+        Accurate: at least :data:`ACCURATE` in the first figure, or at most its inverse if lower is better. Out of
+        distribution: as easy to tell as coloured noise above :data:`MAX_DOSE`, with higher scores than the target's own
+        activations. Layers where the detector does not tell far samples apart take no part.
 
         Args:
             matcher: Label of the matcher; ``None`` uses the first.
@@ -257,7 +257,8 @@ class StitchGrid(Result):
             KeyError: If the grid has no such matcher or detector.
         """
         label = matcher or self.matchers[0]
-        accurate = (self.direction(self.figures[0]) == "higher") & (self.values(label) >= ACCURATE)
+        values = self.values(label)
+        accurate = values >= ACCURATE if self._rises else values <= 1 / ACCURATE
         found = np.zeros_like(accurate)
         for name in [detector] if detector else self.detections:
             figures = self.detections[name].figures.get(label, {})
@@ -324,9 +325,8 @@ class StitchGrid(Result):
         """Plot figures of all pairs of layers as heat maps side by side, with a frame around the best of each row.
 
         An infinite dose has the colour of the largest dose that was measured. In figures of a detector, layers where it
-        does not tell far samples apart are marked as blind, and stitches that are accurate but strange have a star: at
-        least :data:`ACCURATE` in the first figure, and as easy to tell as coloured noise above :data:`MAX_DOSE`, with
-        higher scores than the target's own activations.
+        does not tell far samples apart are marked as blind, and stitches that are accurate but strange
+        (:meth:`is_strange`) have a star.
 
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
@@ -374,7 +374,7 @@ class StitchGrid(Result):
             "row_title": "layers of the source", "column_title": "layers of the target",
             "title": f"{matcher}, {self.n} samples", "label": explained, "low": least, "high": most,
             "marked": marked, "marks": "best of each layer of the source", "starred": strange,
-            "stars": f"accurate (at least {ACCURATE:g}), but strange (dose above {MAX_DOSE:g})",
+            "stars": f"accurate ({f'at least {ACCURATE:g}' if self._rises else f'at most {1 / ACCURATE:g}'}), but strange (dose above {MAX_DOSE:g})",
         }  # fmt: skip
 
     def plot_scores(
@@ -453,6 +453,11 @@ class StitchGrid(Result):
     def direction(self, figure: str) -> str:
         """Return ``"higher"`` or ``"lower"``, whichever is better for a figure; lower is, for those of detectors."""
         return "higher" if task_named(self.task).figures.get(figure) else "lower"
+
+    @property
+    def _rises(self) -> bool:
+        """Whether higher is better for the first figure."""
+        return self.direction(self.figures[0]) == "higher"
 
     @property
     def cautions(self) -> list[str]:
