@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -164,9 +165,13 @@ class Evaluation(Result):
     @property
     def cautions(self) -> list[str]:
         """What the scores are no evidence of, in sentences."""
-        found = []
+        found, rows = [], [self.scores[name] for name in ("stitched", *self.no_better) if name in self.scores]
         if self.no_better:
-            figure = next(name for name, score in self.scores["stitched"].items() if score.value == score.value)
+            figure = next(
+                name
+                for name in self.scores["stitched"]
+                if any(name in row and not math.isnan(row[name].value) for row in rows)
+            )
             names = ", ".join(self.no_better).replace("_", " ")
             found.append(
                 f"{figure.replace('_', ' ')} is no better than {names} (the 95% interval of the paired difference is "

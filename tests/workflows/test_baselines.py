@@ -150,7 +150,7 @@ def test_outputs_that_are_nan_are_no_predictions_and_beat_no_baseline(b: Adapter
         found = evaluate(model, data, **QUIET)
     if task is not None:
         assert (found["accuracy"].value, found["agreement"].value) == (0, 0)
-        assert {name for row in found.confused.values() for name in row} == {"none"}
+        assert {name for row in found.confusion.values() for name in row} == {"none"}
     assert {"mean_only", "chance"} <= {*found.no_better}
 
 

@@ -31,7 +31,7 @@ def grid_of(
     task, (rows, columns) = task_named(pair.task), (pair.layers_a, pair.layers_b)
     drawn = {
         who: {name: row[name] for name in (*task.compared, "structural_error") if name in row}
-        for who, row in task.drawn(_measures(pair, measured, stitches), resamples=resamples, seed=seed).items()
+        for who, row in task.drawn(_measures(pair, measured, stitches, seed), resamples=resamples, seed=seed).items()
     }
     cells: dict[str, dict[str, Array]] = {matcher: {} for matcher, _, _ in stitches}
     no_better = []
@@ -41,8 +41,7 @@ def grid_of(
             of = cells[matcher].setdefault(figure, np.full((len(values), len(rows), len(columns)), np.nan))
             of[:, rows.index(la), columns.index(lb)] = values
         mean = {figure: values[:, columns.index(lb)] for figure, values in drawn["mean_only"].items()}
-        rivals = {"chance": drawn["chance"]} if "chance" in drawn else {}
-        if not_beaten(task, {"stitched": own, "mean_only": mean, **rivals}):
+        if not_beaten(task, {"stitched": own, "mean_only": mean, "chance": drawn["chance"]}):
             no_better.append(cell_name(matcher, la, lb))
     grid = StitchGrid(
         {matcher: {figure: with_interval(values) for figure, values in of.items()} for matcher, of in cells.items()},
@@ -65,7 +64,7 @@ def grid_of(
     return grid
 
 
-def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell]) -> dict[str, Answers]:
+def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: int) -> dict[str, Answers]:
     """Return the measures by kind of predictor, those of stitches and means with a column for each."""
     task, found, seen = task_named(pair.task), measured.answers[""], measured.seen
 
@@ -80,15 +79,14 @@ def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell]) -> dict[
         "mean_only": stacked([found[mean_name(layer)] for layer in pair.layers_b]),
         **{who: found[who] for who in ("source", "target") if who in found},
     }
-    if "label" in found["target"]:
-        chance = task.chance(measures, 0)
-        measures["chance"] = {name: chance[name] for name in task.kept if name in chance}
-    return measures
+    chance = task.chance(measures, seed)
+    return {**measures, "chance": {name: chance[name] for name in task.kept if name in chance}}
 
 
 def with_interval(drawn: Array) -> Array:
     """Return values and both ends of their 95% intervals."""
-    low, high = np.nanquantile(drawn[1:], [0.025, 0.975], axis=0)
+    filled = np.where(np.isnan(drawn[0]), 0.0, drawn[1:])  # no interval where the figure itself is undefined
+    low, high = np.nanquantile(filled, [0.025, 0.975], axis=0) + np.where(np.isnan(drawn[0]), np.nan, 0.0)
     return np.stack([drawn[0], low, high], -1)
 
 
