@@ -165,12 +165,11 @@ class Evaluation(Result):
     @property
     def cautions(self) -> list[str]:
         """What the scores are no evidence of, in sentences."""
-        found, rows = [], [self.scores[name] for name in ("stitched", *self.no_better) if name in self.scores]
+        found = []
         if self.no_better:
+            rows = [self.scores[name] for name in ("stitched", *self.no_better)]
             figure = next(
-                name
-                for name in self.scores["stitched"]
-                if any(name in row and not math.isnan(row[name].value) for row in rows)
+                name for name in rows[0] if not all(math.isnan(row[name].value) for row in rows if name in row)
             )
             names = ", ".join(self.no_better).replace("_", " ")
             found.append(

@@ -368,13 +368,14 @@ class StitchGrid(Result):
         blind = self.detections[detector].blind if detector else ()
         if figure.startswith("auroc("):
             least, most = 0.5, 1.0
+        least_good = f"at least {ACCURATE:g}" if self._rises else f"at most {1 / ACCURATE:g}"
         return {
             "values": values, "row_labels": self.layers_a,
             "column_labels": [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b],
             "row_title": "layers of the source", "column_title": "layers of the target",
             "title": f"{matcher}, {self.n} samples", "label": explained, "low": least, "high": most,
             "marked": marked, "marks": "best of each layer of the source", "starred": strange,
-            "stars": f"accurate ({f'at least {ACCURATE:g}' if self._rises else f'at most {1 / ACCURATE:g}'}), but strange (dose above {MAX_DOSE:g})",
+            "stars": f"accurate ({least_good}), but strange (dose above {MAX_DOSE:g})",
         }  # fmt: skip
 
     def plot_scores(
