@@ -6,11 +6,13 @@ from the Hub.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
 Namespace = dict[str, Any]
+"""Name -> value, or a ``partial`` that creates it for pages that contain the name."""
 
 
 # -- networks and samples ----------------------------------------------------------------------------------------------
@@ -107,6 +110,19 @@ def _files(*writers: Callable[[str], object]) -> dict[str, bytes]:
         for write in writers:
             write(name)
         return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+
+
+@cache
+def _written(write: Callable[[], None]) -> Path:
+    """Return a folder with what a function writes to the working folder. It is called once."""
+    folder = Path(_FOLDERS.name) / write.__name__
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        write()
+    return folder
+
+
+_FOLDERS = tempfile.TemporaryDirectory()
 
 
 def _vision_pair() -> tuple[Adapter, Adapter]:
@@ -234,18 +250,16 @@ def stitch() -> Namespace:
     source, target = _vision_pair()
     dataset = pictures(60)
     train, held_out = Samples.of(dataset).split(0.2, 0)
-    one, two, three = (
-        hf_stitch.stitch(source, target, train, source_layer=layer, target_layer="vit.layers.3", progress=False)
-        for layer in ("layer1.0", "layer2.0", "layer3.0")
-    )
+    at = partial(hf_stitch.stitch, source, target, train, target_layer="vit.layers.3", progress=False)
     return {
-        "source": source, "target": target, "dataset": dataset, "train": train, "held_out": held_out, "one": one,
+        "source": source, "target": target, "dataset": dataset, "train": train, "held_out": held_out,
+        **{name: partial(at, source_layer=f"layer{i}.0") for i, name in enumerate(("one", "two", "three"), 1)},
         "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
-        "two": two, "three": three, "gpt2": text_network("gpt2"), "other": text_network("gpt2", 1),
+        "gpt2": partial(text_network, "gpt2"), "other": partial(text_network, "gpt2", 1),
         "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
         "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
         "pairs": dataset, "before": hf_stitch.load(cnn()), "after": hf_stitch.load(cnn()),
-        "llama": decoder("llama"), "gpt2_small": decoder("gpt2"),
+        "llama": partial(decoder, "llama"), "gpt2_small": partial(decoder, "gpt2"),
     }  # fmt: skip
 
 
@@ -397,12 +411,17 @@ def errors() -> Namespace:
     own = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
     answers = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT)).eval()
     inside = {"source_layer": "0", "target_layer": "1", "task": None, "progress": False}
-    scene["one"].save_pretrained("model")
-    scene["one"].stitcher.save_pretrained("stitcher")
+    shutil.copytree(_written(_models), ".", dirs_exist_ok=True)
     return {
-        **scene, "net": net, "stitched": hf_stitch.stitch(own, own, torch.randn(100, 4), **inside),
-        "bert": text_network("bert"), "answers": hf_stitch.load(answers, processor=plain_tokenizer()),
+        **scene, "net": net, "stitched": partial(hf_stitch.stitch, own, own, torch.randn(100, 4), **inside),
+        "bert": partial(text_network, "bert"), "answers": partial(hf_stitch.load, answers, processor=plain_tokenizer()),
     }  # fmt: skip
+
+
+def _models() -> None:
+    one = stitch()["one"]()
+    one.save_pretrained("model")
+    one.stitcher.save_pretrained("stitcher")
 
 
 def nothing() -> Namespace:
@@ -472,6 +491,16 @@ def folders() -> dict[str, str]:
     Returns:
         Name in a command of the documentation -> what the test passes instead.
     """
+    shutil.copytree(_written(_networks_and_data), ".", dirs_exist_ok=True)
+    source, target = "timm/resnet18.a1_in1k", "google/vit-base-patch16-224"
+    return {
+        "A": source, "B": target, "org/name": target, "SOURCE": source, "TARGET": target,
+        "uoft-cs/cifar10": "images", "stanfordnlp/imdb": "texts",
+        "google-bert/bert-base-uncased": "bert", "openai-community/gpt2": "gpt2",
+    }  # fmt: skip
+
+
+def _networks_and_data() -> None:
     for name, family in (("bert", "bert"), ("gpt2", "gpt2")):
         adapter = text_network(family)
         adapter.model.save_pretrained(name)
@@ -487,9 +516,3 @@ def folders() -> dict[str, str]:
     hf_stitch.stitch(
         a, b, pictures(60), source_layer="layer2.0", target_layer="vit.layers.3", progress=False
     ).save_pretrained("FOLDER")
-    source, target = "timm/resnet18.a1_in1k", "google/vit-base-patch16-224"
-    return {
-        "A": source, "B": target, "org/name": target, "SOURCE": source, "TARGET": target,
-        "uoft-cs/cifar10": "images", "stanfordnlp/imdb": "texts",
-        "google-bert/bert-base-uncased": "bert", "openai-community/gpt2": "gpt2",
-    }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -74,7 +75,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python(page: str, hub: None, registered: None) -> None:
-    namespace = {"hf_stitch": hf_stitch, **PAGES[page]()}
+    words = set(re.findall(r"\w+", (ROOT / page).read_text()))
+    scene = {name: value for name, value in PAGES[page]().items() if name in words}
+    made = {name: value() if isinstance(value, partial) else value for name, value in scene.items()}
+    namespace = {"hf_stitch": hf_stitch, **made}
     for line, text in snippets(page, "python"):
         # Leading blank lines align line numbers in tracebacks with the page.
         exec(compile("\n" * line + text, page, "exec"), namespace)
