@@ -6,6 +6,9 @@ import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from hf_stitch.reference import Settings
@@ -39,10 +42,12 @@ USER_CODE = "user code"
 
 def settings_of_config(config: Any) -> Settings:
     """Return what a forward in eval mode reads of a config of transformers."""
-    values = {name: value for name, value in config.to_dict().items() if is_read(name)}
+    every = config.to_dict()
+    values = {name: value for name, value in every.items() if is_read(name)}
     inner = {name: there for name in values if hasattr(there := vars(config).get(name), "to_diff_dict")}
     own = {name: value for name, value in values.items() if name not in inner}
-    found = _apart(own, {name for name, value in own.items() if _follows(config, name, value)})
+    followed = _followed(_Config(type(config), repr(every), every))
+    found = _apart(own, followed & own.keys())
     for name, there in inner.items():
         below = settings_of_config(there)
         found.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
@@ -55,15 +60,29 @@ def is_read(key: str) -> bool:
     return key not in UNREAD_OF_CONFIGS and not key.startswith("_")
 
 
-def _follows(config: Any, name: str, value: Any) -> bool:
-    """Return whether a config has this value of itself: the default of its class, or derived from its other values."""
-    kind = type(config)
-    if _is_default(kind, name, value):
+@dataclass(frozen=True)
+class _Config:
+    """The values of a config, compared by how Python writes them."""
+
+    kind: Any
+    written: str
+    values: dict[str, Any] = field(compare=False)
+
+
+@lru_cache(maxsize=64)  # a job pins its networks several times, and configs are slow to build
+def _followed(config: _Config) -> frozenset[str]:
+    """Return the keys whose values a config has of itself: the default of its class, or derived from other values."""
+    return frozenset(name for name in config.values if is_read(name) and _follows(config, name))
+
+
+def _follows(config: _Config, name: str) -> bool:
+    value = config.values[name]
+    if _is_default(config.kind, name, value):
         return True
-    others = {key: there for key, there in config.to_dict().items() if key != name}
     try:
         with _unlogged():
-            again = kind.from_dict(others).to_dict()
+            others = {key: there for key, there in config.values.items() if key != name}
+            again = config.kind.from_dict(deepcopy(others)).to_dict()
     except Exception:  # the class demands the value
         return False
     return name in again and bool(again[name] == value)
