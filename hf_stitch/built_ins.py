@@ -112,6 +112,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
     },
     "tasks": {
         "feature-extraction": "hf_stitch.tasks.vectors:Vectors",
+        "fill-mask": "hf_stitch.tasks.masked:MaskedTokens",
         "image-classification": "hf_stitch.tasks.classification:ImageClassification",
         "multi-label-classification": "hf_stitch.tasks.multi_label:MultiLabel",
         "regression": "hf_stitch.tasks.regression:Regression",

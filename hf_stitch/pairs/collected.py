@@ -23,6 +23,7 @@ from hf_stitch.statistics import Features, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths, source_positions, source_prefix
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.tasks.kinds import task_named
 
 Rows = dict[str, tuple[Tensor, Tensor]]
 """Rows of the source and of the target, by part of a stitching layer."""
@@ -193,8 +194,10 @@ class CollectedPair(Collected):
     def _alone(
         self, side: str, adapter: Adapter, layer: str, samples: Samples, target: RepresentationSpec
     ) -> dict[str, Tensor]:
+        task = task_named(self.pair.task)
+
         def read(batch: Batch) -> dict[str, Tensor]:
-            values = adapter.encode(adapter.preprocess(batch.samples), layer)[layer]
+            values = adapter.encode(task.inputs(adapter, batch.samples), layer)[layer]
             check_finite(values, f"layer {layer!r} of the {side}", batch)
             return _rows_alone(values, target, self.pooling, of_source=side == "source")
 

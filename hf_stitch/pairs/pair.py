@@ -129,9 +129,9 @@ class Pair:
 
     @property
     def record(self) -> dict[str, Any]:
-        """How the networks meet, as JSON values for a recipe."""
+        """How the networks meet and are read, as JSON values for a recipe."""
         aligned = {} if self.align == "tokens" else {"align": self.align, "own": self.source.embedding_width > 0}
-        return {"pooling": self.pooling, **aligned}
+        return {"pooling": self.pooling, **aligned, **task_named(self.task).record}
 
     @property
     def hashes(self) -> dict[str, Any]:
@@ -160,9 +160,15 @@ class Pair:
         Raises:
             ValueError: If activations are NaN or infinite; the message names layer and sample.
         """
-        own = run_to(self.source, self.layers_a, batch, "source", complete=complete)
-        other = run_to(self.target, self.layers_b, twin or batch, "target", complete=complete)
+        own, twin = self.run_source(batch, complete=complete), twin or batch
+        inputs = task_named(self.task).inputs(self.target, twin.samples)
+        other = run_to(self.target, inputs, self.layers_b, twin, "target", complete=complete)
         return Outputs(other.inputs, own.found, other.found, own.output, other.output)
+
+    def run_source(self, batch: Batch, *, complete: bool) -> Ran:
+        """Run the source once on a batch, as :meth:`run` does."""
+        inputs = task_named(self.task).inputs(self.source, batch.samples)
+        return run_to(self.source, inputs, self.layers_a, batch, "source", complete=complete)
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
         """Run the target from a layer on mapped activations, in the dtype of its own ones."""
@@ -203,14 +209,12 @@ class Pair:
 
 
 def run_to(
-    adapter: Adapter, layers: Collection[str], batch: Batch, side: str, *, complete: bool,
-    inputs: Mapping[str, Any] | None = None,
-) -> Ran:  # fmt: skip
-    """Run a network once on a batch, to the deepest of some layers or to its end, and check what it outputs there.
+    adapter: Adapter, inputs: Mapping[str, Any], layers: Collection[str], batch: Batch, side: str, *, complete: bool
+) -> Ran:
+    """Run a network once on the inputs of a batch, to the deepest of some layers or to its end, and check the layers.
 
     A source that reads the tokens of the target has no end. Layers need not be cuts.
     """
-    inputs = adapter.preprocess(batch.samples) if inputs is None else inputs
     kept: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:

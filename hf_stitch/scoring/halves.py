@@ -17,7 +17,7 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch
 from hf_stitch.pairs import Pair
-from hf_stitch.pairs.pair import Ran, check_finite, run_to
+from hf_stitch.pairs.pair import Ran, check_finite
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.representation import Representation
@@ -77,8 +77,7 @@ class HalvesOfPair:
 
     def encode(self, batch: Batch) -> Ran:
         """Run the source."""
-        pair = self.pair
-        return run_to(pair.source, pair.layers_a, batch, "source", complete=self._with_source)
+        return self.pair.run_source(batch, complete=self._with_source)
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
         """Run the target from a layer on."""
@@ -106,7 +105,7 @@ class HalvesOfModel:
 
     def encode(self, batch: Batch) -> Ran:
         """Run the front half."""
-        inputs = self.model.preprocess(batch.samples)
+        inputs = task_named(self.model.task).inputs(self.model, batch.samples)
         found = self.model.source(**self.model.source_inputs(inputs))
         check_finite(found, f"layer {self.model.source.cut.layer!r} of the source", batch)
         return Ran(inputs, {SOURCE: found}, None)
@@ -148,6 +147,10 @@ class _Unswapped:
     """A stitched model as the reference: the model before its encoder was exchanged."""
 
     model: StitchedModel
+
+    @property
+    def processor(self) -> Any:
+        return self.model.processor
 
     def preprocess(self, samples: Sequence[Any]) -> Mapping[str, Any]:
         return self.model.preprocess(samples)

@@ -26,7 +26,7 @@ from hf_stitch.scoring.halves import Halves, Predictor
 from hf_stitch.scoring.measured import Measured
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.base import Answers, Array, Task, Whole
+from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import NextToken
 
@@ -104,7 +104,7 @@ class Scoring:
                 for key, values in self._measure(batch, twin).items():
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
-                    parts = {key: [np.concatenate(values)] for key, values in parts.items()}
+                    parts = {key: [concatenated(values)] for key, values in parts.items()}
                     self._save(state, count, parts)
         return self._measured(joined(run.processes.gather(parts)), samples)
 
@@ -148,19 +148,18 @@ class Scoring:
         if self._sizes:
             inputs, sizes = self.task.sized_inputs(self.target, twin)
         else:
-            inputs = self.task.inputs(self.target, twin)
+            inputs = self.task.inputs(self.target, twin.samples)
         reads = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
         if not reads or not isinstance(self.target, Adapter):
             return Ran(inputs, {}, self.target.forward(inputs)), sizes
         layers = dict.fromkeys(predictor.layer_b for predictor in self.predictors)
-        return run_to(self.target, layers, twin, "target", complete=True, inputs=inputs), sizes
+        return run_to(self.target, inputs, layers, twin, "target", complete=True), sizes
 
-    @staticmethod
-    def _source(halves: Halves, own: Ran, batch: Batch, once: _Once) -> Any:
+    def _source(self, halves: Halves, own: Ran, batch: Batch, once: _Once) -> Any:
         """Return the output of the whole source; ``None`` if it is not compared with that of the target."""
         if halves.alone is None or halves.reads_other_tokens:
             return own.output
-        return once(id(halves.alone), lambda whole: whole.forward(whole.preprocess(batch.samples)), halves.alone)
+        return once(id(halves.alone), lambda whole: whole.forward(self.task.inputs(whole, batch.samples)), halves.alone)
 
     def _outputs(
         self, predictor: Predictor, halves: Halves, own: Ran, like: Representation | None, once: _Once, count: int

@@ -30,6 +30,10 @@ IGNORED = -100
 class Whole(Protocol):
     """Interface of the reference network that predictors are compared with. Adapters implement it."""
 
+    @property
+    def processor(self) -> Any:
+        """Function, tokenizer or image processor that turns raw samples into inputs."""
+
     def preprocess(self, samples: Sequence[Any], /) -> Mapping[str, Any]:
         """Convert raw samples to model inputs."""
 
@@ -58,6 +62,7 @@ class Task(ABC):
         describes_outputs: Whether an output stands for the same class or number in all samples, and may have a name.
         per_token: Whether each token has a prediction of its own.
         causal: Whether the tokens of a text are predicted one after the other.
+        record: What figures depend on beside the data, as JSON values for recipes.
         unused: What is scored in the place of labels; empty if labels are read.
         nothing: What is wrong with samples of which none has a prediction, in words.
 
@@ -82,6 +87,7 @@ class Task(ABC):
     describes_outputs: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
     causal: ClassVar[bool] = False
+    record: ClassVar[Mapping[str, Any]] = {}
     unused: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
 
@@ -173,13 +179,13 @@ class Task(ABC):
         """
         return ""
 
-    def inputs(self, network: Whole, batch: Batch) -> Mapping[str, Any]:
-        """Return the inputs of a network."""
-        return network.preprocess(batch.samples)
+    def inputs(self, network: Whole, samples: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the inputs with which a network is fitted, trained and scored: by default those of the samples."""
+        return network.preprocess(samples)
 
     def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
         """Return the inputs of a network, and what is measured of the samples themselves."""
-        return self.inputs(network, batch), {}
+        return self.inputs(network, batch.samples), {}
 
     # -- figures ----------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -197,9 +203,7 @@ class Task(ABC):
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
         """Concatenate the measures of batches."""
-        return {
-            who: {name: np.concatenate([row[name] for row in rows]) for name in rows[0]} for who, rows in parts.items()
-        }
+        return {who: {name: concatenated([row[name] for row in rows]) for name in rows[0]} for who, rows in parts.items()}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of the predictor that ignores the input."""
@@ -309,6 +313,15 @@ class Task(ABC):
     def usage(self) -> str:
         """Return the lines of a model card that show the output, after ``output = model(**inputs)``."""
         return ""
+
+
+def concatenated(parts: Sequence[Array]) -> Array:
+    """Concatenate measures of batches; rows of tokens are as long as the longest, with NaN behind the others."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        width = max(part.shape[-1] for part in parts)
+        filled = ([(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])] for part in parts)
+        parts = [np.pad(part, each, constant_values=np.nan) for part, each in zip(parts, filled, strict=True)]
+    return np.concatenate(parts)
 
 
 def total(weights: Array, values: Array) -> Array:

@@ -93,10 +93,10 @@ class NextToken(Task):
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
         """Measure the number of tokens, their summed cross-entropy, and those that agree."""
         (_, inputs), (twin, own) = source, target
-        _check_same_tokens(inputs, own)
+        check_same_tokens(inputs, own)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         labels = own["input_ids"][:, 1:]
-        mask = _mask(own)
+        mask = mask_of(own)
         real = mask[:, :-1] & mask[:, 1:]  # the first token of a text has no context, whichever side is padded
         check_predictions(logits["target"][:, :-1].float().logsumexp(-1).where(real, 0), twin)
         best = logits["target"][:, :-1].argmax(-1)
@@ -165,12 +165,12 @@ class NextToken(Task):
         """Return the next token of each token."""
         inputs = network.preprocess(samples)
         ids, following = inputs["input_ids"], torch.full_like(inputs["input_ids"], IGNORED)
-        real = _mask(inputs)
+        real = mask_of(inputs)
         following[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
         return following
 
 
-def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
+def mask_of(inputs: Mapping[str, Tensor]) -> Tensor:
     """Which tokens are real."""
     ids = inputs["input_ids"]
     return inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
@@ -181,11 +181,11 @@ def _per_token(answers: Answers) -> Array:
     return np.divide(answers["cross_entropy"], tokens, out=np.zeros_like(tokens), where=tokens > 0)
 
 
-def _check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+def check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
     """Check that both networks receive the same tokens at the same positions."""
     for name in ("input_ids", "attention_mask"):
         if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
             raise ValueError(
-                f"source and target receive different {name} for the same text: comparing next tokens requires the "
-                "same tokenizer and padding side for both networks"
+                f"source and target receive different {name} for the same text: predictions of tokens are compared if "
+                "both networks have the same tokenizer and padding side"
             )

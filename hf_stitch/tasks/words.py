@@ -1,4 +1,4 @@
-"""Token classification: a class for each word of a text."""
+"""Classes of tokens, and token classification: a class for each word of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,63 @@ IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
 """Names of classes that are parts of entities."""
 
 
-class Words(Task):
+class OfTokens(Task):
+    """A task with a class for some tokens of each text, which the tokenizer of a network finds."""
+
+    per_token = True
+    counted: ClassVar[str]  # what has a prediction, and the measure with its number
+
+    def __init__(self, network: Any = None) -> None:
+        """Read the tokenizer and the names of classes of a network, if one is given."""
+        self._network = network
+
+    def about(self, network: Any) -> Self:
+        """Return the task of a network: its tokenizer divides texts, and its classes have names."""
+        return type(self)(network)
+
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not."""
+        shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
+        wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
+        wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
+        return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+    def counts(
+        self, logits: Mapping[str, Tensor], asked: Tensor, twin: Batch, *, labelled: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
+        real = asked != IGNORED
+        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
+        best, measured = logits["target"].argmax(-1), dict[str, dict[str, Any]]()
+        for name, values in logits.items():
+            found = values.argmax(-1)
+            row = {self.counted: as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
+            if labelled:
+                row["right"] = as_array(((found == asked) & real).sum(1))
+                loss = functional.cross_entropy(
+                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
+                )
+                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
+            measured[name] = row
+        return measured
+
+    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
+        """Concatenate the measures of batches, of which one has a token that counts."""
+        found = super().joined(parts, samples)
+        self.check_some(bool(found["target"][self.counted].any()), samples)
+        return found
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the shares of predictions that differ."""
+        count = own[self.counted]
+        return np.divide(count - own["agreement"], count, out=np.zeros_like(count), where=count > 0)
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the number of tokens for which the target predicts the same."""
+        return f"{answers['agreement'][place]:.0f} of {answers[self.counted][place]:.0f} {self.counted} as the target"
+
+
+class Words(OfTokens):
     """Classes of words, as spaces divide a text: of each, the first token has the prediction.
 
     Labels are a list of classes per text, one for each word; words with the label -100 do not count.
@@ -42,23 +98,8 @@ class Words(Task):
     compared = ("relative_entity_f1", "relative_accuracy", "entity_f1", "accuracy", "agreement")
     kept = ("words", "agreement", "right", "entities")
     describes_outputs = True
-    per_token = True
+    counted = "words"
     nothing = "no text has a word with a label"
-
-    def __init__(self, network: Any = None) -> None:
-        """Read the tokenizer and the names of classes of a network, if one is given."""
-        self._network = network
-
-    def about(self, network: Any) -> Self:
-        """Return the task of a network: its tokenizer divides words, and its classes may be parts of entities."""
-        return type(self)(network)
-
-    def difference(self, network: Adapter, output: Any) -> str:
-        """Return what this task needs and the output of a network is not."""
-        shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
-        wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
-        wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
-        return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
 
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
         """Return the classes of the words of each text."""
@@ -98,36 +139,17 @@ class Words(Task):
         if labels is not None:
             self.check_labels(batch, logits["target"].shape[-1])
         asked = self.asked(self._network, twin.samples, labels)
-        real = asked != IGNORED
-        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
+        measured, real = self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED
         best, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
-        measured: dict[str, Answers] = {}
-        for name, values in logits.items():
-            found = values.argmax(-1)
-            row = {"words": as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
-            if labels is not None:
-                row["right"] = as_array(((found == asked) & real).sum(1))
-                loss = functional.cross_entropy(
-                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
-                )
-                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
-                if names:
-                    row["entities"] = _counts(found, asked, real, names)
-            measured[name] = row
-        kinds = torch.arange(logits["target"].shape[-1], device=real.device)
-        of = measured["target"]
-        of = {**of, "predicted": as_array(((best[..., None] == kinds) & real[..., None]).sum(1))}
+        kinds, of = torch.arange(logits["target"].shape[-1], device=real.device), measured["target"]
+        of["predicted"] = as_array(((best[..., None] == kinds) & real[..., None]).sum(1))
         if labels is not None:
             of["label"] = as_array((asked[..., None] == kinds).sum(1))
             if names:
+                for name, values in logits.items():
+                    measured[name]["entities"] = _counts(values.argmax(-1), asked, real, names)
                 of["if_constant"] = np.stack([_if_constant(asked, real, names, name) for name in names], 1)
-        return {**measured, "target": of}
-
-    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
-        """Concatenate the measures of batches, of which one has a word that counts."""
-        found = super().joined(parts, samples)
-        self.check_some(bool(found["target"]["words"].any()), samples)
-        return found
+        return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of the most frequent class of words, with the class frequencies as probabilities."""
@@ -149,21 +171,12 @@ class Words(Task):
         words, found = own["words"], dict[str, Array]()
         if "entities" in own:
             f1, reference = _f1(own["entities"]), _f1(target["entities"])
-            found |= {"relative_entity_f1": _ratio(f1, reference), "entity_f1": f1}
+            found |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
         if "right" in own:
-            found |= {"relative_accuracy": _ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
+            found |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
         if "cross_entropy" in own:
             found["cross_entropy"] = own["cross_entropy"] / words
         return {**found, "agreement": own["agreement"] / words}
-
-    def apart(self, own: Answers, target: Answers) -> Array:
-        """Return the shares of words with another class."""
-        words = own["words"]
-        return np.divide(words - own["agreement"], words, out=np.zeros_like(words), where=words > 0)
-
-    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
-        """Return the number of words with the class that the target predicts."""
-        return f"{answers['agreement'][place]:.0f} of {answers['words'][place]:.0f} words as the target"
 
     def usage(self) -> str:
         """Print the names of the classes of tokens."""
@@ -231,9 +244,10 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _f1(counts: Array) -> Array:
-    return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+    return ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
 
 
-def _ratio(values: Array, reference: Array) -> Array:
+def ratio(values: Array, reference: Array) -> Array:
+    """Divide figures by a reference; NaN where that is 0."""
     shape = np.broadcast_shapes(values.shape, reference.shape)
     return np.divide(values, reference, out=np.full(shape, np.nan), where=reference > 0)

@@ -110,7 +110,7 @@ class _Case:
         if labels is None and not self.task.unused:
             raise SkipTest("the samples have no labels")
         with torch.no_grad():
-            logits = logits_of(self.network.forward(self.task.inputs(self.network, batch))).float()
+            logits = logits_of(self.network.forward(self.task.inputs(self.network, batch.samples))).float()
         return logits, self.task.asked(self.model, batch.samples, labels)
 
 

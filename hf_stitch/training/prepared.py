@@ -101,7 +101,7 @@ class Networks:
         """Compute activations and labels of raw samples."""
         sources: dict[str, Representation] = {}
         for name, stitched in self.fronts.items():
-            inputs = stitched.preprocess(samples)
+            inputs = self.task.inputs(stitched, samples)
             sources[name] = stitched.source(**stitched.source_inputs(inputs)).replace(context={})
         answers: dict[str, Tensor] = {}
         there: dict[str, Representation] = {}
@@ -110,10 +110,10 @@ class Networks:
             answers["hard"] = self.task.asked(self.first, samples, labels)
         if "source" in self.wanted:
             assert self.source is not None
-            answers["source"] = logits_of(self.source.forward(self.source.preprocess(samples)))
+            answers["source"] = logits_of(self.source.forward(self.task.inputs(self.source, samples)))
         if self.target is not None:
             ends = {model.target.cut.layer for model in self.places.values()} if "there" in self.wanted else set()
-            inputs = self.target.preprocess(others)
+            inputs = self.task.inputs(self.target, others)
             if "target" in self.wanted:
                 answers["target"] = logits_of(self.target.forward(inputs))
             asked = sorted(ends | ({self.last} if "features" in self.wanted else set()))

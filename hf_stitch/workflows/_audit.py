@@ -142,7 +142,7 @@ def audit(
             return _planned(scoring, samples, known, run)
         watchers = replace(watchers, scored=scored).fitted(
             whole, {name: list(views_of(own.model.stitch).values()) for name, own in halves.items()},
-            {name: [own.layer] for name, own in halves.items()}, run, kinds=("coloured",),
+            {name: [own.layer] for name, own in halves.items()}, run, task=scoring.task, kinds=("coloured",),
         )  # fmt: skip
         scoring.watch = watchers
         measured = scoring.run(samples, run)
@@ -220,7 +220,8 @@ def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run)
     """Run the target on one batch of the samples of the detectors, score one batch, and extrapolate."""
     batch = next(known.batches(min(run.batch_size, len(known))))
     with torch.no_grad():
-        forward = seconds_of(lambda: scoring.target.forward(scoring.target.preprocess(batch.samples)), scoring.device)
+        inputs = scoring.task.inputs(scoring.target, batch.samples)
+        forward = seconds_of(lambda: scoring.target.forward(inputs), scoring.device)
     detecting = forward * len(known) / len(batch.samples) / run.processes.count
     job = f"audit of {len(scoring.halves)} model{'s'[: len(scoring.halves) > 1]}, {len(samples)} samples"
     return planned_scoring(

@@ -138,7 +138,7 @@ def stitch_grid(
             collected = CollectedPair(pair, samples.train, run, state=state)
             stitches, undefined = _matched(chosen, collected)
             watchers = watchers.fitted(
-                pair.target, {"": [pooling]}, {"": pair.layers_b}, run,
+                pair.target, {"": [pooling]}, {"": pair.layers_b}, run, task=task_named(pair.task),
                 residuals=residuals(collected) if watching else None,
             )  # fmt: skip
             scoring = _scoring(collected, stitches, watchers)

@@ -20,6 +20,7 @@ from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches.layer import POOLED
 from hf_stitch.storage.rows import RowStore
+from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31
 """Bytes of activations that are kept in memory. A layer with more is kept in a temporary file."""
@@ -53,6 +54,7 @@ def recorded(
     data: Sequence[Samples],
     view: View,
     run: Run,
+    task: Task,
     *,
     memory: int = MEMORY,
 ) -> Iterator[tuple[str, list[Iterable[Representation]]]]:
@@ -62,7 +64,7 @@ def recorded(
     a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
     Several processes share the samples of layers that fit; each keeps a file of its own for one that does not.
     """
-    sizes, specs = _sizes(network, layers, data, view, run.batch_size)
+    sizes, specs = _sizes(network, layers, data, view, run.batch_size, task)
     for group in _groups(layers, sizes, memory):
         with ExitStack() as stack:
             folder = None
@@ -70,7 +72,7 @@ def recorded(
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             shared = run if folder is None else replace(run, processes=ALONE)
             kept = [
-                _run(network, group, samples, view, specs, shared, folder, str(number))
+                _run(network, group, samples, view, specs, shared, folder, str(number), task)
                 for number, samples in enumerate(data)
             ]
             for layer in group:
@@ -78,12 +80,12 @@ def recorded(
 
 
 def _sizes(
-    network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int
+    network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int, task: Task
 ) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
     """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
     first = next(iter(data[0].batches(batch_size)))
     with torch.no_grad():
-        found = network.encode(network.preprocess(first.samples), list(layers))
+        found = network.encode(task.inputs(network, first.samples), list(layers))
     share = sum(map(len, data)) / len(first.samples)
     own = {layer: received(found[layer], view) for layer in layers}
     sizes = {layer: round(share * activations.values.nbytes) for layer, activations in own.items()}
@@ -111,12 +113,13 @@ def _run(
     run: Run,
     folder: Path | None,
     name: str,
+    task: Task,
 ) -> dict[str, Iterable[Representation]]:
     """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
-        found = network.encode(network.preprocess(batch.samples), list(layers))
+        found = network.encode(task.inputs(network, batch.samples), list(layers))
         for layer in layers:
             check_finite(found[layer], f"layer {layer!r}", batch)
             own = received(found[layer], view)

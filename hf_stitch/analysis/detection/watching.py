@@ -21,6 +21,7 @@ from hf_stitch.data.samples import Id
 from hf_stitch.detectors import Detector, Scorer
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
+from hf_stitch.tasks.base import Task
 
 Array = NDArray[np.float64]
 Seen = Mapping[str, NDArray[np.floating]]
@@ -155,6 +156,7 @@ def fit_watch(
     view: View,
     run: Run,
     *,
+    task: Task,
     outliers: Samples | None = None,
     far: Samples | None = None,
     residuals: Mapping[str, Sequence[Tensor]] | None = None,
@@ -166,7 +168,7 @@ def fit_watch(
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = {name: each for name, each in (("own", samples), ("others", needed), ("far", far)) if each is not None}
     found: dict[str, Layer] = {}
-    for layer, of in recorded(network, layers, list(data.values()), view, run):
+    for layer, of in recorded(network, layers, list(data.values()), view, run, task):
         batches = dict(zip(data, of, strict=True))
         scorers: dict[str, Scorer] = {}
         try:
