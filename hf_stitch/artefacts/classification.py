@@ -1,11 +1,16 @@
-"""Stitched models whose target classifies images, texts or tokens."""
+"""Stitched models whose target classifies images, texts or tokens, or predicts tokens behind masks."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import (
+    ImageClassifierOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.tasks.heads import logits_of
@@ -112,3 +117,37 @@ class StitchedModelForTokenClassification(StitchedModel):
     def _with_head(self, output: Any, labels: Tensor | None) -> TokenClassifierOutput:
         logits = logits_of(output)
         return TokenClassifierOutput(loss=self._loss(logits, labels), logits=logits)
+
+
+class StitchedModelForMaskedLM(StitchedModel):
+    """A stitched model whose target predicts the tokens behind masks.
+
+    :meth:`forward` returns a ``MaskedLMOutput``: ``logits`` (batch, tokens, vocabulary) and, with labels, the ``loss``,
+    without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task ``fill-mask``.
+
+    Args:
+        config: The config.
+        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        stitch: The stitching layer.
+        target: The back half.
+        processor: The source's tokenizer.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> network = hf_stitch.load(BertForMaskedLM(BertConfig(vocab_size=30, **sizes)).eval())
+        >>> layer = "bert.encoder.layer.0"
+        >>> spec = network.spec(layer)
+        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
+        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
+        >>> model = hf_stitch.artefacts.joining.join(network, layer, stitch, network, layer, task="fill-mask")
+        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+        ('StitchedModelForMaskedLM', torch.Size([1, 3, 30]))
+    """
+
+    auto_class: ClassVar[str] = "AutoModelForMaskedLM"
+
+    def _with_head(self, output: Any, labels: Tensor | None) -> MaskedLMOutput:
+        logits = logits_of(output)
+        return MaskedLMOutput(loss=self._loss(logits, labels), logits=logits)

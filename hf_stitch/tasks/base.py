@@ -203,7 +203,9 @@ class Task(ABC):
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
         """Concatenate the measures of batches."""
-        return {who: {name: concatenated([row[name] for row in rows]) for name in rows[0]} for who, rows in parts.items()}
+        return {
+            who: {name: concatenated([row[name] for row in rows]) for name in rows[0]} for who, rows in parts.items()
+        }
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of the predictor that ignores the input."""

@@ -61,7 +61,7 @@ class MaskedTokens(OfTokens):
         logits = {name: logits_of(output) for name, output in outputs.items()}
         asked = self.asked(self._network, twin.samples, None)
         measured, real = self.counts(logits, asked, twin, labelled=True), asked != IGNORED
-        places = (~real).long().argsort(1, stable=True)[:, : int(real.sum(1).max())]
+        places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
         for name, tokens in {"token": asked, "predicted": logits["target"].argmax(-1)}.items():
             found = tokens.double().where(real, torch.nan).gather(1, places)
             measured["target"][name] = as_array(found)

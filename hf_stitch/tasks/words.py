@@ -15,7 +15,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, total
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
 from hf_stitch.tasks.heads import logits_of
 
 WORD = re.compile(r"\S+")
@@ -50,9 +50,9 @@ class OfTokens(Task):
         """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
         real = asked != IGNORED
         check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
-        best, measured = logits["target"].argmax(-1), dict[str, dict[str, Any]]()
+        best, measured = most_likely(logits["target"]), dict[str, dict[str, Any]]()
         for name, values in logits.items():
-            found = values.argmax(-1)
+            found = most_likely(values)
             row = {self.counted: as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
             if labelled:
                 row["right"] = as_array(((found == asked) & real).sum(1))

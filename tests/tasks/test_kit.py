@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from test_masked import TEXTS as MASKED_TEXTS
+from test_masked import network as masked_network
 from tiny_networks import TEXT, WORDS, adapted, build
 from torch import Tensor
 
@@ -45,11 +47,12 @@ def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
         "text-classification": bert,
         "text-generation": lambda: adapted("llama", build("llama", 0)),
         "token-classification": lambda: bert("BertForTokenClassification", id2label=dict(enumerate(NAMES))),
+        "fill-mask": masked_network,
         "regression": lambda: bert(num_labels=1),
         "multi-label-classification": lambda: bert(num_labels=3, problem_type="multi_label_classification"),
     }[name]()
     labels = [[*map(int, each)] if isinstance(each, list) else each for each in LABELS.get(name, ())]
-    return network, Samples.of(TEXTS, label=labels or None)
+    return network, Samples.of(MASKED_TEXTS if name == "fill-mask" else TEXTS, label=labels or None)
 
 
 @pytest.mark.parametrize(
