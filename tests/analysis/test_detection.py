@@ -25,6 +25,7 @@ from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, Neares
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
+from hf_stitch.tasks.kinds import task_named
 
 import tiny_networks as networks  # isort: skip
 
@@ -329,7 +330,7 @@ def test_activations_in_memory_and_in_a_file_are_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2))
     network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     data = [hf_stitch.Samples.of(torch.randn(n, 3, 8, 8)) for n in (7, 5)]
-    options: Any = {"view": "none", "run": Run(batch_size=3)}
+    options: Any = {"view": "none", "run": Run(batch_size=3), "task": task_named(None)}
     kept = {layer: parts for layer, parts in recorded(network, ["0", "2"], data, **options)}
     for memory, runs in ((2**31, 1), (12 * 4 * 36 * 4, 2), (10, 2)):
         calls, original = [0], type(network).encode
@@ -362,15 +363,15 @@ def test_samples_of_another_size_are_refused() -> None:
     network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     data = [hf_stitch.Samples.of(torch.randn(5, 3, side, side)) for side in (8, 9)]
     with pytest.raises(ValueError, match=r"'0' outputs bchw 4 7x7 for sample .*, but bchw 4 6x6 for the first samples"):
-        list(recorded(network, ["0"], data, "none", Run(4)))
+        list(recorded(network, ["0"], data, "none", Run(4), task_named(None)))
 
 
 def test_sizes_are_those_of_the_longest_text_of_the_first_batch() -> None:
     network = networks.network("bert", 0, "float32")
     layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
     texts = hf_stitch.Samples.of([{"text": " ".join(["w1"] * n), "label": 0} for n in (1, 20, 20, 20)])
-    sizes, _ = recording._sizes(network, layers, [texts], "none", 4)
-    kept = dict(recorded(network, layers, [texts], "none", Run(4)))
+    sizes, _ = recording._sizes(network, layers, [texts], "none", 4, task_named(None))
+    kept = dict(recorded(network, layers, [texts], "none", Run(4), task_named(None)))
     assert sizes == {layer: sum(batch.values.nbytes for batch in kept[layer][0]) for layer in layers}
 
 
