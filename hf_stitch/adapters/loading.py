@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -17,7 +18,8 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
-from hf_stitch.adapters.libraries.base import Library
+from hf_stitch.adapters.libraries.base import Described, Library
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.options import Constraint, check
 from hf_stitch.reference import FUNCTION, ModelReference
 from hf_stitch.registry import most_special, registries
@@ -113,6 +115,28 @@ def load(
     with alone(module):
         reference = ModelReference(id=library.origin(module), library=library.name, task=task)
         return library.adapter(module, reference, example_inputs, processor, content)
+
+
+def described(network: Any) -> Described:
+    """Describe a network without its weights: a live one, a config of transformers, or a name, which names a config."""
+    if isinstance(network, nn.Module):
+        module = unwrap(network)
+        return _serving(module).describe(module)
+    if isinstance(network, transformers.PretrainedConfig):
+        kind = getattr(transformers, (network.architectures or ["AutoModel"])[0])
+        with weightless():
+            model = (kind.from_config if kind is transformers.AutoModel else kind._from_config)(network).eval()
+        return _serving(model).describe(model)
+    if not isinstance(network, str | os.PathLike):
+        raise TypeError(
+            f"a network without weights must be a name, a config of transformers or a module, got "
+            f"{type(network).__name__}"
+        )
+    _check_no_file(name := os.fspath(network))
+    reference = ModelReference.parse(name, pretrained=False)
+    with weightless(online=True):
+        loaded = _library(reference).load(reference, pretrained=False)
+    return _library(loaded.reference).describe(loaded.model, processor=loaded.processor)
 
 
 def _library(reference: ModelReference) -> Library:

@@ -8,7 +8,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -44,12 +44,12 @@ MOST_NAMED = 4
 
 
 @contextmanager
-def weightless() -> Iterator[None]:
-    """Build networks without weights: without memory for them, without network access or programs.
+def weightless(*, online: bool = False) -> Iterator[None]:
+    """Build networks without weights: without memory for them, and unless online without connections and programs.
 
     Tensors without values are on the meta device. The state of the random number generator does not change.
     """
-    with sealed(), torch.random.fork_rng(devices=[]), _WithoutMemory():
+    with nullcontext() if online else sealed(), torch.random.fork_rng(devices=[]), _WithoutMemory():
         yield
 
 

@@ -41,6 +41,7 @@ class Plan(Result):
         free_disk: Bytes that are free where temporary files are written.
         processes: Number of processes that share the samples. Memory and disk are those of one process.
         left_out: What is not included, in words; empty if nothing.
+        computed: Whether nothing ran: figures are computed from what the networks do, without data and weights.
 
     Example:
         >>> plan = Plan("stitch", {"fitting": 1.0, "scoring": 3.0}, {"moments": 10**6}, {}, 10**9, 10**9)
@@ -58,6 +59,7 @@ class Plan(Result):
     free_disk: int
     processes: int = 1
     left_out: str = ""
+    computed: bool = False
 
     @classmethod
     def of(
@@ -113,7 +115,7 @@ class Plan(Result):
         from rich.text import Text
 
         shared = f" (in each of {self.processes} processes)" if self.processes > 1 else ""
-        title = f"plan of {self.job}{shared}"
+        title = f"{'computed ' * self.computed}plan of {self.job}{shared}"
         table = Table("", "part", "predicted", title=title, title_justify="left", min_width=MIN_WIDTH)
         totals: dict[str, Callable[[Any], str]] = {"seconds": lambda count: f"{count:.2g} s"}
         for kind, parts in self._kinds().items():
@@ -160,10 +162,10 @@ def seconds_per_sample(read: Callable[[Batch], object], samples: Samples, run: R
     return seconds_of(lambda: read(batch), device) / len(batch.samples) / run.processes.count
 
 
-def speed() -> float:
-    """Measure the floating-point operations per second of a float64 matrix product on the CPU."""
+def speed(dtype: torch.dtype = torch.float64) -> float:
+    """Measure the floating-point operations per second of a matrix product on the CPU."""
     size, times = 384, 4
-    x = torch.ones(size, size, dtype=torch.float64) @ torch.ones(size, size, dtype=torch.float64)
+    x = torch.ones(size, size, dtype=dtype) @ torch.ones(size, size, dtype=dtype)
     start = time.perf_counter()
     for _ in range(times):
         x = x @ x / size**3

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.cutting.interface import MASK
+from hf_stitch.adapters.libraries.base import Described
+from hf_stitch.adapters.loading import described
+from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.analysis.extraction import extract_activations
-from hf_stitch.analysis.planning import Plan
-from hf_stitch.running import PLANNING
+from hf_stitch.analysis.planning import NETWORKS, Plan, speed
+from hf_stitch.running import PLANNING, Run
 from hf_stitch.workflows._audit import audit
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._compare_all import compare_all
@@ -20,10 +31,19 @@ from hf_stitch.workflows._swap import swap
 P = ParamSpec("P")
 PLANNED = (audit, compare, compare_all, evaluate, extract_activations, relative_model, stitch, stitch_grid, swap)
 """Jobs that can be planned."""
+OF_NETWORKS = ("source", "target", "a", "b", "networks", "model")
+"""Arguments of jobs that are networks, which can be described without weights."""
+SAMPLES, TOKENS = 1000, 512
+"""Number of samples of a computed plan, and tokens of a text unless the network reads fewer."""
 
 
 def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
     """Estimate what a job will cost, without doing it: run a few batches, and extrapolate.
+
+    Without data (``None`` in their place) nothing runs and no weights are read: networks may then also be configs of
+    transformers or names of networks whose config alone is loaded. The plan is computed: operations of a forward
+    (``torch.utils.flop_counter``) for 1,000 samples, of 512 tokens or as many as the network reads, at the speed of a
+    matrix product on this CPU, and the bytes of weights and of the largest output of a module.
 
     Args:
         job: The function that does it, such as ``hf_stitch.stitch``.
@@ -51,5 +71,48 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
         names = ", ".join(f"hf_stitch.{each.__name__}" for each in PLANNED)
         raise TypeError(f"job must be a function with a plan, got {job!r}; these have one: {names}")
     planned: Any = job
+    given = inspect.signature(job).bind_partial(*args, **options).arguments
+    if "data" in given and given["data"] is None:
+        return _computed(job.__name__, {name: given[name] for name in OF_NETWORKS if name in given})
     found: Plan = planned(*args, **options, **{PLANNING: True})
     return found
+
+
+def _computed(job: str, given: dict[str, Any]) -> Plan:
+    """Return the plan of a job without data, from what its networks compute."""
+    several = given.pop("networks", {})
+    networks = {**given, **(several if isinstance(several, dict) else {str(i): each for i, each in enumerate(several)})}
+    if not networks:
+        raise ValueError(f"{job} without data has no networks to compute a plan of: pass its data")
+    stages, memory, largest, operations = {}, {NETWORKS: 0}, 0, speed(torch.float32)
+    for name, network in networks.items():
+        found = network if isinstance(network, (Adapter, Described)) else described(network)
+        flops, size = _cost(found)
+        stages[f"{SAMPLES} samples through {name}"] = SAMPLES * flops / operations
+        memory[NETWORKS] += sum(each.nbytes for each in (*found.model.parameters(), *found.model.buffers()))
+        largest = max(largest, size)
+    memory["largest output"] = Run().batch_size * largest
+    told = "computed from the configs, not measured; fitting and scoring are not included"
+    return Plan.of(f"{job} without data", stages, memory, {}, torch.device("cpu"), Run(), told, computed=True)
+
+
+def _cost(found: Adapter | Described) -> tuple[float, int]:
+    """Return the operations of a forward of one sample, and the bytes of the largest output of a module."""
+    inputs, outputs = dict(found.example), [0]
+    count = len(inputs[found.interface.content[0]])
+    inputs.pop(MASK, None)  # a forward asks for the values of a mask, and here no tensor has any
+    if found.interface.modality == "text":
+        length = min(found.interface.max_tokens or TOKENS, TOKENS)
+        inputs = {name: ids[:, :1].expand(-1, length) for name, ids in inputs.items()}
+
+    def note(module: nn.Module, given: Any, output: Any) -> None:
+        outputs.extend(each.nbytes for each in tree_leaves(output) if isinstance(each, torch.Tensor))
+
+    hooks = [module.register_forward_hook(note) for module in found.model.modules()]
+    try:
+        with torch.no_grad(), weightless(), FlopCounterMode(display=False) as counter:
+            found.model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counter.get_total_flops() / count, max(outputs) // count

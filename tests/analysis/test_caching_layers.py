@@ -36,9 +36,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     run = Adapter._run
 
-    def counting(self: Adapter, inputs: Any) -> Any:
+    def counting(self: Adapter, inputs: Any, **trial: bool) -> Any:
         seen.append(len(inputs[self.interface.content[0]]))
-        return run(self, inputs)
+        return run(self, inputs, **trial)
 
     monkeypatch.setattr(Adapter, "_run", counting)
     return seen
@@ -364,9 +364,9 @@ def as_one_of_several(rank: int, folder: Path) -> None:
     counted = []
     run = Adapter._run
 
-    def counting(self: Adapter, inputs: Any) -> Any:
+    def counting(self: Adapter, inputs: Any, **trial: bool) -> Any:
         counted.append(1)
-        return run(self, inputs)
+        return run(self, inputs, **trial)
 
     data = rows(21)
     for place in ("first", "second"):

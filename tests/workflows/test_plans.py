@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_networks import network
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from hf_stitch.data import PairedSamples
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.pairs.moments import PairMoments
 from hf_stitch.reference import weights_hash
+from hf_stitch.workflows import _plan
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +130,40 @@ def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, im
     monkeypatch.setattr("hf_stitch.analysis.planning.free_memory", lambda device: 100)
     plan = hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
     assert not plan.fits and "DOES NOT FIT" in str(plan)
+
+
+# -- without data ------------------------------------------------------------------------------------------------------
+def test_without_data_a_plan_is_computed_from_configs(tmp_path: Path) -> None:
+    text = transformers.LlamaConfig(
+        vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=40, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    text.save_pretrained(tmp_path)  # a config alone, without weights
+    found = hf_stitch.plan(hf_stitch.stitch, text, tmp_path, None, source_layer="model.layers.0")
+    per_token = 3 * (4 * 32 * 32 + 3 * 32 * 48) + 32 * 90
+    flops = 2 * 40 * per_token + 3 * 4 * 40 * 40 * 32  # matrices, and attention to all 40 positions
+    seconds = [*found.stages.values()]
+    assert [*found.stages] == ["1000 samples through source", "1000 samples through target"]
+    assert seconds[0] == seconds[1] and found.computed and "computed" in found.left_out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_plan, "speed", lambda dtype: 1e9)
+        (exact, _) = hf_stitch.plan(hf_stitch.compare, text, tmp_path, None).stages.values()
+    assert exact == pytest.approx(1000 * flops / 1e9, rel=1e-6)
+    weights = 2 * 90 * 32 + 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32
+    assert found.memory["networks"] - 2 * 4 * weights == pytest.approx(0, abs=200)  # and the frequencies of positions
+    assert found.memory["largest output"] == 64 * 40 * 90 * 4
+
+
+def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read() -> None:
+    large = transformers.LlamaConfig(architectures=["LlamaForCausalLM"])
+    found = hf_stitch.plan(hf_stitch.compare_all, {"small": network("cnn"), "large": large}, data=None)
+    assert [*found.stages] == ["1000 samples through small", "1000 samples through large"]
+    assert found.memory["networks"] > 6.7e9 * 4
+    timm = hf_stitch.plan(extract_activations, "timm:resnet18", None)
+    assert timm.memory["networks"] == pytest.approx(11.7e6 * 4, rel=0.01)
+    with pytest.raises(
+        TypeError, match="a network without weights must be a name, a config of transformers or a module"
+    ):
+        hf_stitch.plan(hf_stitch.compare, 3, 4, None)
+    with pytest.raises(ValueError, match="evaluate without data has no networks to compute a plan of: pass its data"):
+        hf_stitch.plan(hf_stitch.evaluate, None, None)
