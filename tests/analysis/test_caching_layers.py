@@ -239,6 +239,7 @@ for change in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_programs_of_no_file_and_the_precision_of_torch(tmp_path: Path) -> None:
     changes = ["pass", "FACTOR = 3", "torch.set_float32_matmul_precision('medium')"]
     if hasattr(torch.backends.cudnn, "conv"):

@@ -34,7 +34,15 @@ from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
 Namespace = dict[str, Any]
-"""Name -> value, or a ``partial`` that creates it for pages that contain the name."""
+"""Name -> value, or a ``partial`` that creates it when it is asked for."""
+
+
+class Scene(Namespace):
+    """A namespace of which asking for a name creates the value."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return value() if isinstance(value, partial) else value
 
 
 # -- networks and samples ----------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from scenes import errors, vit, vit_processor
+from scenes import Scene, errors, vit, vit_processor
 
 import hf_stitch
 from hf_stitch import Stitcher
@@ -18,7 +19,6 @@ FOLDER = Path(__file__).parents[2] / "docs" / "errors"
 QUOTED = re.compile(r"^```text\n(\w+Error: .*?)^```", re.DOTALL | re.MULTILINE)
 LAYERS = {"source_layer": "layer3.0", "target_layer": "vit.layers.3", "progress": False}
 BERT = dict.fromkeys(("source_layer", "target_layer"), "bert.encoder.layer.0")
-Scene = dict[str, Any]
 
 
 def other_processor(scene: Scene) -> object:
@@ -46,9 +46,12 @@ def other_order(scene: Scene) -> object:
 
 def too_large(scene: Scene) -> object:
     """Stitch wide layers with all their positions in a row."""
-    wide = hf_stitch.load("timm:vgg11", pretrained=False)
-    features = {"source_layer": "features.3", "target_layer": "features.3", "pooling": "flatten"}
-    return hf_stitch.stitch(wide, wide, list(scene["dataset"]["image"]), progress=False, **features)
+    nn, images = torch.nn, torch.rand(8, 3, 224, 224)
+    features = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 1), nn.ReLU())
+    ends = {"pooled": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": nn.Linear(128, 2)}
+    wide = hf_stitch.load(nn.Sequential(OrderedDict(features=features, **ends)), example_inputs=images[:2])
+    layers = {"source_layer": "features.3", "target_layer": "features.3", "pooling": "flatten"}
+    return hf_stitch.stitch(wide, wide, images, progress=False, **layers)
 
 
 def few(scene: Scene) -> Any:
@@ -88,7 +91,7 @@ def test_every_page_of_errors_is_raised_here_and_listed() -> None:
 @pytest.mark.parametrize("page", RAISES)
 def test_the_quoted_message_is_that_of_the_error(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    scene, quoted = errors(), QUOTED.findall((FOLDER / f"{page}.md").read_text())
+    scene, quoted = Scene(errors()), QUOTED.findall((FOLDER / f"{page}.md").read_text())
     assert len(quoted) == len(RAISES[page])
     for message, raises in zip(quoted, RAISES[page], strict=True):
         with pytest.raises(Exception) as caught:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from scenes import PAGES, folders, on_the_hub
+from scenes import PAGES, Scene, folders, on_the_hub
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -76,9 +75,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_python(page: str, hub: None, registered: None) -> None:
     words = set(re.findall(r"\w+", (ROOT / page).read_text()))
-    scene = {name: value for name, value in PAGES[page]().items() if name in words}
-    made = {name: value() if isinstance(value, partial) else value for name, value in scene.items()}
-    namespace = {"hf_stitch": hf_stitch, **made}
+    scene = Scene(PAGES[page]())
+    namespace = {"hf_stitch": hf_stitch, **{name: scene[name] for name in scene if name in words}}
     for line, text in snippets(page, "python"):
         # Leading blank lines align line numbers in tracebacks with the page.
         exec(compile("\n" * line + text, page, "exec"), namespace)
