@@ -54,13 +54,19 @@ def too_large(scene: Scene) -> object:
     return hf_stitch.stitch(wide, wide, images, progress=False, **layers)
 
 
+def not_a_cut(scene: Scene) -> object:
+    """Run a network, of which the cuts are known, to a layer that is none."""
+    assert scene["source"].layers
+    return scene["source"].encode(torch.randn(2, 3, 32, 32), "layer2.1.conv1")
+
+
 def few(scene: Scene) -> Any:
     """Return twelve samples."""
     return scene["dataset"].select(range(12))
 
 
 RAISES: dict[str, list[Callable[[Scene], object]]] = {
-    "not-a-cut": [lambda s: s["source"].encode(torch.randn(2, 3, 32, 32), "layer2.1.conv1")],
+    "not-a-cut": [not_a_cut],
     "no-example": [lambda s: hf_stitch.load(s["net"])],
     "other-weights": [lambda s: Stitcher.from_pretrained("stitcher").attach(s["seed_1"], s["target"]), other_processor],
     "no-name": [lambda s: Stitcher.from_pretrained("stitcher").attach()],
