@@ -1,10 +1,7 @@
-"""Diagnosis of a network: its cuts, the refused layers with reasons, and advice with Python scripts."""
+"""Diagnosis of a network: its cuts, the refused layers with reasons, and advice."""
 
 from __future__ import annotations
 
-import inspect
-import json
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,12 +13,11 @@ import torch
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor, nn
+from torch import nn
 
 from hf_stitch.adapters import Adapter, CutInfo, ExampleError, Override, load
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.discovery.survey import INSTEAD, Survey
-from hf_stitch.adapters.overrides.base import full_name
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -61,7 +57,6 @@ class Diagnosis(Result):
         error: Error of the stage that failed.
         notes: Warnings.
         advice: What to do, in sentences.
-        snippet: Python script that follows the advice; may be empty. It expects a live network as ``model``.
 
     Example:
         >>> found = Diagnosis("org/name", layers=(CutInfo("a", "verified"), CutInfo("b", "refused")))
@@ -82,7 +77,6 @@ class Diagnosis(Result):
     error: str = ""
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    snippet: str = ""
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -120,7 +114,7 @@ class Diagnosis(Result):
             parts += [table, Text(LEGEND, "dim"), Text(f"{len(self.cuts)} of {len(self.layers)} candidates are cuts.")]
             parts += [Text(f"refused: {', '.join(names)}{why}") for why, names in refused.items()]
         parts += [Text(f"→ {line}") for line in self.advice]
-        return Group(*parts, Text(f"\n{self.snippet}", no_wrap=True, overflow="ignore"))
+        return Group(*parts)
 
 
 def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = None, **options: Any) -> Diagnosis:
@@ -181,120 +175,68 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
         found = replace(found, failed=stage, error=" ".join(f"{type(error).__name__}: {error}".split()))
     if network is not None:
         found = replace(found, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters()))
-    advice = list(_advise(found, network, adapter, asked))
-    return replace(found, advice=tuple(text for text, _ in advice), snippet="".join(script for _, script in advice))
+    return replace(found, advice=tuple(_advise(found, network, adapter, asked)))
 
 
 # -- advice ------------------------------------------------------------------------------------
-Advice = tuple[str, str]
-"""A sentence of advice, and a script that follows it (may be empty)."""
-
-SCRIPT = """\
-import torch
-import hf_stitch
-{before}
-a = hf_stitch.load({arguments})
-{after}print(a.layers)"""
-
-BLOCKS = """
-
-@hf_stitch.registries.overrides.register("{name}")
-class WithBlocks(hf_stitch.adapters.Override):
-    def blocks(self, model):
-        return ({blocks},)
-
-"""
-
-ONE_OUTPUT = """
-
-class OneOutput(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        return self.model(**inputs{options}){place}
-
-
-a = hf_stitch.load(OneOutput(a.model), example_inputs=a.example)
-"""
-
-
-def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[Advice]:
+def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[str]:
     if found.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # else the error explains it
-        yield _load_with_example(network, asked)
+        yield OWN_INPUTS
     elif found.failed == "forward" and found.tried_by != "made up":
-        yield f"Correct these inputs: they come from {found.tried_by}.", ""
+        yield f"Correct these inputs: they come from {found.tried_by}."
     elif found.failed in ("forward", "survey"):
-        yield from _cut_body(network, asked) or [_load_with_example(network, asked)] * (found.failed == "forward")
+        yield from _of_body(network) or [OWN_INPUTS] * (found.failed == "forward")
     if adapter is None or found.failed:
         return
     interface, reasons = adapter.interface, "\n".join(e.reason for e in found.layers)
     if "bypasses it" in reasons:
-        yield "A bypass of a layer cannot be overridden: cut after the block or stage in which the paths meet.", ""
+        yield "A bypass of a layer cannot be overridden: cut after the block or stage in which the paths meet."
     if interface.content == ("input_ids",) and "decoder_input_ids" in interface.given:
-        yield (
-            "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…).",
-            "",
-        )
+        yield "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…)."
     if len(found.cuts) >= 2:
         return
     if interface.modality == "text" and "another way than through it" in reasons:
-        yield (
-            "The part after the layers reads the token ids themselves: list the ids in special_ids of an override.",
-            "",
-        )
+        yield "The part after the layers reads the token ids themselves: list the ids in special_ids of an override."
     elif next(network.children(), None) is None:
-        yield "The network has no modules inside that could be cut: diagnose the network that contains it.", ""
+        yield "The network has no modules inside that could be cut: diagnose the network that contains it."
     elif not found.layers:
-        yield "No module carries the whole input: two or more paths lead to the output side by side.", ""
-        yield from _cut_one_output(adapter, asked) or _cut_body(network, asked)
+        yield "No module carries the whole input: two or more paths lead to the output side by side."
+        yield from _of_one_output(adapter) or _of_body(network)
     else:
-        yield from _list_others(adapter, found.cuts, asked) or ([] if found.cuts else _cut_body(network, asked))
+        yield from _of_others(adapter) or ([] if found.cuts else _of_body(network))
 
 
-def _load_with_example(network: nn.Module, asked: dict[str, Any]) -> Advice:
-    config = getattr(network, "config", None)
-    config = getattr(config, "vision_config", config)
-    optional = {"input_ids", "pixel_values", getattr(network, "main_input_name", None)}
-    lines = {}
-    for name, p in inspect.signature(network.forward).parameters.items():
-        if name in optional or (p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)):
-            shape = re.search(rf"^\s*{name} \(.*?of shape `?(\(.+?\))", inspect.getdoc(network.forward) or "", re.M)
-            axes = shape[1] if shape else "samples first, then features"
-            sizes = (2, *(getattr(config, axis, 16) for axis in axes.strip("()").split(", ")[1:]))
-            code = f"torch.ones({sizes}, dtype=torch.long)" if name.endswith("_ids") else f"torch.randn{sizes}"
-            lines[name] = f'    "{name}": {code},  # {axes}\n'
-    content = {"content": "pixel_values"} if {"input_ids", "pixel_values"} <= lines.keys() else {}
-    script = _script({**content, **asked}, f"\nexample = {{\n{''.join(lines.values())}}}", example_inputs="example")
-    text = (
-        "Load the network with inputs of the right sizes, as below, or return them from an override (docs/adapters.md)."
-    )
-    return text, script
+OWN_INPUTS = (
+    "Load the network with inputs of the right sizes: hf_stitch.load(…, example_inputs={name: tensor}), or return them "
+    "from an override (docs/adapters.md)."
+)
 
 
-def _cut_body(network: nn.Module, asked: dict[str, Any]) -> list[Advice]:
+def _of_body(network: nn.Module) -> list[str]:
     prefix = getattr(network, "base_model_prefix", "")
     with suppress(Exception):  # no advice if the body fails as well
         if layers := load(getattr(network, prefix)).layers:
-            text = f"The body without the head, model.{prefix}, has {len(layers)} cuts, {layers[0]} to {layers[-1]}."
-            return [(text, _script(asked, after=f"a = hf_stitch.load(a.model.{prefix})\n"))]
+            return [
+                f"The body without the head has {len(layers)} cuts, {layers[0]} to {layers[-1]}: load it with "
+                f"hf_stitch.load(adapter.model.{prefix})."
+            ]
     return []
 
 
-def _cut_one_output(adapter: Adapter, asked: dict[str, Any]) -> list[Advice]:
+def _of_one_output(adapter: Adapter) -> list[str]:
     for path in tree.tensors(adapter.forward(adapter.example)):
         run = partial(lambda path, inputs: tree.get(adapter.forward(inputs), path), path)
         with suppress(ValueError):  # this output does not depend on the input
             if blocks := Survey(adapter.model, run, adapter.interface, adapter.example).blocks:
-                place = "".join(f"[{_code(key)}]" for key in path)
-                options = "".join(f", {name}={_code(value)}" for name, value in adapter.interface.options.items())
-                script = _script(asked, after=ONE_OUTPUT.format(options=options, place=place))
-                return [(f"For output{place} alone, the candidates are {', '.join(blocks)}.", script)]
+                place = "".join(f"[{key!r}]" for key in path)
+                return [
+                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module whose forward "
+                    "returns this output."
+                ]
     return []
 
 
-def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any]) -> list[Advice]:
+def _of_others(adapter: Adapter) -> list[str]:
     survey, kind = adapter._survey(), type(adapter.override)
     calls = survey.trace.calls
     names = [n for n in calls if n not in survey.blocks and survey.dominates(n)]
@@ -302,28 +244,6 @@ def _list_others(adapter: Adapter, cuts: tuple[str, ...], asked: dict[str, Any])
     others = [
         n for n in names[:12] if adapter.verify_cut(n).status == "verified"
     ]  # each runs the network several times
-    text = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to the blocks of"
-    if not others:
-        return []
-    if kind is not Override:
-        return [(f"{text} the override {kind.__name__}.", "")]
-    blocks = sorted((*cuts, *others), key=lambda name: calls[name].exited)
-    before = BLOCKS.format(name=full_name(type(adapter.model)), blocks=", ".join(map(_code, blocks)))
-    return [(f"{text} an override.", _script(asked, before))]
-
-
-def _script(asked: dict[str, Any], before: str = "", after: str = "", **more: str) -> str:
-    """Return a script that loads the network with the options of the user and more, with code before and after."""
-    plain = {name: _code(value) for name, value in asked.items() if isinstance(value, (str, int, float, dict))}
-    arguments = ", ".join(f"{name}={code}" for name, code in ({"model": "model"} | plain | more).items())
-    return SCRIPT.format(before=before, arguments=arguments.removeprefix("model="), after=after)
-
-
-def _code(value: Any) -> str:
-    """Return Python code for a value; for a tensor, code for a tensor of the same shape."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_code(key)}: {_code(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Tensor):
-        shape = tuple(value.shape)
-        return f"torch.randn{shape}" if value.is_floating_point() else f"torch.ones({shape}, dtype={value.dtype})"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    of = "an override" if kind is Override else f"the override {kind.__name__}"
+    told = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to the blocks of {of}."
+    return [told] if others else []
