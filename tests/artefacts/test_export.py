@@ -15,10 +15,12 @@ import hf_stitch
 
 from tiny_networks import LAYERS, LANGUAGE  # isort: skip
 
-PAIRS = [("cnn", "vit"), ("vit", "cnn"), ("swin", "deit"), ("gpt2", "llama"), ("bert", "bert"), ("t5", "bert")]
+FAST = [("cnn", "vit"), ("gpt2", "llama")]
+MORE = [("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
+PAIRS = [*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in MORE)]
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
+@pytest.fixture(params=PAIRS, ids=["-".join(pair) for pair in (*FAST, *MORE)])
 def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images

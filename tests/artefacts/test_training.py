@@ -57,7 +57,7 @@ def test_frozen_networks_do_not_change_while_the_stitch_is_trained(images: Any, 
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before if "mean" in name)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_training_reaches_the_same_weights(frozen: bool, images: Any, tmp_path: Path) -> None:
     def fresh() -> StitchedModel:
         return image_model(images).freeze_networks() if frozen else image_model(images)

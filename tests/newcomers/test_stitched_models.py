@@ -27,7 +27,7 @@ LIKE = {"cnn": "images", "bert": "texts", "gpt2": "texts"}
 """Family of both networks -> the fixture with their samples."""
 
 
-@pytest.mark.parametrize("family", LIKE)
+@pytest.mark.parametrize("family", ["cnn", "gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_network(
     family: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from hf_stitch_embeddings.testing import StoreCase, check_store
 
 from hf_stitch.testing import Part
 
-FAST, PROCESSES = ("arrays", "faiss flat"), ("killed", "killed_anytime", "full_disk")
+FAST, PROCESSES = ("arrays",), ("killed", "killed_anytime", "full_disk")
 """Of the other cases, the parts that start processes are slow tests."""
 PARTS = [
     pytest.param(part, id=str(part), marks=[pytest.mark.slow] * (case.name not in FAST and part.name in PROCESSES))
