@@ -59,7 +59,8 @@ def joined(network: hf_stitch.Adapter, task: str | None, layer: str = BERT) -> S
 AUTO = {
     name: {kind: (made if isinstance(made, str) else made[0]) for kind, made in table._model_mapping.items()}
     for name in sorted(dir(modeling_auto))
-    if name.startswith("AutoModelFor") and (table := getattr(getattr(modeling_auto, name), "_model_mapping", None))
+    if name.startswith("AutoModelFor")
+    and (table := getattr(getattr(modeling_auto, name), "_model_mapping", None)) is not None  # len() loads all configs
 }
 FAMILIES = ("bert", "vit", "t5", "wav2vec2", "yolos", "segformer", "whisper", "speecht5", "videomae", "superpoint")
 """Model types that are taken for an Auto class if it has them; otherwise the first one of which a tiny one is built."""
