@@ -17,6 +17,7 @@ from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
 from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.tokens import check_same_tokens
 
 WORD = re.compile(r"\S+")
 IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
@@ -133,7 +134,8 @@ class Words(OfTokens):
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
         """Measure the numbers of words, of right ones and of those that agree, with labels also the parts of F1."""
-        (batch, _), (twin, _) = source, target
+        (batch, inputs), (twin, own) = source, target
+        check_same_tokens(inputs, own)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         labels = batch.label_values
         if labels is not None:

@@ -136,6 +136,11 @@ class Dynamics(Result):
         ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
+            if lacking := next((step for step, recorded in kept.items() if layer not in recorded.values), None):
+                raise ValueError(
+                    f"the recording of step {lacking} in {folder} has no layer {layer!r}, which that of step "
+                    f"{steps[0]} has: record into a folder of its own"
+                )
             grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
             by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)

@@ -193,9 +193,10 @@ def _check_unfitted(model: StitchedModel, samples: Samples) -> float | None:
 
 def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, frozenset[Id]]:
     """Return the samples to which detectors are fitted, and the ids of the others, which they score."""
+    config = getattr(whole.model, "config", None)
     if train_data is not None:
-        train = numbered_as(Samples.of(train_data), getattr(whole.model, "config", None))
-        return train, frozenset(others.ids)
+        return numbered_as(Samples.of(train_data), config), frozenset(others.ids)
+    others = numbered_as(others, config)
     second = halved(others.ids, seed, "audit")
     if second.all():
         raise ValueError(f"one half of the samples is needed to fit detectors, got {len(others)}: give more samples")

@@ -250,3 +250,11 @@ def test_poolings_that_leave_one_token_and_texts_without_labels_are_refused() ->
         hf_stitch.stitch(net, net, Samples.of(TEXTS, label=nothing), **CUT)
     with pytest.raises(ValueError, match="token-classification reads texts, got a sample of type tuple"):
         hf_stitch.stitch(net, net, [(text, text) for text in TEXTS], **CUT)
+
+
+def test_other_texts_for_the_target_have_other_tokens() -> None:
+    net = network()
+    data = Samples.of(TEXTS, label=labels_of(net))
+    model = hf_stitch.stitch(net, net, data, matcher="identity", **CUT)
+    with pytest.raises(ValueError, match="source and target receive different input_ids for the same text"):
+        hf_stitch.evaluate(model, data, paired_data=[f"oslo {text}" for text in TEXTS], progress=False)

@@ -468,6 +468,20 @@ def test_dynamics_agree_with_compare_for_each_pair(tmp_path: Path) -> None:
             assert found.values["blocks.1"][i, j] == pytest.approx(atlas["procrustes"][0, 0], abs=1e-6)
 
 
+def test_a_recording_without_a_layer_of_the_first_is_named(tmp_path: Path) -> None:
+    model, recorder = net(), DynamicsRecorder(tmp_path, PROBE)
+    for step in range(2):
+        recorder.measure(adapter(model), step=step)
+    (last,) = tmp_path.glob("*1*.safetensors")
+    kept = hf_stitch.Activations.load(last)
+    layers = dict(kept.values)
+    name = next(iter(layers))
+    del layers[name]
+    hf_stitch.Activations(layers, kept.ids, kept.pooling, kept.mask).save(last)
+    with pytest.raises(ValueError, match=f"the recording of step 1 in .* has no layer {name!r}, which that of step 0"):
+        Dynamics.of(tmp_path)
+
+
 def dynamics(*curve: float, distance: bool = False) -> Dynamics:
     n = len(curve)
     values = np.eye(n)
