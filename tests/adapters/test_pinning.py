@@ -53,7 +53,10 @@ def changes(before: Any, after: Any) -> list[str]:
         (gpt2(("a", "b")), gpt2(("b", "c")), "model.merges [['a', 'b']], now [['b', 'c']]"),
         (gpt2(), gpt2(add_prefix_space=True), "pre_tokenizer.add_prefix_space False, now True"),
         (gpt2(pad_token="a"), gpt2(pad_token="b"), "pad_token 'a', now 'b'"),
-        (transformers.ByT5Tokenizer(), transformers.PerceiverTokenizer(), "'ByT5Tokenizer', now 'PerceiverTokenizer'"),
+        (
+            transformers.ByT5Tokenizer(), transformers.PerceiverTokenizer(),
+            "class 'ByT5Tokenizer', now 'PerceiverTokenizer'",
+        ),
         (TimmImageProcessor(), TimmImageProcessor(crop_pct=1.0), "crop_pct 0.875, now 1.0"),
         (
             transformers.ViTImageProcessor(), transformers.ViTImageProcessor(size={"height": 9, "width": 224}),
