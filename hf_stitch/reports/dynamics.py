@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hf_stitch.reports.curves import drawn
 from hf_stitch.reports.drawing import heat_map, layout_of
 from hf_stitch.reports.section import Figure, Section, Table, View
@@ -23,11 +21,10 @@ def section(dynamics: Dynamics) -> Section:
         f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
     )
     moments = [f"{unit} {time:g}" for time in dynamics.times]
-    ends = dynamics.range if dynamics.range is not None and np.isfinite(dynamics.range).all() else None
     views = [
         View(
             layer, f"{layer}: {values[0, -1]:.3f} between the first and the last moment.",
-            [heat_map(values, moments, moments, label=dynamics.metric, ends=ends)],
+            [heat_map(values, moments, moments, label=dynamics.metric, whole=dynamics.range)],
             Table(("moment", "similarity to the last moment"), [(m, f"{v:.4f}") for m, v in zip(moments, values[:, -1],
                                                                                                 strict=True)]),
         )
