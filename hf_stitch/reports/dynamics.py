@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hf_stitch.reports.curves import drawn
 from hf_stitch.reports.drawing import heat_map, layout_of
 from hf_stitch.reports.section import Figure, Section, Table, View
@@ -30,7 +32,11 @@ def section(dynamics: Dynamics) -> Section:
         )
         for layer, values in dynamics.values.items()
     ]  # fmt: skip
-    maps = Figure(views, layout_of(len(moments), len(moments), "moment", "moment"), slider="Layer")
+    changed = [abs(values[0, 0] - values[0, -1]) for values in dynamics.values.values()]
+    maps = Figure(
+        views, layout_of(len(moments), len(moments), "moment", "moment"), slider="Layer",
+        first=int(np.argmax(np.nan_to_num(changed))),
+    )  # fmt: skip
     curves = {
         layer: {float(x): (float(v),) * 3 for x, v in zip(dynamics.times, values, strict=True)}
         for layer, values in dynamics.to_final().items()

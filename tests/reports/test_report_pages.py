@@ -42,6 +42,8 @@ from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
 from hf_stitch.built_ins import BUILT_INS
+from hf_stitch.reports.curves import history
+from hf_stitch.reports.dynamics import section as training
 from hf_stitch.reports.general import section as general_section
 from hf_stitch.reports.writing import DATA, page
 from hf_stitch.results import Result
@@ -163,7 +165,7 @@ def test_findings_are_sentences() -> None:
     assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
     assert "Accurate, and no detector finds it out of distribution." in text
     assert "block0 settles first: its linear_cka with the end of training stays at 0.9 or better from epoch 1" in text
-    assert "stitchability/a 0.000 at step 0, 0.200 at step 2." in text
+    assert "a 0.000 at step 0, 0.200 at step 2." in text
 
 
 def test_networks_are_drawn_along_the_axes() -> None:
@@ -499,3 +501,14 @@ def test_stars_are_on_the_fewer_pairs(many: bool) -> None:
     figure = one.plot()
     assert [text.get_text().endswith("*") for text in figure.axes[0].texts] == [False, True] + [False] * 7
     assert figure.legends[0].get_texts()[1].get_text() == meaning
+
+
+def test_the_page_of_a_training_begins_with_what_changed_most() -> None:
+    moves = {"cka/a": 0.01, "cka/b": 0.02, "cka/c": 0.03, "cka/d": -0.4, "cka/e": float("nan")}
+    measured = tuple(Measurement(s, None, {f"x/{name}": 1 + s * by for name, by in moves.items()}) for s in range(2))
+    found = history(History("x", measured))
+    assert found.verdict.startswith("cka/d changed most. cka/d 1.000 at step 0, 0.600 at step 1; cka/c 1.000")
+    assert found.verdict.endswith("; 2 more curves changed less.")
+    dynamics = dynamics_of()
+    dynamics = replace(dynamics, values=dict(reversed(dynamics.values.items())))
+    assert training(dynamics).figures[1].first == 2 and 'value="2"> <output>' in page([dynamics])
