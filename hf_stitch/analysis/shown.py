@@ -16,7 +16,7 @@ Ends = tuple[float, float]
 def ends_of(values: NDArray[np.float64], whole: Ends | None = None) -> Ends | None:
     """Return the ends of colours that lie where the values lie; ``None`` if there are no two different ones.
 
-    In a known range they are rounded outward, to .1 in one of length 1: rounding errors of equal values have no colours.
+    In a known range they are rounded outward, to .1 in one of length 1, so that rounding errors have no colours.
     """
     known = values[np.isfinite(values)]
     if not known.size:

@@ -19,9 +19,14 @@ def section(dynamics: Dynamics) -> Section:
     first, last = min(settled, key=lambda name: settled[name]), max(settled, key=lambda name: settled[name])
     unit = dynamics.unit
     verdict = (
-        f"{first} settles first: its {dynamics.metric} with the end of training stays at {SETTLED} or better from "
-        f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
+        f"All layers settle at once: their {dynamics.metric} with the end of training stays at {SETTLED} or better"
     )
+    verdict += f" from {unit} {settled[first]:g}."
+    if settled[first] != settled[last]:
+        verdict = (
+            f"{first} settles first: its {dynamics.metric} with the end of training stays at {SETTLED} or better from "
+            f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
+        )
     moments = [f"{unit} {time:g}" for time in dynamics.times]
     views = [
         View(

@@ -112,8 +112,8 @@ def _beside(layout: dict[str, Any], count: int) -> dict[str, Any]:
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
         found[f"yaxis{number}"] = {**layout["yaxis"], **own}
-    legend = {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0}
-    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
+    legend = {"orientation": "h", "y": -0.35, "yanchor": "top", "x": 0}
+    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10, "b": 90}, "legend": legend}
 
 
 def _domain(place: int, count: int) -> list[float]:

@@ -164,7 +164,9 @@ def test_findings_are_sentences() -> None:
     assert "472 parameters (21% source up to a0, 15% stitch, linear, 8 → 8, 64% target after b0)" in text
     assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
     assert "Accurate, and no detector finds it out of distribution." in text
-    assert "block0 settles first: its linear_cka with the end of training stays at 0.9 or better from epoch 1" in text
+    assert (
+        "All layers settle at once: their linear_cka with the end of training stays at 0.9 or better from epoch" in text
+    )
     assert "a 0.000 at step 0, 0.200 at step 2." in text
 
 
