@@ -40,7 +40,7 @@ def fresh() -> Path:
 @told
 def list_cuts(a: str, b: str) -> tuple[Any, Any]:
     """Fill both lists of layers, and choose one in the middle."""
-    return tuple(gr.update(choices=layers, value=layers[len(layers) // 2]) for layers in map(gallery.cuts, (a, b)))
+    return tuple(gr.update(choices=gallery.cuts(name), value=gallery.layer(name, None)) for name in (a, b))
 
 
 @told
@@ -58,14 +58,14 @@ def stitch(
     a: str, b: str, la: str, lb: str, files: list[str] | None, lines: str, atlas: Any
 ) -> tuple[Any, str, list[str], Any]:
     """Stitch, score, and offer model and report."""
-    if not la or not lb:
-        raise gallery.Refused("Choose a layer of each network.")
+    la, lb = gallery.layer(a, la), gallery.layer(b, lb)  # the lists may still be those of other networks, or empty
     stitched = gallery.stitch(a, b, la, lb, gallery.samples(files, lines or ""))
     results = {f"{a} stitched to {b}": stitched.evaluation}
     if atlas is not None:
         results["similarity"] = atlas
     found = gallery.downloads(results, stitched, fresh())
-    return stitched.evaluation.plot(), gallery.verdict(stitched.evaluation), found, stitched
+    message = f"{html.escape(la)} → {html.escape(lb)}. {gallery.verdict(stitched.evaluation)}"
+    return stitched.evaluation.plot(), message, found, stitched
 
 
 @told

@@ -181,6 +181,17 @@ def cuts(name: str, limits: Limits = LIMITS) -> list[str]:
     return [layers[round(i * (len(layers) - 1) / (limits.layers - 1))] for i in range(limits.layers)]
 
 
+def layer(name: str, chosen: str | None) -> str:
+    """Return the chosen layer of a network, or the one in the middle if it has no such layer.
+
+    Args:
+        name: Name of the network.
+        chosen: Layer of a list, which may be of another network.
+    """
+    found = cuts(name)
+    return chosen if chosen in found else found[len(found) // 2]
+
+
 def compare(a: str, b: str, data: hf_stitch.Samples, limits: Limits = LIMITS) -> hf_stitch.SimilarityAtlas:
     """Compare two networks.
 

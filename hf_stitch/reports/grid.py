@@ -107,13 +107,14 @@ def _beside(layout: dict[str, Any], count: int) -> dict[str, Any]:
     for place in range(count):
         number = "" if place == 0 else str(place + 1)
         domain = _domain(place, count)
-        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}"}
+        title = {"text": layout["xaxis"]["title"]["text"]}
+        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}", "title": title}
         own = {"anchor": f"x{number}"} if place == 0 else {
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
         found[f"yaxis{number}"] = {**layout["yaxis"], **own}
-    legend = {"orientation": "h", "y": -0.35, "yanchor": "top", "x": 0}
-    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10, "b": 90}, "legend": legend}
+    legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0}
+    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
 
 
 def _domain(place: int, count: int) -> list[float]:

@@ -100,6 +100,8 @@ def test_many_layers_are_thinned(gallery: Any) -> None:
     name = "CNN, seed 0"
     whole, few = gallery.cuts(name), gallery.cuts(name, gallery.Limits(layers=2))
     assert few == [whole[0], whole[-1]]
+    assert gallery.layer(name, whole[1]) == whole[1]
+    assert gallery.layer(name, None) == gallery.layer(name, "of another network") == whole[len(whole) // 2]
 
 
 def test_networks_of_the_hub_are_checked_before_they_are_loaded(gallery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
