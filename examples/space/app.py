@@ -19,14 +19,15 @@ layer, a fitted map carries its activations over, the second continues. Then try
 
 
 def told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Show what the gallery refuses as a message."""
+    """Show what the gallery refuses as a message, and leave everything else as it is."""
 
     @wraps(function)
     def wrapped(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except gallery.Refused as refusal:
-            raise gr.Error(str(refusal), print_exception=False) from refusal
+            gr.Warning(str(refusal), duration=None)
+            return gr.skip()
 
     return wrapped
 
@@ -38,12 +39,8 @@ def fresh() -> Path:
 
 @told
 def list_cuts(a: str, b: str) -> tuple[Any, Any]:
-    """Fill both lists of layers."""
-    first, second = gallery.cuts(a), gallery.cuts(b)
-    return (
-        gr.update(choices=first, value=first[len(first) // 2]),
-        gr.update(choices=second, value=second[len(second) // 2]),
-    )
+    """Fill both lists of layers, and choose one in the middle."""
+    return tuple(gr.update(choices=gallery.cuts(name), value=gallery.layer(name, None)) for name in (a, b))
 
 
 @told
@@ -61,15 +58,13 @@ def stitch(
     a: str, b: str, la: str, lb: str, files: list[str] | None, lines: str, atlas: Any
 ) -> tuple[Any, str, list[str], Any]:
     """Stitch, score, and offer model and report."""
-    if not la or not lb:
-        raise gallery.Refused("List the cuts first, and choose a layer of each network.")
+    la, lb = gallery.layer(a, la), gallery.layer(b, lb)  # the lists may still be those of other networks, or empty
     stitched = gallery.stitch(a, b, la, lb, gallery.samples(files, lines or ""))
     results = {f"{a} stitched to {b}": stitched.evaluation}
     if atlas is not None:
         results["similarity"] = atlas
     found = gallery.downloads(results, stitched, fresh())
-    figure = next(iter(stitched.evaluation.scores["stitched"]))
-    message = f"{figure.replace('_', ' ').capitalize()}: **{stitched.evaluation[figure]}** (95% interval)."
+    message = f"{html.escape(la)} → {html.escape(lb)}. {gallery.verdict(stitched.evaluation)}"
     return stitched.evaluation.plot(), message, found, stitched
 
 
@@ -85,8 +80,8 @@ def answer(stitched: Any, image: Any, text: str) -> tuple[dict[str, float], dict
 
 
 def example() -> Any:
-    """Return one digit to try."""
-    return next(gallery.digits().batches(1)).samples[0].convert("RGB").resize((128, 128))
+    """Return one picture to try."""
+    return next(gallery.pictures().batches(1)).samples[0].resize((128, 128))
 
 
 with gr.Blocks(title="hf-stitch gallery") as demo:
@@ -96,7 +91,7 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
         names = list(gallery.SHIPPED)
         a = gr.Dropdown(names, value=names[0], label="Source", allow_custom_value=True, info="or an id on the Hub")
         b = gr.Dropdown(names, value=names[1], label="Target", allow_custom_value=True, info="or an id on the Hub")
-    with gr.Accordion("Own samples (default: handwritten digits)", open=False):
+    with gr.Accordion("Own samples (default: those of the gallery)", open=False):
         files = gr.File(label="Images", file_count="multiple", file_types=["image"])
         lines = gr.Textbox(label="Texts, one in each line", lines=4)
     with gr.Tab("Compare"):
@@ -106,7 +101,6 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
         atlas_files = gr.File(label="Report", file_count="multiple")
     with gr.Tab("Stitch"):
         with gr.Row():
-            list_button = gr.Button("List cuts")
             la, lb = gr.Dropdown([], label="Layer of the source"), gr.Dropdown([], label="Layer of the target")
         stitch_button = gr.Button("Stitch", variant="primary")
         scored = gr.Markdown()
@@ -116,12 +110,12 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
         with gr.Row():
             image, text = gr.Image(type="pil", label="Image"), gr.Textbox(label="Text")
         with gr.Row():
-            example_button, try_button = gr.Button("A digit"), gr.Button("Try", variant="primary")
+            example_button, try_button = gr.Button("A picture"), gr.Button("Try", variant="primary")
         with gr.Row():
             own, target = gr.Label(label="Stitched network"), gr.Label(label="Target")
 
     compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas])
-    list_button.click(list_cuts, [a, b], [la, lb])
+    gr.on([demo.load, a.change, b.change], list_cuts, [a, b], [la, lb])
     stitch_button.click(stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched])
     example_button.click(example, None, image)
     try_button.click(answer, [stitched, image, text], [own, target])
@@ -129,4 +123,5 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
 demo.queue(max_size=16, default_concurrency_limit=1)
 
 if __name__ == "__main__":
+    gallery.pictures()  # what cannot be read fails here, not at the first click
     demo.launch(max_file_size=f"{gallery.LIMITS.megabytes}mb")

@@ -1,11 +1,12 @@
 """What the gallery does, without its interface: networks, samples, comparison, stitch, answers and downloads.
 
-Networks of the gallery are small and are trained where it runs, in some seconds each, on the handwritten digits of
-scikit-learn. Networks of the Hub are loaded with the code of transformers and timm only.
+Networks of the gallery are small and are trained where it runs, in some seconds each, on handwritten digits or on the
+pictures that ``GALLERY_DATA`` names. Networks of the Hub are loaded with the code of transformers and timm only.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from PIL import UnidentifiedImageError
 
 import hf_stitch
 from hf_stitch.cli import networks
-from hf_stitch.cli.options import read_samples
+from hf_stitch.data import read_data
 
 SHIPPED = {
     "CNN, seed 0": ("cnn", 0), "CNN, seed 1": ("cnn", 1), "transformer, seed 0": ("vit", 0),
@@ -31,8 +32,11 @@ SHIPPED = {
 }  # fmt: skip
 """Name -> architecture and seed."""
 
-SAMPLES, EPOCHS = 600, 6
-"""Digits that the networks of the gallery are trained on, compared on and stitched with."""
+DATA = os.environ.get("GALLERY_DATA", "sklearn:digits")
+"""A folder with one subfolder of pictures for each class, or the Hub id of labelled pictures with a split ``train``."""
+
+SAMPLES, EPOCHS, SIDE = 600, 6, 256
+"""Pictures, and epochs, with which the networks of the gallery are trained, and the longest side of a picture."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,22 @@ class Refused(ValueError):
 
 
 @lru_cache(1)
-def digits() -> hf_stitch.Samples:
-    """Return the images on which the networks of the gallery are trained, in colour as photographs are."""
-    read = read_samples("sklearn:digits", None, "train", SAMPLES, seed=0)
-    (batch,) = read.batches(len(read))
-    features = Features({"image": Image(), "label": ClassLabel(names=list(map(str, range(10))))})
-    rows = {"image": [image.convert("RGB") for image in batch.samples], "label": read.labels}
-    return hf_stitch.Samples.of(Dataset.from_dict(rows, features=features))
+def pictures() -> hf_stitch.Samples:
+    """Return the images on which the networks of the gallery are trained, in colour as photographs are.
+
+    Raises:
+        ValueError: If :data:`DATA` has no images with labels.
+    """
+    read = hf_stitch.Samples.of(read_data(DATA, split="train"))
+    if read.modality != "image" or not read.is_labelled:
+        raise ValueError(f"GALLERY_DATA must name images with labels, got {read} from {DATA}")
+    read = read.split(SAMPLES, seed=0)[1] if len(read) > SAMPLES else read
+    images = [image.convert("RGB") for batch in read.batches(64) for image in batch.samples]
+    for image in images:
+        image.thumbnail((SIDE, SIDE))
+    names = list(map(str, read.label_names or range(read.num_classes or 0)))
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    return hf_stitch.Samples.of(Dataset.from_dict({"image": images, "label": read.labels}, features=features))
 
 
 @lru_cache
@@ -79,8 +92,8 @@ def trained(name: str) -> hf_stitch.Adapter:
         name: One of :data:`SHIPPED`.
     """
     architecture, seed = SHIPPED[name]
-    found = networks.build(architecture, seed, digits())
-    for _ in networks.train(found, digits(), EPOCHS, seed):
+    found = networks.build(architecture, seed, pictures())
+    for _ in networks.train(found, pictures(), EPOCHS, seed):
         pass
     return found
 
@@ -122,7 +135,7 @@ def network(name: str, limits: Limits = LIMITS) -> hf_stitch.Adapter:
 
 
 def samples(files: Sequence[str] | None, lines: str, limits: Limits = LIMITS) -> hf_stitch.Samples:
-    """Return own samples, or the digits.
+    """Return own samples, or the pictures of the gallery.
 
     Args:
         files: Paths of images.
@@ -134,7 +147,7 @@ def samples(files: Sequence[str] | None, lines: str, limits: Limits = LIMITS) ->
     """
     texts = [line.strip() for line in lines.splitlines() if line.strip()]
     if not files and not texts:
-        return digits()
+        return pictures()
     if files and texts:
         raise Refused("Give images or texts, not both.")
     count = len(files or texts)
@@ -166,6 +179,17 @@ def cuts(name: str, limits: Limits = LIMITS) -> list[str]:
     if len(layers) <= limits.layers:
         return layers
     return [layers[round(i * (len(layers) - 1) / (limits.layers - 1))] for i in range(limits.layers)]
+
+
+def layer(name: str, chosen: str | None) -> str:
+    """Return the chosen layer of a network, or the one in the middle if it has no such layer.
+
+    Args:
+        name: Name of the network.
+        chosen: Layer of a list, which may be of another network.
+    """
+    found = cuts(name)
+    return chosen if chosen in found else found[len(found) // 2]
 
 
 def compare(a: str, b: str, data: hf_stitch.Samples, limits: Limits = LIMITS) -> hf_stitch.SimilarityAtlas:
@@ -204,6 +228,23 @@ def stitch(
     options: dict[str, Any] = {"source_layer": source_layer, "target_layer": target_layer, "progress": False}
     source, target = network(a, limits), network(b, limits)
     return _within(limits, partial(hf_stitch.stitch, source, target, data, **options))
+
+
+def verdict(evaluation: hf_stitch.analysis.Evaluation) -> str:
+    """Say how good a stitched model is: its first figure beside those of target and baselines, and whether it tells.
+
+    Args:
+        evaluation: Scores of the stitched model.
+    """
+    figure = next(iter(evaluation.scores["stitched"]))
+    name = figure.replace("_", " ").capitalize()
+    rivals = {who.replace("_", " "): scores[figure].value for who, scores in evaluation.scores.items()
+              if who in ("target", "mean_only", "chance") and figure in scores}  # fmt: skip
+    beside = ", ".join(f"{who} {value:.3f}" for who, value in rivals.items())
+    text = f"{name}: **{evaluation[figure]}** (95% interval){f'; {beside}' if beside else ''}."
+    beaten = " and ".join(who for who in rivals if who != "target")
+    good = [f"better than {beaten}: the map carries something over"] if beaten and not evaluation.no_better else []
+    return " ".join([text, *(f"{line[0].upper()}{line[1:]}." for line in [*good, *evaluation.cautions])])
 
 
 def answers(stitched: hf_stitch.StitchedModel, sample: Any, most: int = 5) -> dict[str, dict[str, float]]:

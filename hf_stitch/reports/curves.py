@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from hf_stitch.reports.drawing import curves, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
 from hf_stitch.training.callback import History
@@ -13,7 +15,10 @@ Points = Mapping[float, tuple[float, float, float]]
 
 def history(result: History) -> Section:
     """Describe the measurements of a callback."""
-    series = {name: {x: (value, value, value) for x, value in points.items()} for name, points in result.curves.items()}
+    series = {
+        name.removeprefix(f"{result.name}/"): {x: (value, value, value) for x, value in points.items()}
+        for name, points in result.curves.items()
+    }
     verdict = ends(series, result.unit)
     asked = f"What did {result.name} measure during training?"
     return Section(f"Training: {result.name}", asked, verdict, [drawn(series, result.unit, verdict)])
@@ -32,10 +37,16 @@ def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
 
 
 def ends(series: Mapping[str, Points], axis: str) -> str:
-    """Return a sentence with the first and the last value of the first curves."""
-    parts = []
-    for name, points in list(series.items())[:3]:
-        first, last = min(points), max(points)
-        parts.append(f"{name} {points[first][0]:.3f} at {axis} {first:g}, {points[last][0]:.3f} at {axis} {last:g}")
-    more = f"; {len(series) - 3} more curves" if len(series) > 3 else ""
-    return f"{'; '.join(parts)}{more}."
+    """Return a sentence with the first and the last value of the curves that changed most."""
+    found = {name: (min(points), max(points)) for name, points in series.items()}
+    changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in found.items()}
+    most = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
+    parts = [
+        f"{name} {series[name][first][0]:.3f} at {axis} {first:g}, {series[name][last][0]:.3f} at {axis} {last:g}"
+        for name, (first, last) in ((name, found[name]) for name in most[:3])
+    ]
+    if len(most) == 1:
+        return f"{parts[0]}."
+    rest = len(most) - 3
+    more = f"; {rest} more curve{'s' * (rest > 1)} changed less" if rest > 0 else ""
+    return f"{most[0]} changed most. {'; '.join(parts)}{more}."

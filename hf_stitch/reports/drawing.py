@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hf_stitch.analysis.shown import Ends, ends_of
 from hf_stitch.reports.section import Trace
 
 DIGITS = 6
@@ -38,9 +39,12 @@ def numbers(values: ArrayLike) -> list[Any]:
 
 def heat_map(
     values: Array, rows: Sequence[str], columns: Sequence[str], *, label: str,
-    ends: tuple[float, float] | None = None, beside: Mapping[str, Array] | None = None, axes: str = "",
+    whole: Ends | None = None, beside: Mapping[str, Array] | None = None, axes: str = "",
 ) -> Trace:  # fmt: skip
-    """Return a heat map; cells without a value are empty."""
+    """Return a heat map, with colours where the values lie, or over the whole range if the reader asks.
+
+    Cells without a value are empty.
+    """
     more = beside or {}
     shown = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(more))
     trace: Trace = {
@@ -49,8 +53,10 @@ def heat_map(
         "hovertemplate": f"%{{y}}<br>%{{x}}<br>{texts([label])[0]} %{{z:.4f}}{shown}<extra></extra>",
         "colorbar": {"thickness": 12, "title": {"text": texts([label])[0], "side": "right"}},
     }  # fmt: skip
-    if ends is not None:
+    if ends := ends_of(values, whole):
         trace |= {"zmin": ends[0], "zmax": ends[1]}
+        if whole is not None and np.isfinite(whole).all():
+            trace["meta"] = [min(whole[0], ends[0]), max(whole[1], ends[1])]
     if more:
         trace["customdata"] = numbers(np.stack(list(more.values()), -1))
     return trace | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})
@@ -61,8 +67,8 @@ def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dic
     axis = {"automargin": True, "type": "category", "showgrid": False}
     titles = texts([row_title, column_title])
     return {
-        "yaxis": {**axis, "range": [rows - 0.5, -0.5], "title": {"text": titles[0]}},
-        "xaxis": {**axis, "range": [-0.5, columns - 0.5], "title": {"text": titles[1]}},
+        "yaxis": {**axis, "range": [rows - 0.5, -0.5], "title": {"text": titles[0], "standoff": 8}},
+        "xaxis": {**axis, "range": [-0.5, columns - 0.5], "title": {"text": titles[1], "standoff": 8}},
         "height": min(900, 320 + 14 * rows),
     }
 
@@ -80,8 +86,8 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
     layout = {
         "xaxis": {"domain": [0, 0.88]}, "yaxis": {"domain": [0, 0.88]},
         "xaxis9": {**bare, "domain": [0.89, 1]}, "yaxis9": {**bare, "domain": [0.89, 1]}, "bargap": 0.15,
-        "annotations": [{"text": "share of<br>parameters", "x": 0.945, "y": 0.945, "xref": "paper", "yref": "paper",
-                         "showarrow": False, "font": {"size": 10}}],
+        "annotations": [{"text": "share of<br>parameters", "x": 0.945, "y": 0.9, "xref": "paper", "yref": "paper",
+                         "yanchor": "bottom", "showarrow": False, "font": {"size": 10}}],
     }  # fmt: skip
     return traces, layout
 

@@ -19,21 +19,29 @@ def section(dynamics: Dynamics) -> Section:
     first, last = min(settled, key=lambda name: settled[name]), max(settled, key=lambda name: settled[name])
     unit = dynamics.unit
     verdict = (
-        f"{first} settles first: its {dynamics.metric} with the end of training stays at {SETTLED} or better from "
-        f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
+        f"All layers settle at once: their {dynamics.metric} with the end of training stays at {SETTLED} or better"
     )
+    verdict += f" from {unit} {settled[first]:g}."
+    if settled[first] != settled[last]:
+        verdict = (
+            f"{first} settles first: its {dynamics.metric} with the end of training stays at {SETTLED} or better from "
+            f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
+        )
     moments = [f"{unit} {time:g}" for time in dynamics.times]
-    ends = dynamics.range if dynamics.range is not None and np.isfinite(dynamics.range).all() else None
     views = [
         View(
             layer, f"{layer}: {values[0, -1]:.3f} between the first and the last moment.",
-            [heat_map(values, moments, moments, label=dynamics.metric, ends=ends)],
+            [heat_map(values, moments, moments, label=dynamics.metric, whole=dynamics.range)],
             Table(("moment", "similarity to the last moment"), [(m, f"{v:.4f}") for m, v in zip(moments, values[:, -1],
                                                                                                 strict=True)]),
         )
         for layer, values in dynamics.values.items()
     ]  # fmt: skip
-    maps = Figure(views, layout_of(len(moments), len(moments), "moment", "moment"), slider="Layer")
+    changed = [abs(values[0, 0] - values[0, -1]) for values in dynamics.values.values()]
+    maps = Figure(
+        views, layout_of(len(moments), len(moments), "moment", "moment"), slider="Layer",
+        first=int(np.argmax(np.nan_to_num(changed))),
+    )  # fmt: skip
     curves = {
         layer: {float(x): (float(v),) * 3 for x, v in zip(dynamics.times, values, strict=True)}
         for layer, values in dynamics.to_final().items()

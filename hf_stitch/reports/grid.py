@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
+from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.grid.result import ACCURATE, StitchGrid
 from hf_stitch.reports.drawing import Array, heat_map, layout_of, marks, thinned
 from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
-
-SHARES = ("relative_accuracy", "accuracy", "agreement")
-"""Figures from 0 to 1."""
 
 MOST, SHOWN = 200, 2000
 """Layers of a side that a figure shows, and rows of a table."""
@@ -78,13 +75,13 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
     first = (grid.figures[0], *(f"auroc({label})" for label in grid.detections))
     rest = [figure for figure in grid.figures if figure not in first]
     rows, columns = len(_places(grid)[0]), len(_places(grid)[1])
-    layout = layout_of(rows, columns, "layers of a", "layers of b")
+    layout = layout_of(rows, columns, *grid._titles)
     together = View(
         matcher, _finding(grid, matcher, first[0]) + _strange(grid, matcher), _traces(grid, matcher, first),
         _table(grid, matcher, first),
     )  # fmt: skip
     start = _start(grid, matcher)
-    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, first), start, profiles=True)]
+    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, len(first)), start, profiles=True)]
     if rest:
         views = [
             View(figure, _finding(grid, matcher, figure), _traces(grid, matcher, [figure]),
@@ -104,25 +101,24 @@ def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
     return int(best) // values.shape[1], int(best) % values.shape[1]
 
 
-def _beside(layout: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the layout of several heat maps in a row, which share the layers of a."""
-    width = 1 / len(names)
+def _beside(layout: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the layout of several heat maps in a row, which share the layers of a; each has its colours above."""
     found = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
-    notes = []
-    for place, name in enumerate(names):
+    for place in range(count):
         number = "" if place == 0 else str(place + 1)
-        domain = [place * width, (place + 0.92) * width]
-        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}"}
+        domain = _domain(place, count)
+        title = {"text": layout["xaxis"]["title"]["text"]}
+        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}", "title": title}
         own = {"anchor": f"x{number}"} if place == 0 else {
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
         found[f"yaxis{number}"] = {**layout["yaxis"], **own}
-        ends = " (0 to 1)" if name in SHARES else " (0.5 to 1)" if name.startswith("auroc") else ""
-        notes.append({
-            "text": f"{name.replace('_', ' ')}{ends}", "x": sum(domain) / 2, "y": 1, "xref": "paper",
-            "yref": "paper", "yanchor": "bottom", "showarrow": False,
-        })  # fmt: skip
-    return {**found, "annotations": notes, "legend": {"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0}}
+    legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0}
+    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
+
+
+def _domain(place: int, count: int) -> list[float]:
+    return [place / count, (place + 0.92) / count]
 
 
 def _places(grid: StitchGrid) -> tuple[list[int], list[int]]:
@@ -138,16 +134,16 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
     for place, figure in enumerate(figures):
         cells: Array = grid.cells(matcher, figure)[np.ix_(*places)]
         axes = "" if place == 0 else str(place + 1)
-        ends = (0.0, 1.0) if figure in SHARES else (0.5, 1.0) if figure.startswith("auroc") else None
         several = len(grid.matchers) > 1
         label = f"{figure.replace('_', ' ')} of {matcher}" if several else figure.replace("_", " ")
-        if figure.startswith("dose(") and np.isinf(cells).any():
-            cells, label = np.minimum(cells, max(DOSES)), f"{label} (up to {max(DOSES):g})"
+        cells, limit = grid._capped(figure, cells)
+        label += f" (up to {limit})" if limit else ""
         between = {"from": cells[..., 1], "to": cells[..., 2]}
-        heat = heat_map(cells[..., 0], *names, label=label, ends=ends, beside=between, axes=axes)
+        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), beside=between, axes=axes)
         if len(figures) > 1:
-            heat["showscale"] = place == len(figures) - 1
-            heat["colorbar"]["title"]["text"] = "AUROC" if place else heat["colorbar"]["title"]["text"]
+            start, end = _domain(place, len(figures))
+            heat["colorbar"] |= {"orientation": "h", "x": (start + end) / 2, "len": end - start, "y": 1}
+            heat["colorbar"] |= {"yanchor": "bottom", "title": {**heat["colorbar"]["title"], "side": "top"}}
         traces.append(heat)
         if strange:
             over = marks(strange, name="accurate, but out of distribution", symbol="square-open", axes=axes)

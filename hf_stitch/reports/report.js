@@ -5,7 +5,7 @@
   const shown = [];
 
   // Every heat map of a section, for all that is known of a pair of layers.
-  const maps = sections.flatMap((section) => section.figures.flatMap((figure) => figure.views.flatMap((view) =>
+  const heats = sections.flatMap((section) => section.figures.flatMap((figure) => figure.views.flatMap((view) =>
     view.traces.filter((trace) => trace.type === "heatmap").map((trace) => ({ networks: section.networks, trace: trace })))));
 
   function themed(layout) {
@@ -20,24 +20,33 @@
     return own;
   }
 
+  function maps(layout) {
+    return Object.keys(layout).filter((key) => /^yaxis\d?$/.test(key) && key !== "yaxis9").length;
+  }
+
   // On a phone, heat maps side by side are stacked, and there is no room for remarks.
   function narrowed(layout) {
-    const count = Object.keys(layout).filter((key) => /^yaxis\d?$/.test(key) && key !== "yaxis9").length;
-    if (layout.annotations === undefined) return layout;
+    const count = maps(layout);
     if (count === 1) return Object.assign({}, layout, { annotations: [] });
     const own = Object.assign({}, layout, { height: layout.height * count });
     for (let i = 0; i < count; i += 1) {
       const number = i === 0 ? "" : String(i + 1), top = 1 - i / count;
       own["xaxis" + number] = Object.assign({}, layout["xaxis" + number], { domain: [0, 1] });
-      own["yaxis" + number] = Object.assign({}, layout["yaxis" + number], { domain: [top - 0.7 / count, top], showticklabels: true });
+      own["yaxis" + number] = Object.assign({}, layout["yaxis" + number], { domain: [top - 0.8 / count, top - 0.22 / count], showticklabels: true });
     }
-    own.annotations = layout.annotations.map((note, i) => Object.assign({}, note, { x: 0.5, y: 1 - i / count }));
     return own;
+  }
+
+  function stacked(traces, count) {
+    let i = 0;
+    return count === 1 ? traces : traces.map((trace) => trace.type !== "heatmap" ? trace : Object.assign({}, trace, {
+      colorbar: Object.assign({}, trace.colorbar, { x: 0.5, len: 1, y: 1 - i++ / count - 0.2 / count }) }));
   }
 
   function draw(place, traces, layout) {
     const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-    return Plotly.react(place, traces, themed(place.clientWidth < 600 ? narrowed(layout) : layout), options);
+    const narrow = place.clientWidth < 600 && traces.some((trace) => trace.type === "heatmap");
+    return Plotly.react(place, narrow ? stacked(traces, maps(layout)) : traces, themed(narrow ? narrowed(layout) : layout), options);
   }
 
   function plain(text) {
@@ -50,7 +59,7 @@
 
   function known(networks, row, column) {
     const found = new Map();
-    maps.filter((each) => each.networks === networks).forEach(({ trace }) => {
+    heats.filter((each) => each.networks === networks).forEach(({ trace }) => {
       const i = trace.y.indexOf(row), j = trace.x.indexOf(column);
       if (i >= 0 && j >= 0 && trace.z[i][j] !== null) found.set(plain(trace.name), trace.z[i][j].toPrecision(4));
     });
@@ -99,21 +108,21 @@
   document.querySelectorAll("figure[data-figure]").forEach((figure) => {
     const place = figure.querySelector(".plot"), section = sections[Number(figure.dataset.section)];
     const own = section.figures[Number(figure.dataset.figure)];
-    const choice = figure.querySelector(".view"), free = figure.querySelector(".free");
+    const choice = figure.querySelector(".view"), whole = figure.querySelector(".whole");
     const view = () => own.views[choice ? Number(choice.value) : 0];
     const heat = () => view().traces.find((trace) => trace.type === "heatmap");
-    const freed = (trace) => free.checked && "zmin" in trace ? Object.assign({}, trace, { zmin: null, zmax: null, zauto: true }) : trace;
+    const widened = (trace) => whole.checked && "meta" in trace ? Object.assign({}, trace, { zmin: trace.meta[0], zmax: trace.meta[1] }) : trace;
     let profile = null;
     function show() {
       figure.querySelector("figcaption").textContent = view().caption;
       place.setAttribute("aria-label", view().caption);
       const output = figure.querySelector("output");
       if (output) output.textContent = view().label;
-      return draw(place, view().traces.map(freed), own.layout);
+      return draw(place, view().traces.map(widened), own.layout);
     }
     const changed = () => { show(); if (profile) profile(); };
-    free.parentElement.hidden = !own.views.some((each) => each.traces.some((trace) => "zmin" in trace));
-    free.addEventListener("change", changed);
+    whole.parentElement.hidden = !own.views.some((each) => each.traces.some((trace) => "meta" in trace));
+    whole.addEventListener("change", changed);
     if (choice) choice.addEventListener("input", changed);
     shown.push(show);
     show().then(() => {

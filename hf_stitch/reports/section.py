@@ -32,11 +32,12 @@ class View:
 class Figure:
     """A figure that shows one of its views at a time."""
 
-    views: Sequence[View]  # the views, the first of which is shown first
+    views: Sequence[View]
     layout: Mapping[str, Any]  # layout of Plotly
     start: tuple[int, int] = (0, 0)  # row and column of the cell that is chosen at first
     profiles: bool = False  # whether a click on a cell of a heat map shows its row and its column
     slider: str = ""  # what a slider over the views stands for; empty for a list
+    first: int = 0  # place of the view that is shown first
 
 
 @dataclass(frozen=True)

@@ -99,23 +99,22 @@ def _view(
     along: Sequence[Trace],
 ) -> View:  # fmt: skip
     cells, test = np.ix_(*places), atlas.tests.get(metric)
-    ends = atlas.ranges.get(metric, (np.nan, np.nan))
-    best = atlas.best_matches(metric)
+    best, caption = atlas.best_matches(metric), _finding(atlas, metric)
     shown = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
     over = [marks(shown, name="best match of each layer of a", symbol="square-open")]
     beside = {}
     if test is not None:
         p_values = test.p_values[cells]
         beside = {"by chance": test.chance[cells], "p, adjusted for the search": p_values}
-        stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(p_values <= LEVEL)]
-        over.append(marks(stars, name=f"p ≤ {LEVEL:g}, adjusted for the search", symbol="star"))
-    heat = heat_map(
-        atlas.values[metric][cells], *names, label=metric, ends=ends if np.isfinite(ends).all() else None, beside=beside
-    )
+        starred, meaning = atlas._stars(metric, LEVEL)
+        stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(starred[cells])]  # type: ignore[index]
+        over.append(marks(stars, name=meaning, symbol="star"))
+        caption += "" if stars else f" No pair has a star ({meaning})."
+    heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), beside=beside)
     columns = atlas._beside(metric)
     rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *columns.values(), strict=True)]
     table = Table(("layer of a", "most similar layer of b", metric, *columns), rows)
-    return View(metric, _finding(atlas, metric), [heat, *over, *along], table)
+    return View(metric, caption, [heat, *over, *along], table)
 
 
 def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Iterator[tuple[str, str, str]]:

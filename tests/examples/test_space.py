@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def test_two_networks_are_compared_stitched_tried_and_downloaded(gallery: Any, t
     assert stitched.evaluation["agreement"].value > 0.9  # the same network
     found = gallery.answers(stitched, Image.new("RGB", (40, 30), "white"))
     assert found["stitched"].keys() <= set("0123456789") and len(found["target"]) == 5
+    said = gallery.verdict(stitched.evaluation)
+    assert said.startswith("Accuracy: **") and "mean only 0." in said and "chance 0." in said
     report, archive = gallery.downloads({"a": atlas, "b": stitched.evaluation}, stitched, tmp_path / "out")
     assert len(hf_stitch.load_report(report)) == 2
     with zipfile.ZipFile(archive) as packed:
@@ -67,15 +70,38 @@ def test_own_samples_have_limits(gallery: Any, tmp_path: Path) -> None:
 def test_long_jobs_and_wrong_samples_are_refused(gallery: Any) -> None:
     a = "CNN, seed 0"
     with pytest.raises(gallery.Refused, match="the gallery takes jobs of 0 s"):
-        gallery.compare(a, a, gallery.digits(), gallery.Limits(seconds=0))
+        gallery.compare(a, a, gallery.pictures(), gallery.Limits(seconds=0))
     with pytest.raises(gallery.Refused):
         gallery.compare(a, a, hf_stitch.Samples.of(["a text"] * 30))
+
+
+def test_an_accuracy_is_called_good_or_not(gallery: Any) -> None:
+    score = hf_stitch.analysis.Score
+    scores = {who: {"accuracy": score(*at)} for who, at in (("stitched", (0.8, 0.7, 0.9)), ("chance", (0.1, 0.1, 0.1)))}
+    good = hf_stitch.analysis.Evaluation("image-classification", 9, "sha256:0", scores)
+    assert gallery.verdict(good).endswith("chance 0.100. Better than chance: the map carries something over.")
+    assert "Accuracy is no better than chance" in gallery.verdict(replace(good, no_better=("chance",)))
+
+
+def test_real_pictures_are_read_from_a_folder(gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(8):
+        place = tmp_path / "pictures" / ("cat" if number % 2 else "dog") / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (600, 300), number).save(place)
+    gallery.pictures.cache_clear()
+    monkeypatch.setattr(gallery, "DATA", str(tmp_path / "pictures"))
+    read = gallery.pictures()
+    gallery.pictures.cache_clear()
+    assert read.label_names == ("cat", "dog") and len(read) == 8
+    assert next(read.batches(1)).samples[0].size == (256, 128)
 
 
 def test_many_layers_are_thinned(gallery: Any) -> None:
     name = "CNN, seed 0"
     whole, few = gallery.cuts(name), gallery.cuts(name, gallery.Limits(layers=2))
     assert few == [whole[0], whole[-1]]
+    assert gallery.layer(name, whole[1]) == whole[1]
+    assert gallery.layer(name, None) == gallery.layer(name, "of another network") == whole[len(whole) // 2]
 
 
 def test_networks_of_the_hub_are_checked_before_they_are_loaded(gallery: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,21 @@ def test_no_error_no_request_no_overflow_and_accessible(browser: Any, tmp_path: 
 
 
 def test_hover_click_and_choice(browser: Any, tmp_path: Path) -> None:
-    atlas_of().to_html(tmp_path / "page.html")
+    atlas = atlas_of()
+    replace(atlas, values={"linear_cka": atlas["linear_cka"] / 2}).to_html(tmp_path / "page.html")
     page = opened(browser, tmp_path / "page.html")
     box = page.locator(".plot .nsewdrag").first.bounding_box()
     middle = box["x"] + box["width"] / 6, box["y"] + 5 * box["height"] / 6  # the last row, the first column
     page.mouse.move(*middle)
     page.wait_for_selector(".hovertext")
-    assert "0.7500" in page.locator(".hovertext").first.text_content()
+    assert "0.3750" in page.locator(".hovertext").first.text_content()
     page.mouse.click(*middle)
     page.wait_for_function("document.querySelector('select.row').value === '2'")
     assert page.locator("select.column").input_value() == "0"
-    colours = "document.querySelector('.plot').data[0].zauto"
-    assert not page.evaluate(colours)
-    page.locator("input.free").check()
-    assert page.evaluate(colours)
+    colours = "document.querySelector('.plot').data[0].zmax"
+    assert page.evaluate(colours) == 0.5
+    page.locator("input.whole").check()
+    assert page.evaluate(colours) == 1
     assert not page.faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import io
 import json
@@ -41,6 +42,8 @@ from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
 from hf_stitch.built_ins import BUILT_INS
+from hf_stitch.reports.curves import history
+from hf_stitch.reports.dynamics import section as training
 from hf_stitch.reports.general import section as general_section
 from hf_stitch.reports.writing import DATA, page
 from hf_stitch.results import Result
@@ -161,8 +164,10 @@ def test_findings_are_sentences() -> None:
     assert "472 parameters (21% source up to a0, 15% stitch, linear, 8 → 8, 64% target after b0)" in text
     assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
     assert "Accurate, and no detector finds it out of distribution." in text
-    assert "block0 settles first: its linear_cka with the end of training stays at 0.9 or better from epoch 1" in text
-    assert "stitchability/a 0.000 at step 0, 0.200 at step 2." in text
+    assert (
+        "All layers settle at once: their linear_cka with the end of training stays at 0.9 or better from epoch" in text
+    )
+    assert "a 0.000 at step 0, 0.200 at step 2." in text
 
 
 def test_networks_are_drawn_along_the_axes() -> None:
@@ -440,3 +445,72 @@ def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
         "layer1 for layer2, 0.875 after 1.000" in text
     )
     assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
+
+
+def regression_grid() -> StitchGrid:
+    values = np.array([[0.9, -2.5], [0.6, 0.2]])
+    scores = {"lstsq": {"relative_r2": np.stack([values] * 3, -1), "agreement": np.stack([values / 10] * 3, -1)}}
+    recipe = {side: {"id": None, "summary": f"{side.upper()}Net, 4 layers"} for side in "ab"}
+    return StitchGrid(scores, {}, {}, ("a0", "a1"), ("b0", "b1"), "regression", "none", 9, recipe=recipe)
+
+
+def heats_of(result: Result) -> list[dict[str, Any]]:
+    views = [view for figure in figures_of(page([result]))[0]["figures"] for view in figure["views"]]
+    return [trace for view in views for trace in view["traces"] if trace["type"] == "heatmap"]
+
+
+def test_a_negative_score_is_not_drawn_as_zero() -> None:
+    grid = regression_grid()
+    first, second = heats_of(grid)
+    assert (first["zmin"], first["zmax"]) == (-2.5, 0.9) and "meta" not in first  # R² has no fixed range
+    assert (second["zmin"], second["zmax"], second["meta"]) == (-0.3, 0.1, [-0.3, 1.0])
+    assert grid.plot().axes[0].images[0].get_clim() == (-2.5, 0.9)
+    assert grid.plot("agreement").axes[0].images[0].get_clim() == (-0.3, 0.1)
+
+
+def test_colours_lie_where_values_lie_and_do_not_show_rounding() -> None:
+    (heat,) = heats_of(replace(atlas_of(), values={"linear_cka": np.linspace(0.83, 0.96, 9).reshape(3, 3)}))
+    assert (heat["zmin"], heat["zmax"], heat["meta"]) == (0.8, 1.0, [0.0, 1.0])
+    (equal,) = heats_of(replace(atlas_of(), values={"linear_cka": 1 - np.eye(3) * 1e-15}))
+    assert (equal["zmin"], equal["zmax"]) == (0.9, 1.0)
+    assert [(heat["zmin"], heat["zmax"]) for heat in heats_of(grid_of())[:2]] == [(0.8, 0.9), (0.8, 0.9)]
+
+
+def test_axes_have_the_names_of_the_networks() -> None:
+    grid = regression_grid()
+    layout = figures_of(page([grid]))[0]["figures"][0]["layout"]
+    named = (layout["yaxis"]["title"]["text"], layout["xaxis"]["title"]["text"])
+    assert named == ("layers of the source: ANet", "layers of the target: BNet")
+    axes = grid.plot().axes[0]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == named
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_stars_are_on_the_fewer_pairs(many: bool) -> None:
+    meaning = "p > 0.05: not beyond chance; all others are" if many else "p ≤ 0.05, adjusted for the search"
+    ones, null = np.ones((3, 3)), np.zeros((99, 3))
+    scores = ones if many else -ones  # above, or below all maxima of permutations
+
+    def tested(scores: np.ndarray) -> SimilarityAtlas:
+        return atlas_of(tests={"linear_cka": MaximumTest(ones / 5, scores, ones, null[:, 0], null, null, 0)})
+
+    (view,) = figures_of(page([tested(scores)]))[0]["figures"][0]["views"]
+    assert view["caption"].endswith(f"No pair has a star ({meaning}).")
+    one = tested(np.where(np.arange(9).reshape(3, 3) == 1, -scores, scores))
+    (view,) = figures_of(page([one]))[0]["figures"][0]["views"]
+    (stars,) = [trace for trace in view["traces"] if trace.get("marker", {}).get("symbol") == "star"]
+    assert (html.unescape(stars["name"]), stars["y"], stars["x"]) == (meaning, ["layer0"], ["layer1"])
+    figure = one.plot()
+    assert [text.get_text().endswith("*") for text in figure.axes[0].texts] == [False, True] + [False] * 7
+    assert figure.legends[0].get_texts()[1].get_text() == meaning
+
+
+def test_the_page_of_a_training_begins_with_what_changed_most() -> None:
+    moves = {"cka/a": 0.01, "cka/b": 0.02, "cka/c": 0.03, "cka/d": -0.4, "cka/e": float("nan")}
+    measured = tuple(Measurement(s, None, {f"x/{name}": 1 + s * by for name, by in moves.items()}) for s in range(2))
+    found = history(History("x", measured))
+    assert found.verdict.startswith("cka/d changed most. cka/d 1.000 at step 0, 0.600 at step 1; cka/c 1.000")
+    assert found.verdict.endswith("; 2 more curves changed less.")
+    dynamics = dynamics_of()
+    dynamics = replace(dynamics, values=dict(reversed(dynamics.values.items())))
+    assert training(dynamics).figures[1].first == 2 and 'value="2"> <output>' in page([dynamics])

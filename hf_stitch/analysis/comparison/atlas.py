@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.shown import ends_of, titles_of
 from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
 from hf_stitch.representation import Pooling
@@ -316,7 +316,7 @@ class SimilarityAtlas(Result):
         )  # fmt: skip
 
     def plot(
-        self, metric: str | None = None, *, scale: Literal["fixed", "data"] = "fixed", max_p: float = 0.05
+        self, metric: str | None = None, *, scale: Literal["data", "fixed"] = "data", max_p: float = 0.05
     ) -> Figure:
         """Plot the values of a metric as a heat map, with a frame around the best match of each layer of a.
 
@@ -324,11 +324,11 @@ class SimilarityAtlas(Result):
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-            scale: ``"fixed"`` for colours from the smallest to the largest value that the metric can have, so that
-                figures can be compared (a distance without an upper bound begins at 0); ``"data"`` for the smallest
-                and largest of these values.
+            scale: ``"data"`` for colours that lie where these values lie; ``"fixed"`` for colours from the smallest to
+                the largest value that the metric can have, so that figures can be compared (a distance without an
+                upper bound begins at 0).
             max_p: If the atlas has a test, pairs of layers with a p-value of at most this (:meth:`p_values`) get a
-                star.
+                star; or else the others do, if these are fewer. The legend says which.
 
         Returns:
             The matplotlib figure.
@@ -338,21 +338,23 @@ class SimilarityAtlas(Result):
             ValueError: If ``scale`` is unknown.
         """
         if scale not in ("fixed", "data"):
-            raise ValueError(f"scale must be 'fixed' or 'data', got {scale!r}")
+            raise ValueError(f"scale must be 'data' or 'fixed', got {scale!r}")
         atlas, name = self._of(metric)
         if atlas is not self:
             return atlas.plot(name, scale=scale)
         return self._heatmap(name, self.best_matches(name), "best match of each layer of a", scale, max_p)
 
     def _heatmap(
-        self, name: str, best: Mapping[str, str], marks: str, scale: str = "fixed", max_p: float = 0.05
+        self, name: str, best: Mapping[str, str], marks: str, scale: str = "data", max_p: float = 0.05
     ) -> Figure:
         """Plot the values of a metric with a frame around the matches ``best``, which the legend calls ``marks``."""
         from hf_stitch.plots import heatmap
 
-        values, test = self.values[name], self.tests.get(name)
+        values, starred, stars = self.values[name], *self._stars(name, max_p)
         marked = np.array([[best.get(a) == b for b in self.layers_b] for a in self.layers_a])
-        low, high = (end if np.isfinite(end) else None for end in self.ranges.get(name, (np.nan, np.nan)))
+        ends = self.ranges.get(name, (np.nan, np.nan))
+        ends = ends if scale == "fixed" else ends_of(values, ends) or (np.nan, np.nan)
+        low, high = (end if np.isfinite(end) else None for end in ends)
         title_a, title_b = self._titles
         return heatmap(
             values,
@@ -362,12 +364,12 @@ class SimilarityAtlas(Result):
             column_title=title_b,
             title=self.basis,
             label=f"{name}\n{'lower' if name in self.distances else 'higher'} = more alike",
-            low=low if scale == "fixed" else None,
-            high=high if scale == "fixed" else None,
+            low=low,
+            high=high,
             marked=marked,
             marks=marks,
-            starred=None if test is None else test.p_values <= max_p,
-            stars=f"p ≤ {max_p:g}, adjusted for the search",
+            starred=starred,
+            stars=stars,
         )
 
     @property
@@ -461,9 +463,16 @@ class SimilarityAtlas(Result):
     @property
     def _titles(self) -> tuple[str, str]:
         """Titles of the axes of a figure, with the names of the networks if the recipe has them."""
-        names = [_name(self.recipe.get(side) or {}) for side in "ab"]
-        found = [f"layers of {side}" + (f": {name}" if name else "") for side, name in zip("ab", names, strict=True)]
-        return found[0], found[1]
+        return titles_of(self.recipe.get("a") or {}, self.recipe.get("b") or {})
+
+    def _stars(self, name: str, max_p: float) -> tuple[NDArray[np.bool_] | None, str]:
+        """Which pairs get a star, the fewer ones, and what it means; ``None`` without a test."""
+        if (test := self.tests.get(name)) is None:
+            return None, ""
+        beyond = test.p_values <= max_p
+        if beyond.mean() > 0.5:
+            return test.p_values > max_p, f"p > {max_p:g}: not beyond chance; all others are"
+        return beyond, f"p ≤ {max_p:g}, adjusted for the search"
 
     def label(self, metric: str | None) -> str:
         """Return the label of a metric that is named with or without its options.
@@ -521,11 +530,3 @@ WHOLE = "whole network"
 def pair_name(metric: str, layer_a: str, layer_b: str) -> str:
     """Return the key of a pair of layers in ``SimilarityAtlas.undefined``."""
     return f"{metric}: {layer_a} -> {layer_b}"
-
-
-def _name(side: Mapping[str, Any]) -> str:
-    """Return the name of a network from its record: its own, its id, or its class; empty for saved activations."""
-    reference = side.get("reference") or {}
-    own = (reference.get("summary") or "").partition(", ")[0]
-    name = side.get("name") or reference.get("id") or own or side.get("class") or ""
-    return PurePath(name).name if PurePath(name).is_absolute() else str(name)

@@ -16,6 +16,7 @@ from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import SAME_NETWORK
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.resampling import not_rejected
+from hf_stitch.analysis.shown import Ends, ends_of, titles_of
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Pooling
@@ -33,6 +34,9 @@ Array = NDArray[np.float64]
 
 ACCURATE = 0.8
 """Relative accuracy, or agreement, from which a stitch counts as accurate (Csiszárik et al. 2021, section 8)."""
+
+SHARES = ("relative_accuracy", "accuracy", "agreement")
+"""Figures from 0 to 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,22 +365,36 @@ class StitchGrid(Result):
         detector = next((label for label in self.detections if figure.endswith(f"({label})")), None)
         strange = None if detector is None else self.is_strange(matcher, detector)
         explained = f"{figure if detector else figure.replace('_', ' ')}\n{self.direction(figure)} = better"
-        least, most = 0.0, 1.0 if self.direction(figure) == "higher" else None
-        if figure.startswith("dose(") and np.isinf(values).any():
-            values, most = np.minimum(values, max(DOSES)), max(DOSES)
-            explained += f"; {most:g}: at least {most:g}"
+        values, limit = self._capped(figure, values)
+        explained += f"; {limit}: at least {limit}" if limit else ""
         blind = self.detections[detector].blind if detector else ()
-        if figure.startswith("auroc("):
-            least, most = 0.5, 1.0
         least_good = f"at least {ACCURATE:g}" if self._rises else f"at most {1 / ACCURATE:g}"
+        low, high = ends_of(values, self._whole(figure)) or (None, None)
+        rows, columns = self._titles
         return {
             "values": values, "row_labels": self.layers_a,
             "column_labels": [f"{layer} (blind)" if layer in blind else layer for layer in self.layers_b],
-            "row_title": "layers of the source", "column_title": "layers of the target",
-            "title": f"{matcher}, {self.n} samples", "label": explained, "low": least, "high": most,
+            "row_title": rows, "column_title": columns,
+            "title": f"{matcher}, {self.n} samples", "label": explained, "low": low, "high": high,
             "marked": marked, "marks": "best of each layer of the source", "starred": strange,
             "stars": f"accurate ({least_good}), but strange (dose above {MAX_DOSE:g})",
         }  # fmt: skip
+
+    @property
+    def _titles(self) -> tuple[str, str]:
+        """Titles of the axes of figures."""
+        a, b = ({"reference": self.recipe.get(side)} for side in "ab")
+        return titles_of(a, b, ("the source", "the target"))
+
+    def _whole(self, figure: str) -> Ends | None:
+        """The range in which a figure usually lies, if it has one; relative accuracies may lie above."""
+        return (0.5, 1.0) if figure.startswith("auroc(") else (0.0, 1.0) if figure in SHARES else None
+
+    def _capped(self, figure: str, values: Array) -> tuple[Array, str]:
+        """Values whose infinite doses are the largest one that was measured, and this dose; empty if there are none."""
+        if not figure.startswith("dose(") or not np.isinf(values).any():
+            return values, ""
+        return np.minimum(values, max(DOSES)), f"{max(DOSES):g}"
 
     def plot_scores(
         self, layer_a: str, layer_b: str, detector: str | None = None, matcher: str | None = None

@@ -1,0 +1,46 @@
+"""What plots and pages of a result share: titles of axes, and the colours of heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ends = tuple[float, float]
+"""Values of the first and of the last colour."""
+
+
+def ends_of(values: NDArray[np.float64], whole: Ends | None = None) -> Ends | None:
+    """Return the ends of colours that lie where the values lie; ``None`` if there are no two different ones.
+
+    In a known range they are rounded outward, to .1 in one of length 1, so that rounding errors have no colours.
+    """
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return None
+    low, high = float(known.min()), float(known.max())
+    if whole is not None and np.isfinite(whole).all():
+        step = 10.0 ** (np.round(np.log10(whole[1] - whole[0])) - 1)
+        low, high = (
+            float(np.round(f(np.round(x / step, 6)) * step, 12)) for f, x in ((np.floor, low), (np.ceil, high))
+        )
+        low = float(np.round(low - step, 12)) if low == high else low
+    return (low, high) if low < high else None
+
+
+def titles_of(a: Mapping[str, Any], b: Mapping[str, Any], sides: tuple[str, str] = ("a", "b")) -> tuple[str, str]:
+    """Return titles of axes with the names of networks, from their records."""
+    found = (f"layers of {side}" + (f": {name}" if (name := name_of(of)) else "")
+             for side, of in zip(sides, (a, b), strict=True))  # fmt: skip
+    return next(found), next(found)
+
+
+def name_of(side: Mapping[str, Any]) -> str:
+    """Return the name of a network from its record: its own, its id, or its class; empty for saved activations."""
+    reference = side.get("reference") or {}
+    own = (reference.get("summary") or "").partition(", ")[0]
+    name = side.get("name") or reference.get("id") or own or side.get("class") or ""
+    return PurePath(name).name if PurePath(name).is_absolute() else str(name)
