@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 from unittest import SkipTest
@@ -46,14 +46,14 @@ class Part:
 
 
 class conformance(Generic[P]):
-    """Decorator that makes a check of a generator of its named parts.
+    """Decorator that makes a check of a function that lists its named parts, for example a generator.
 
-    The generator yields pairs of a name and a function without parameters, which raises an ``AssertionError`` that
+    The function gives pairs of a name and a function without parameters, which raises an ``AssertionError`` that
     names the violation, or ``unittest.SkipTest`` with a reason if the part does not apply. It only lists the parts:
     nothing is built or computed before one runs. Calling the check runs all parts in order.
 
     Args:
-        function: The generator; its parameters are those of the check.
+        function: The function; its parameters are those of the check.
 
     Example:
         >>> @conformance
@@ -71,10 +71,10 @@ class conformance(Generic[P]):
 
     __name__: str
 
-    def __init__(self, function: Callable[P, Iterator[tuple[str, Callable[[], object]]]]) -> None:
+    def __init__(self, function: Callable[P, Iterable[tuple[str, Callable[[], object]]]]) -> None:
         self._function = function
         functools.update_wrapper(self, function)
-        # What is called returns nothing, although the function yields.
+        # What is called returns nothing, although the function lists parts.
         self.__signature__ = inspect.signature(function).replace(return_annotation=None)
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> None:
@@ -145,28 +145,22 @@ def parametrize_with_checks(
     names = [part.name for part in parts]
     for name, reason in expected.items():
         if name not in names:
-            hint = did_you_mean(name, names)
-            raise ValueError(
-                f"{check.__name__} has no part {name!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"Its parts: {', '.join(names)}"
-            )
+            hint = f"; did you mean {found!r}?" if (found := did_you_mean(name, names)) else "."
+            raise ValueError(f"{check.__name__} has no part {name!r}{hint} Its parts: {', '.join(names)}")
         if not reason.strip():
             raise ValueError(f"the expected failure of {name!r} needs a reason")
-    cases = []
-    for part in parts:
-        reason = expected.get(part.name, "")
-        mark = pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)
-        cases.append(pytest.param(part, id=str(part), marks=[mark] if reason else []))
+    marks = {
+        name: [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)]
+        for name, reason in expected.items()
+    }  # fmt: skip
+    cases = [pytest.param(part, id=str(part), marks=marks.get(part.name, [])) for part in parts]
     return pytest.mark.parametrize("check", cases)
 
 
 def _label(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
     """Return the entry, which is the first argument, with its options, in one line."""
-    shown = _shown(args[0]) if args else ""
-    written = ", ".join(
-        f"{name}={value if isinstance(value, str) else _shown(value)}" for name, value in options.items()
-    )
-    return shown + (f"({written})" if written else "")
+    written = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
+    return (_shown(args[0]) if args else "") + (f"({written})" if written else "")
 
 
 def _shown(value: Any) -> str:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.data import DataSource, Samples, read_data
 from hf_stitch.registry import registries
-from hf_stitch.testing._require import require, skip_unless
 from hf_stitch.testing.conformance import conformance
+from hf_stitch.testing.kit import Kit, must, require, require_error, skip_unless
 
 if TYPE_CHECKING:
     import datasets
 
-ABSENT = "no-such-place"
+    Splits = Mapping[str, datasets.Dataset]
 
 
 @conformance
 def check_data_source(
     source: str | type[DataSource] | DataSource, place: str, missing: str | None = None
-) -> Iterator[tuple[str, Callable[[], None]]]:
+) -> _DataSourceKit:
     """Check that a source of data sets satisfies the contract of ``DataSource``.
 
     The parts:
@@ -38,102 +38,78 @@ def check_data_source(
         place: A small data set that it reads.
         missing: A place that it cannot read; by default ``no-such-place``.
 
-    Raises:
-        AssertionError: The contract is violated; the message names the violation.
-
     Example:
         >>> check_data_source("sklearn", "digits")
     """
-
-    @cache
-    def built() -> DataSource:
-        if isinstance(source, type):
-            return source()
-        return registries.data.build(source)
-
-    @cache
-    def splits() -> Mapping[str, datasets.Dataset]:
-        return built().splits(place)
-
-    yield "name", lambda: _check_name(built())
-    yield "splits", lambda: _check_splits(splits())
-    yield "samples", lambda: _check_samples(splits())
-    yield "repeatable", lambda: _check_equal(splits(), _another(built()).splits(place), "two readings")
-    yield "missing", lambda: _check_missing(built(), ABSENT if missing is None else missing)
-    yield "read_data", lambda: _check_read_data(built(), place, splits())
+    return _DataSourceKit(source, place, "no-such-place" if missing is None else missing)
 
 
-def _check_name(source: DataSource) -> None:
-    name = getattr(source, "name", None)
-    plain = isinstance(name, str) and name != "" and ":" not in name
-    require(plain, f"name must be text without a colon, got {name!r}")
-    if name in registries.data:
-        registered = registries.data.get(str(name))
-        require(registered is type(source), f"{name!r} is registered as {registered}, not as {type(source)}")
-    try:
-        _another(source)
-    except TypeError as error:
-        raise AssertionError(f"{type(source).__name__} must need no arguments: {error}") from error
+class _DataSourceKit(Kit):
+    def __init__(self, given: str | type[DataSource] | DataSource, place: str, absent: str) -> None:
+        self._given, self.place, self.absent = given, place, absent
 
+    @cached_property
+    def source(self) -> DataSource:
+        return self._given() if isinstance(self._given, type) else registries.data.build(self._given)
 
-def _another(source: DataSource) -> DataSource:
-    return type(source)()
+    @cached_property
+    def read(self) -> Splits:
+        return self.source.splits(self.place)
 
+    def _cases(self) -> Iterator[tuple[str, datasets.Dataset]]:
+        yield from self.read.items()
 
-def _check_splits(splits: Mapping[str, datasets.Dataset]) -> None:
-    import datasets
+    def name(self) -> None:
+        name, kind = getattr(self.source, "name", None), type(self.source)
+        plain = isinstance(name, str) and name != "" and ":" not in name
+        require(plain, f"name must be text without a colon, got {name!r}")
+        if name in registries.data:
+            registered = registries.data.get(str(name))
+            require(registered is kind, f"{name!r} is registered as {registered}, not as {kind}")
+        with must(f"{kind.__name__} must need no arguments"):
+            kind()
 
-    named = isinstance(splits, Mapping) and all(isinstance(name, str) and name for name in splits)
-    require(named, f"splits must be a mapping from names, got {splits!r:.200}")
-    require(len(splits) > 0, "there must be at least one split")
-    for name, split in splits.items():
-        kind = type(split).__name__
-        require(isinstance(split, datasets.Dataset), f"split {name!r} must be a datasets.Dataset, got {kind}")
-        require(len(split) > 0, f"split {name!r} must not be empty")
+    def splits(self) -> None:
+        import datasets
 
+        named = isinstance(self.read, Mapping) and all(isinstance(name, str) and name for name in self.read)
+        require(named, f"splits must be a mapping from names, got {self.read!r:.200}")
+        require(len(self.read) > 0, "there must be at least one split")
+        for name, split in self.read.items():
+            kind = type(split).__name__
+            require(isinstance(split, datasets.Dataset), f"split {name!r} must be a datasets.Dataset, got {kind}")
+            require(len(split) > 0, f"split {name!r} must not be empty")
 
-def _check_samples(splits: Mapping[str, datasets.Dataset]) -> None:
-    for name, split in splits.items():
-        try:
-            samples = Samples.of(split)
-            found = next(iter(samples.batches(1))).samples
-        except (TypeError, ValueError) as error:
-            raise AssertionError(f"Samples.of must find the samples of split {name!r}, got {error}") from error
+    def samples(self, name: str, split: datasets.Dataset) -> None:
+        with must(f"Samples.of must find the samples of split {name!r}"):
+            found = next(iter(Samples.of(split).batches(1))).samples
         require(len(found) == 1, f"split {name!r} must give one sample in a batch of one, got {len(found)}")
 
+    def repeatable(self) -> None:
+        self._require_equal(type(self.source)().splits(self.place), "two readings")
 
-def _check_equal(splits: Mapping[str, datasets.Dataset], others: Mapping[str, datasets.Dataset], what: str) -> None:
-    require(list(splits) == list(others), f"{what} must give the same splits, got {list(splits)} and {list(others)}")
-    for name, split in splits.items():
-        other = others[name]
-        require(split.features == other.features, f"{what} of split {name!r} must have equal features")
-        require(len(split) == len(other), f"{what} of split {name!r} have {len(split)} and {len(other)} samples")
-        for row, (one, two) in enumerate(zip(_stored(split), _stored(other), strict=True)):
-            require(one == two, f"{what} of split {name!r} differ in row {row}: {one!r:.100} and {two!r:.100}")
+    def missing(self) -> None:
+        errors = (FileNotFoundError, ValueError)
+        require_error(errors, lambda: self.source.splits(self.absent), self.absent, self.absent)
+
+    def read_data(self) -> None:
+        name = self.source.name
+        skip_unless(name in registries.data, f"{name!r} is not registered")
+        others = {split: read_data(f"{name}:{self.place}", split=split) for split in self.read}
+        self._require_equal(others, "splits and read_data")
+
+    def _require_equal(self, others: Splits, what: str) -> None:
+        same = list(self.read) == list(others)
+        require(same, f"{what} must give the same splits, got {list(self.read)} and {list(others)}")
+        for name, split in self.read.items():
+            other = others[name]
+            require(split.features == other.features, f"{what} of split {name!r} must have equal features")
+            require(len(split) == len(other), f"{what} of split {name!r} have {len(split)} and {len(other)} samples")
+            for row, (one, two) in enumerate(zip(_stored(split), _stored(other), strict=True)):
+                require(one == two, f"{what} of split {name!r} differ in row {row}: {one!r:.100} and {two!r:.100}")
 
 
 def _stored(split: datasets.Dataset) -> Iterator[dict[str, Any]]:
     """Iterate over rows as they are stored: lists, numbers, texts and bytes, with no image or sound decoded."""
     for batch in split.with_format("arrow").iter(1000):
         yield from batch.to_pylist()
-
-
-def _check_missing(source: DataSource, place: str) -> None:
-    try:
-        found = source.splits(place)
-    except (FileNotFoundError, ValueError) as error:
-        require(place in str(error), f"the error on a place that does not exist must name {place}: {error}")
-        return
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise AssertionError(
-            f"a place that does not exist must raise FileNotFoundError or ValueError, got {got}"
-        ) from error
-    raise AssertionError(f"{place} must raise FileNotFoundError or ValueError; it gave {found!r:.200}")
-
-
-def _check_read_data(source: DataSource, place: str, splits: Mapping[str, datasets.Dataset]) -> None:
-    skip_unless(source.name in registries.data, f"{source.name!r} is not registered")
-    _check_equal(
-        splits, {name: read_data(f"{source.name}:{place}", split=name) for name in splits}, "splits and read_data"
-    )

@@ -1,28 +1,46 @@
-"""Conformance check for metrics of activations."""
+"""Conformance checks for metrics of activations and of weights."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric, activation_metric
-from hf_stitch.statistics import Moments
-from hf_stitch.testing._moved import moved
-from hf_stitch.testing._require import require, require_error, skip_unless
+from hf_stitch.metrics.base import (
+    ActivationMetric,
+    Metric,
+    MomentsMetric,
+    NotComparable,
+    WeightMetric,
+    activation_metric,
+)
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments, Weights, load_weights, save_weights
 from hf_stitch.testing.conformance import conformance
+from hf_stitch.testing.kit import (
+    Kit,
+    kept,
+    moved,
+    random,
+    require,
+    require_error,
+    skip_unless,
+    unknown_invariances,
+)
 
 _ROWS = 61
 _STATISTICS = ("moments", "debiased", "grams", "features", "outputs")
-_INVARIANCES = ("orthogonal", "scaling", "invertible", "permutation", "translation")
 
 
 @conformance
-def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _MetricKit:
     """Check that a metric of activations satisfies the contract of ``ActivationMetric``.
 
     The parts, each for rows of equal widths and, if the metric takes them, of unequal ones:
@@ -49,205 +67,328 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> Iterato
         metric: Name in the registry of metrics, a class, or a metric with options, which is not modified.
         **options: Options of the metric, if given by name or class.
 
-    Raises:
-        AssertionError: The contract is violated; the message names the violation.
-
     Example:
         >>> from hf_stitch.metrics._procrustes import Procrustes
         >>> check_metric(Procrustes, unit_norm=False)
     """
-
-    @cache
-    def built() -> ActivationMetric:
-        if isinstance(metric, type):
-            return activation_metric(metric(**options))
-        return activation_metric(metric, **options)
-
-    @cache
-    def compared() -> list[tuple[Tensor, Tensor, float]]:
-        """Pairs of sides with the value of the metric."""
-        widths = ((5, 5),) if built().equal_widths else ((5, 5), (6, 4), (4, 6))
-        pairs = [(_rows(built(), dx, 1), _rows(built(), dy, 2)) for dx, dy in widths]
-        return [(x, y, float(_value(built(), x.clone(), y.clone()))) for x, y in pairs]
-
-    def of_pairs(check: Callable[[ActivationMetric, Tensor, Tensor, float], None]) -> Callable[[], None]:
-        def run() -> None:
-            for x, y, value in compared():
-                check(built(), x.clone(), y.clone(), value)
-
-        return run
-
-    def of_rows(check: Callable[..., None], count: int) -> Callable[[], None]:
-        return lambda: check(built(), *(_rows(built(), 5, 1 + seed) for seed in range(count)))
-
-    yield "declarations", lambda: _check_declared(built())
-    yield "pure", of_pairs(_check_pure)
-    yield "types", of_pairs(_check_types)
-    yield "range", of_pairs(_check_range)
-    yield "symmetric", of_pairs(_check_symmetric)
-    yield "streamed", of_pairs(_check_streamed)
-    yield "moments", of_pairs(_check_moments)
-    yield "invariances", of_pairs(_check_unchanged)
-    yield "degenerate", of_rows(_check_degenerate, 2)
-    yield "too_few_rows", of_rows(_check_few_rows, 2)
-    yield "unequal_widths", of_rows(_check_widths, 2)
-    yield "identity", of_rows(_check_identity, 2)
-    yield "triangle", of_rows(_check_triangle, 3)
-    yield "gradient", of_rows(_check_gradient, 2)
+    return _MetricKit(metric, options)
 
 
-def _rows(metric: ActivationMetric, width: int, seed: int) -> Tensor:
-    """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
-
-    A metric of outputs gets probabilities, which are also valid logits.
-    """
-    shared = torch.randn(_ROWS, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    mixing, noise, mean = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((3, width), (_ROWS, width), (width,))
-    )
-    rows = shared @ mixing + 0.7 * noise + 3 * mean
-    return (rows / 5).softmax(1) if metric.statistic == "outputs" else rows
-
-
-def _value(metric: ActivationMetric, x: Tensor, y: Tensor) -> Tensor:
-    value: Tensor = type(metric).function(x, y, **metric.options)
-    return value
-
-
-def _twin(metric: ActivationMetric) -> ActivationMetric:
-    return type(metric)(**metric.options)
-
-
-def _check_declared(metric: ActivationMetric) -> None:
-    require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
-    require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
+def _require_declared(metric: Metric) -> None:
     low, high = metric.range
     require(low < high, f"range must be (smallest, largest), got {metric.range}")
-    unknown = set(metric.invariances) - set(_INVARIANCES)
-    require(not unknown, f"invariances must be among {_INVARIANCES}, got {sorted(unknown)}")
-    require(
-        not metric.higher_is_better or not metric.triangle_inequality,
-        "triangle_inequality needs higher_is_better=False",
-    )
+    distance = not metric.higher_is_better or not metric.triangle_inequality
+    require(distance, "triangle_inequality needs higher_is_better=False")
     require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
 
 
-def _check_pure(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    random_state, before = torch.get_rng_state(), (x.clone(), y.clone())
-    _value(metric, x, y)
-    require(torch.equal(torch.get_rng_state(), random_state), "a metric must draw no random numbers")
-    require(torch.equal(x, before[0]) and torch.equal(y, before[1]), "a metric must not modify the rows")
+class _MetricKit(Kit):
+    def __init__(self, given: str | type[Metric] | Metric, options: dict[str, Any]) -> None:
+        self._given, self._options = given, options
 
+    @cached_property
+    def metric(self) -> ActivationMetric:
+        if isinstance(self._given, type):
+            return activation_metric(self._given(**self._options))
+        return activation_metric(self._given, **self._options)
 
-def _check_types(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    of_tensors = _value(metric, x.clone(), y.clone())
-    right = of_tensors.shape == () and of_tensors.dtype == torch.float64
-    require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
-    of_arrays = type(metric).function(x.numpy(), y.numpy(), **metric.options)
-    require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
-    _require_close(of_arrays, value, 1e-12, "of arrays")
-    narrow = x.bfloat16(), y.bfloat16()
-    wide = _value(metric, narrow[0].double(), narrow[1].double())
-    _require_close(_value(metric, *narrow).item(), wide.item(), 1e-12, "of bfloat16")
+    @cached_property
+    def compared(self) -> list[tuple[Tensor, Tensor, float]]:
+        """Pairs of sides with the value of the metric."""
+        widths = ((5, 5),) if self.metric.equal_widths else ((5, 5), (6, 4), (4, 6))
+        pairs = [(self._rows(dx, 1), self._rows(dy, 2)) for dx, dy in widths]
+        return [(x, y, float(self._value(x.clone(), y.clone()))) for x, y in pairs]
 
+    def _cases(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        for x, y, value in self.compared:
+            yield x.clone(), y.clone(), value
 
-def _check_range(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    low, high = metric.range
-    of_narrow = _value(metric, x.bfloat16(), y.bfloat16()).item()
-    for what, number in (("", value), (" of bfloat16 rows", of_narrow)):
-        inside = low - 1e-12 <= number <= high + 1e-12
-        require(inside, f"the value {number}{what} lies outside the range {metric.range}")
+    def _rows(self, width: int, seed: int) -> Tensor:
+        """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
 
+        A metric of outputs gets probabilities, which are also valid logits.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        mixing, noise, mean = (random(*shape, seed=generator) for shape in ((3, width), (_ROWS, width), (width,)))
+        rows = random(_ROWS, 3) @ mixing + 0.7 * noise + 3 * mean
+        return (rows / 5).softmax(1) if self.metric.statistic == "outputs" else rows
 
-def _check_symmetric(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    skip_unless(metric.symmetric, f"{metric.name} does not declare symmetry")
-    _require_close(_value(metric, y, x).item(), value, 1e-7, "with the sides exchanged")
+    def _sides(self, count: int = 2) -> list[Tensor]:
+        return [self._rows(5, 1 + seed) for seed in range(count)]
 
+    def _value(self, x: Tensor, y: Tensor) -> Tensor:
+        value: Tensor = type(self.metric).function(x, y, **self.metric.options)
+        return value
 
-def _check_streamed(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
-        streamed = _twin(metric)
-        for rows in torch.arange(len(x)).split(sizes):
-            streamed.update(x[rows], y[rows])
-        _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
-    message = require_error(ValueError, _twin(metric).compute, "computing without rows")
-    require(metric.name in message, f"an error must name {metric.name}: {message}")
+    def _twin(self) -> ActivationMetric:
+        return type(self.metric)(**self.metric.options)
 
+    def declarations(self) -> None:
+        metric = self.metric
+        require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
+        require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
+        unknown_invariances(metric.invariances)
+        _require_declared(metric)
 
-def _check_moments(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    supported = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
-    skip_unless(supported, f"{metric.name} is not computed from Moments")
-    assert isinstance(metric, MomentsMetric)
-    from_moments = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
-    _require_close(from_moments, value, 1e-8, "from Moments")
+    def pure(self, x: Tensor, y: Tensor, value: float) -> None:
+        with kept("a metric must draw no random numbers"), kept("a metric must not modify the rows", lambda: (x, y)):
+            self._value(x, y)
 
+    def types(self, x: Tensor, y: Tensor, value: float) -> None:
+        of_tensors = self._value(x.clone(), y.clone())
+        right = of_tensors.shape == () and of_tensors.dtype == torch.float64
+        require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
+        of_arrays = type(self.metric).function(x.numpy(), y.numpy(), **self.metric.options)
+        require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
+        _require_close(of_arrays, value, 1e-12, "of arrays")
+        narrow = x.bfloat16(), y.bfloat16()
+        wide = self._value(narrow[0].double(), narrow[1].double())
+        _require_close(self._value(*narrow).item(), wide.item(), 1e-12, "of bfloat16")
 
-def _check_unchanged(metric: ActivationMetric, x: Tensor, y: Tensor, value: float) -> None:
-    skip_unless(bool(metric.invariances), f"{metric.name} declares no invariances")
-    for invariance in metric.invariances:
-        for seed in range(2):
-            of_x = _value(metric, moved(x, invariance, seed), y)
-            _require_close(of_x.item(), value, 1e-7, f"x put through {invariance}")
-            of_y = _value(metric, x, moved(y, invariance, seed))
-            _require_close(of_y.item(), value, 1e-7, f"y put through {invariance}")
+    def range(self, x: Tensor, y: Tensor, value: float) -> None:
+        low, high = self.metric.range
+        for what, number in (("", value), (" of bfloat16 rows", self._value(x.bfloat16(), y.bfloat16()).item())):
+            inside = low - 1e-12 <= number <= high + 1e-12
+            require(inside, f"the value {number}{what} lies outside the range {self.metric.range}")
 
+    def symmetric(self, x: Tensor, y: Tensor, value: float) -> None:
+        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
+        _require_close(self._value(y, x).item(), value, 1e-7, "with the sides exchanged")
 
-def _check_degenerate(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    with_nan = x.clone()
-    with_nan[3, 1] = math.nan
-    cases = {
-        "fewer rows of y than of x": (x, y[:-1]),
-        "one row": (x[:1], y[:1]),
-        "NaN in x": (with_nan, y),
-        "NaN in y": (y, with_nan),
-        "integers": (x.long(), y),
-        "complex numbers": (x, y + 0j),
-        "a vector": (x[:, 0], y),
-    }
-    for what, sides in cases.items():
-        message = require_error(ValueError, partial(_value, metric, *sides), what)
-        require(metric.name in message, f"the error on {what} must name {metric.name}: {message}")
+    def streamed(self, x: Tensor, y: Tensor, value: float) -> None:
+        for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
+            streamed = self._twin()
+            for rows in torch.arange(len(x)).split(sizes):
+                streamed.update(x[rows], y[rows])
+            _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
+        require_error(ValueError, self._twin().compute, "computing without rows", self.metric.name)
 
+    def moments(self, x: Tensor, y: Tensor, value: float) -> None:
+        metric = self.metric
+        supported = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
+        skip_unless(supported, f"{metric.name} is not computed from Moments")
+        assert isinstance(metric, MomentsMetric)
+        from_moments = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
+        _require_close(from_moments, value, 1e-8, "from Moments")
 
-def _check_few_rows(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    least = max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
-    few = slice(least - 1)
-    message = require_error(ValueError, lambda: _value(metric, x[few], y[few]), f"fewer rows than the {least} declared")
-    require(metric.name in message, f"the error on too few rows must name {metric.name}: {message}")
+    def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
+        skip_unless(bool(self.metric.invariances), f"{self.metric.name} declares no invariances")
+        for invariance in self.metric.invariances:
+            for seed in range(2):
+                for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
+                    _require_close(self._value(*sides).item(), value, 1e-7, f"{side} put through {invariance}")
 
+    def degenerate(self) -> None:
+        x, y = self._sides()
+        with_nan = x.clone()
+        with_nan[3, 1] = math.nan
+        cases = {
+            "fewer rows of y than of x": (x, y[:-1]),
+            "one row": (x[:1], y[:1]),
+            "NaN in x": (with_nan, y),
+            "NaN in y": (y, with_nan),
+            "integers": (x.long(), y),
+            "complex numbers": (x, y + 0j),
+            "a vector": (x[:, 0], y),
+        }
+        for what, sides in cases.items():
+            require_error(ValueError, partial(self._value, *sides), what, self.metric.name)
 
-def _check_widths(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    skip_unless(metric.equal_widths, f"{metric.name} takes unequal widths")
-    require_error(ValueError, lambda: _value(metric, x, y[:, :-1]), "unequal widths")
+    def too_few_rows(self) -> None:
+        x, y = self._sides()
+        least = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
+        few = partial(self._value, x[: least - 1], y[: least - 1])
+        require_error(ValueError, few, f"fewer rows than the {least} declared", self.metric.name)
 
+    def unequal_widths(self) -> None:
+        x, y = self._sides()
+        skip_unless(self.metric.equal_widths, f"{self.metric.name} takes unequal widths")
+        require_error(ValueError, lambda: self._value(x, y[:, :-1]), "unequal widths")
 
-def _check_identity(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    skip_unless(not metric.higher_is_better, f"{metric.name} is a similarity, not a distance")
-    xx, xy = _value(metric, x, x).item(), _value(metric, x, y).item()
-    require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
+    def identity(self) -> None:
+        x, y = self._sides()
+        skip_unless(not self.metric.higher_is_better, f"{self.metric.name} is a similarity, not a distance")
+        xx, xy = self._value(x, x).item(), self._value(x, y).item()
+        require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
 
+    def triangle(self) -> None:
+        x, y, z = self._sides(3)
+        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
+        xy, yz, xz = (self._value(*pair).item() for pair in ((x, y), (y, z), (x, z)))
+        holds = max(xy, yz, xz) <= sum((xy, yz, xz)) / 2 + 1e-9
+        require(holds, f"the triangle inequality must hold, got distances {xy}, {yz} and {xz}")
 
-def _check_triangle(metric: ActivationMetric, x: Tensor, y: Tensor, z: Tensor) -> None:
-    skip_unless(metric.triangle_inequality, f"{metric.name} does not declare the triangle inequality")
-    xy, yz, xz = (_value(metric, *pair).item() for pair in ((x, y), (y, z), (x, z)))
-    holds = max(xy, yz, xz) <= sum((xy, yz, xz)) / 2 + 1e-9
-    require(holds, f"the triangle inequality must hold, got distances {xy}, {yz} and {xz}")
-
-
-def _check_gradient(metric: ActivationMetric, x: Tensor, y: Tensor) -> None:
-    skip_unless(metric.differentiable, f"{metric.name} is not declared differentiable")
-    for side in (0, 1):
-        pair = [x[:24].clone(), y[:24].clone()]
-        pair[side].requires_grad_()
-        with torch.enable_grad():
-            agrees = torch.autograd.gradcheck(
-                lambda *rows: _value(metric, *rows), pair, atol=1e-6, raise_exception=False
-            )
-        require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
+    def gradient(self) -> None:
+        skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
+        for side in (0, 1):
+            pair = [rows[:24].clone() for rows in self._sides()]
+            pair[side].requires_grad_()
+            with torch.enable_grad():
+                agrees = torch.autograd.gradcheck(self._value, pair, atol=1e-6, raise_exception=False)
+            require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
 
 
 def _require_close(got: float, expected: float, tolerance: float, what: str) -> None:
     close = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
     require(close, f"the value {what} is {got!r}, which should be {expected!r} to {tolerance:g}")
+
+
+@conformance
+def check_weight_metric(
+    metric: str | type[WeightMetric] | WeightMetric, a: nn.Module, b: nn.Module, **options: Any
+) -> _WeightMetricKit:
+    """Check that a metric of weights satisfies the contract of ``WeightMetric``.
+
+    The parts:
+
+    - ``declarations``: range and direction are valid, and an unknown option raises a ``TypeError``.
+    - ``reading``: it reads layers by their names without changing the network and without drawing random numbers; what
+      it reads is floating point, on the CPU, without gradients, and no view of the weights.
+    - ``saved``: readings that were saved and loaded keep their order and give the same values.
+    - ``comparable``: a layer of ``a`` is comparable with the layer of the same name of ``b``, the values are combined
+      to a finite number, and ``NotComparable`` names a layer and a reason.
+    - ``range``: values lie within the range.
+    - ``symmetric``: exchanged layers give the same value to 1e-9, if declared.
+    - ``identity``: a layer has the best value with itself: 0 for a distance, no less than with any other layer for a
+      similarity.
+    - ``triangle``: the triangle inequality holds, if declared.
+    - ``without_weights``: a network without weights raises a ``ValueError``.
+    - ``not_finite``: weights that are not finite raise ``NotComparable``.
+
+    Args:
+        metric: Name in the registry of metrics, a class, or a metric.
+        a: A network that the metric reads.
+        b: Another one, at least one layer of which is comparable with the layer of the same name of ``a``.
+        **options: Options of the metric, if given by name or class.
+
+    Example:
+        >>> from hf_stitch.metrics import WeightMetric
+        >>> class Cosine(WeightMetric):
+        ...     name, title, range = "cosine", "cosine of weights", (-1.0, 1.0)
+        ...     function = staticmethod(lambda x, y: torch.cosine_similarity(x.tensors["w"], y.tensors["w"], 0).item())
+        ...
+        ...     def read(self, model):
+        ...         layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        ...         if not layers:
+        ...             raise ValueError("no linear layers")
+        ...         return {n: Weights(n, {"w": m.weight.detach().flatten().clone()}) for n, m in layers.items()}
+        >>> check_weight_metric(Cosine, nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2)))
+    """
+    return _WeightMetricKit(metric, a, b, options)
+
+
+class _WeightMetricKit(Kit):
+    def __init__(
+        self, given: str | type[WeightMetric] | WeightMetric, a: nn.Module, b: nn.Module, options: dict[str, Any]
+    ) -> None:
+        self._given, self.networks, self._options = given, (a, b), options
+
+    @cached_property
+    def metric(self) -> WeightMetric:
+        given, options = self._given, self._options
+        found: Any = given(**options) if isinstance(given, type) else registries.metrics.build(given, **options)
+        require(isinstance(found, WeightMetric), f"{found!r} must be a WeightMetric")
+        return found
+
+    @cached_property
+    def readings(self) -> tuple[dict[str, Weights], dict[str, Weights]]:
+        a, b = map(self.metric.read, self.networks)
+        return a, b
+
+    @cached_property
+    def layers(self) -> list[Weights]:
+        """The layers of both networks."""
+        return [each for side in self.readings for each in side.values()]
+
+    @cached_property
+    def table(self) -> list[list[float]]:
+        """The values of all pairs of layers of both networks, NaN for those that are not comparable."""
+        return [[self._value(x, y) for y in self.layers] for x in self.layers]
+
+    def _cases(self) -> Iterator[tuple[str, str, float]]:
+        """Yield the names and values of comparable pairs of a layer of a and one of b."""
+        for layer, x in self.readings[0].items():
+            for other, y in self.readings[1].items():
+                if not math.isnan(value := self._value(x, y)):
+                    yield layer, other, value
+
+    def _value(self, x: Weights, y: Weights) -> float:
+        """Return the value of a pair of layers, NaN if they are not comparable."""
+        try:
+            return self.metric.value(x, y)
+        except NotComparable as error:
+            require(bool(error.layer) and bool(error.why), "NotComparable needs a layer and a reason")
+            return math.nan
+
+    def declarations(self) -> None:
+        _require_declared(self.metric)
+
+    def reading(self) -> None:
+        for network in (*self.networks, copy.deepcopy(self.networks[0]).double()):  # float64 needs no conversion
+            self._require_copies(copy.deepcopy(network))
+
+    def _require_copies(self, model: nn.Module) -> None:
+        with kept("what is read must be copies: changing it changed the network", lambda: model.state_dict().values()):
+            with kept("read must not draw random numbers"):
+                read = self.metric.read(model)
+            require(bool(read), "read must return at least one layer, or raise a ValueError")
+            for layer, each in read.items():
+                require(each.layer == layer, f"what is read of layer {layer!r} has the name {each.layer!r}")
+                for name, tensor in each.tensors.items():
+                    what = f"tensor {name!r} of layer {layer!r}"
+                    require(tensor.is_floating_point(), f"{what} must be floating point, got {tensor.dtype}")
+                    plain = tensor.device.type == "cpu" and not tensor.requires_grad
+                    require(plain, f"{what} must be detached, on the CPU")
+                    tensor.add_(1)  # a view would change the network
+
+    def saved(self) -> None:
+        a, b = self.readings
+        with TemporaryDirectory() as folder:
+            save_weights(a, Path(folder) / "a.safetensors", self.metric.name)
+            loaded = load_weights(Path(folder) / "a.safetensors", self.metric.name)
+        require(list(loaded) == list(a), "layers must keep their order when readings are saved")
+        for layer, other, value in self._cases():
+            require(value == self._value(loaded[layer], b[other]), "saved readings change the value")
+
+    def comparable(self) -> None:
+        compared = {layer: value for layer, other, value in self._cases() if layer == other}
+        require(bool(compared), "no layer of a is comparable with the layer of the same name of b")
+        require(math.isfinite(self.metric.combine(compared)), "combine must return a finite number")
+
+    def range(self, layer: str, other: str, value: float) -> None:
+        low, high = self.metric.range
+        inside = low - 1e-12 <= value <= high + 1e-12
+        require(inside, f"{layer} and {other}: {value} is outside of {self.metric.range}")
+
+    def symmetric(self, layer: str, other: str, value: float) -> None:
+        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
+        back = self._value(self.readings[1][other], self.readings[0][layer])
+        require(abs(value - back) <= 1e-9 * max(1, abs(value)), f"{layer} and {other}: {value} v. {back}")
+
+    def identity(self) -> None:
+        for i, row in enumerate(self.table):
+            name, known = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
+            require(not math.isnan(row[i]), f"layer {name} must be comparable with itself")
+            best = max(known) if self.metric.higher_is_better else min(known)
+            require(abs(row[i] - best) <= 1e-6, f"layer {name} has a better value with another: {best}")
+            if not self.metric.higher_is_better:
+                zero = abs(row[i]) <= 1e-6 * max(1, *known)
+                require(zero, f"the distance of a layer from itself is {row[i]}")
+
+    def triangle(self) -> None:
+        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
+        for row in self.table:
+            for j, direct in enumerate(row):
+                around = (first + self.table[k][j] for k, first in enumerate(row))
+                require(all(not direct > other + 1e-9 for other in around), "the triangle inequality does not hold")
+
+    def without_weights(self) -> None:
+        empty = nn.Sequential(nn.Identity())
+        require_error(ValueError, lambda: self.metric.read(empty), "a network without weights")
+
+    def not_finite(self) -> None:
+        first = self.layers[0]
+        broken = copy.deepcopy(first)
+        for tensor in broken.tensors.values():
+            tensor.fill_(math.nan)
+        require_error(NotComparable, lambda: self.metric.value(first, broken), "weights that are not finite")

@@ -28,8 +28,8 @@ from hf_stitch.resources import one_thread
 from hf_stitch.results import Result
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.testing._require import require
 from hf_stitch.testing.conformance import conformance
+from hf_stitch.testing.kit import require
 
 if TYPE_CHECKING:
     import pandas

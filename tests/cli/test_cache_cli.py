@@ -21,8 +21,7 @@ from hf_stitch.cli import app
 from hf_stitch.cli.cache import cache
 from hf_stitch.storage.cache import Cache
 from hf_stitch.storage.files import _MACHINE, UNFINISHED
-from hf_stitch.testing import parametrize_with_checks
-from hf_stitch.testing.commands import check_command
+from hf_stitch.testing import check_command, parametrize_with_checks
 
 
 @pytest.fixture
