@@ -34,20 +34,11 @@ from hf_stitch.testing.kit import require
 if TYPE_CHECKING:
     import pandas
 
-WORDS = 60
-"""Size of the vocabulary without the special tokens."""
-NEW_TOKENS = 8
-"""Length of generated texts."""
-RIDGE = 1.0
-"""Penalty of the maps."""
-BODY: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-}  # fmt: skip
-"""Sizes of the ViT and of one of the decoders."""
-LANGUAGE: dict[str, Any] = {
-    "vocab_size": WORDS + 2, "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
-}  # fmt: skip
-"""Options of both decoders. With weights as large as these, all earlier tokens matter for the next one."""
+WORDS, NEW_TOKENS, RIDGE = 60, 8, 1.0
+BODY: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
+LANGUAGE: dict[str, Any] = dict(  # with weights as large as these, all earlier tokens matter for the next one
+    vocab_size=WORDS + 2, initializer_range=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=1
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,24 +123,13 @@ def self_test(started: Callable[[str], object] = lambda name: None) -> SelfTest:
             with one_thread():
                 part()
         except Exception as raised:  # a library can raise anything
-            error = error_line(raised)
+            error = _line(raised)
         found.append(Outcome(part.name, time.perf_counter() - start, error))
     return SelfTest(tuple(found))
 
 
-def error_line(error: BaseException) -> str:
-    """Describe an error in one line.
-
-    Args:
-        error: An error that was raised.
-
-    Returns:
-        Its class, its message, and the line of code that raised it unless it is a failed check.
-
-    Example:
-        >>> error_line(AssertionError("the outputs differ"))
-        'AssertionError: the outputs differ'
-    """
+def _line(error: BaseException) -> str:
+    """Describe an error in one line, with the line of code that raised it unless it is a failed check."""
     line, frames = f"{type(error).__name__}: {error}", traceback.extract_tb(error.__traceback__)
     if frames and not isinstance(error, AssertionError):
         line += f" ({'/'.join(Path(frames[-1].filename).parts[-3:])}:{frames[-1].lineno})"
@@ -190,6 +170,12 @@ def check_installation() -> Iterator[tuple[str, Callable[[], object]]]:
 # -- networks and samples ----------------------------------------------------------------------------------------------
 
 
+def _load(build: Callable[[], Any], **options: Any) -> Adapter:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return hf_stitch.load(build().eval(), **options)
+
+
 @cache
 def _vit() -> Adapter:
     config = transformers.ViTConfig(**BODY, image_size=32, patch_size=8)
@@ -212,12 +198,6 @@ def _llama() -> Adapter:
 def _gpt2() -> Adapter:
     config = transformers.GPT2Config(n_embd=24, n_layer=3, n_head=4, n_positions=64, **LANGUAGE)
     return _load(lambda: transformers.GPT2LMHeadModel(config), processor=_tokenizer())
-
-
-def _load(build: Callable[[], Any], **options: Any) -> Adapter:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return hf_stitch.load(build().eval(), **options)
 
 
 def _tokenizer() -> Any:

@@ -1,0 +1,67 @@
+"""Tables of entries that break one promise of a check each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import SkipTest
+
+import pytest
+
+from hf_stitch.options import Configured
+from hf_stitch.registry import Entry, Registry
+from hf_stitch.testing import conformance
+
+
+@dataclass(frozen=True)
+class WithDefect(Configured):
+    """An option of a method: what is wrong with it; ``config`` is that its record forgets this option."""
+
+    defect: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name} if self.defect == "config" else super().to_dict()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What one check must find.
+
+    ``make`` gives the arguments of the check for an entry with a defect, which is named like the part that finds it;
+    without one, the entry conforms. ``also`` has the other parts that cannot but fail with it.
+    """
+
+    check: conformance[...]
+    make: Callable[[str], tuple[Any, ...]]
+    messages: dict[str, str]
+    registered: tuple[Registry[Any], type] | None = None
+    also: dict[str, set[str]] = field(default_factory=dict)
+
+    @contextmanager
+    def registering(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if self.registered is not None:
+                registry, kind = self.registered
+                patch.setitem(registry._entries, kind.name, Entry.of(kind.name, kind))
+            yield
+
+    def failing(self, defect: str) -> dict[str, str]:
+        with self.registering():
+            return failing(self.check, *self.make(defect))
+
+
+def failing(check: conformance[...], *args: Any, **options: Any) -> dict[str, str]:
+    """Run every part by itself; return what those that fail raise, an AssertionError by its message, by their names."""
+    found = {}
+    for part in check.parts(*args, **options):
+        try:
+            part()
+        except SkipTest:
+            continue
+        except AssertionError as error:
+            found[part.name] = str(error)
+        except Exception as error:  # of a part that cannot run
+            found[part.name] = repr(error)
+    return found
