@@ -2,70 +2,77 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from hf_stitch.cli import app
-from hf_stitch.cli.new_plugin import ABOUT, Kind, files_of
+from hf_stitch.cli.new_plugin import Kind, files_of
 
 from killing import survives  # isort: skip
 
-INSTALLED = """
-import sys
-from importlib import metadata
-from pathlib import Path
-
-class Plugin(metadata.Distribution):
-    def read_text(self, name):
-        if name == "METADATA":
-            return "Metadata-Version: 2.1\\nName: {name}\\nVersion: 0.1.0\\n"
-        return "[hf_stitch.{registry}]\\n{entry}\\n" if name == "entry_points.txt" else None
-    def locate_file(self, path):
-        return Path(path)
-
-class Finder(metadata.DistributionFinder):
-    def find_spec(self, *arguments):
-        return None
-    def find_distributions(self, context=metadata.DistributionFinder.Context()):
-        return [Plugin()] if context.name in (None, "{name}") else []
-
-sys.meta_path.append(Finder())
-"""
-"""A ``conftest.py`` that makes a plugin's entry point known without an installation."""
-
 
 def write(folder: Path, kind: Kind) -> Path:
-    """Write a plugin, and make it known to its tests without an installation."""
+    """Write a plugin."""
     result = CliRunner().invoke(app, ["new-plugin", f"own-{kind.value}", "--kind", kind.value, "--folder", str(folder)])
     assert result.exit_code == 0, result.output
-    project = (folder / "pyproject.toml").read_text()
-    entry = project.partition('[project.entry-points."hf_stitch.')[2].split("\n")[1].replace('"', "")
-    names = {"name": f"hf-stitch-own-{kind.value}", "registry": ABOUT[kind].registry, "entry": entry}
-    text = INSTALLED
-    for key, value in names.items():
-        text = text.replace(f"{{{key}}}", value)
-    (folder / "conftest.py").write_text(text)
     return folder
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_what_it_writes_passes_its_own_tests(tmp_path: Path, kind: Kind) -> None:
-    folder = write(tmp_path / "plugin", kind)
-    call = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "-p", "no:cacheprovider", "tests"]
-    call += [f"hf_stitch_own_{kind.value}"]
-    found = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+def install(folder: Path) -> None:
+    """Make a plugin known to processes that have its folder on their path."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    groups = project["entry-points"].items()
+    entries = [
+        f"[{group}]\n" + "\n".join(f"{name} = {value}" for name, value in each.items()) for group, each in groups
+    ]
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "entry_points.txt").write_text("\n".join(entries))
+
+
+def test_what_it_writes_passes_its_own_tests(tmp_path: Path) -> None:
+    """All kinds in one process, which starts in seconds; a plugin's doctests are tests with its package in the name."""
+    folders = {kind: write(tmp_path / kind.value, kind) for kind in Kind}
+    for folder in folders.values():
+        install(folder)
+    call = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--doctest-modules",
+        "-p",
+        "no:cacheprovider",
+        "--junitxml=report.xml",
+    ]
+    path = os.pathsep.join([*map(str, folders.values()), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    call += [kind.value for kind in Kind]
+    found = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stdout + found.stderr
+    cases = ElementTree.parse(tmp_path / "report.xml").iter("testcase")
+    passed = {(case.get("classname", ""), case.get("name", "")) for case in cases if not len(case)}  # or it is skipped
+    for kind, folder in folders.items():
+        (file,) = (folder / "tests").glob("test_*.py")
+        written = re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+        assert written and {(f"tests.{file.stem}", name) for name in written} <= passed, kind
+        documented = any(name.startswith(f"hf_stitch_own_{kind.value}.") for _, name in passed)
+        assert documented or kind is Kind.command, kind
 
 
 def test_what_it_writes_has_no_lint(tmp_path: Path) -> None:
     for kind in Kind:
         write(tmp_path / kind.value, kind)
-        (tmp_path / kind.value / "conftest.py").unlink()
     for call in (["check"], ["format", "--check"]):
         found = subprocess.run(
             [str(Path(sys.executable).with_name("ruff")), *call, "."],
