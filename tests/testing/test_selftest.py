@@ -24,6 +24,21 @@ def test_the_installation_works(check: Any) -> None:
     check()
 
 
+def test_an_error_of_a_library_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(network: Any, samples: Any) -> None:
+        raise KeyError("cache")
+
+    monkeypatch.setattr(selftest, "_check_comparison", broken)
+    found = self_test()
+    (error,) = [part.error for part in found.parts if part.error]
+    line = broken.__code__.co_firstlineno + 1
+    assert error == f"KeyError: 'cache' (tests/testing/test_selftest.py:{line})"
+    again = SelfTest.from_dict(found.to_dict())
+    assert again == found and found.to_dict()["passed"] is False
+    frame = found.to_pandas()
+    assert list(frame["name"]) == [part.name for part in found.parts] and (frame["error"] != "").sum() == 1
+
+
 @pytest.fixture
 def afresh() -> Iterator[None]:
     """Networks that no other test has changed, and that no other test gets."""
@@ -130,40 +145,39 @@ def other_cka(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hf_stitch, "compare", wrong)
 
 
+CUT, STITCHED = ("cut a vision transformer", "cut a decoder"), ("stitch two decoders", "stitch a CNN into a ViT")
+COMPARE, CACHE, PADDED, SAVED = (
+    "compare a network with itself", "generate with a cache", "continue a padded batch", "save and load",
+)  # fmt: skip
+
+
 @pytest.mark.usefixtures("afresh")
 @pytest.mark.filterwarnings("ignore:each token takes a run over the whole text")
 @pytest.mark.parametrize(
-    ("change", "parts", "message"),
+    "changes",
     [
-        (no_identity, ("cut a vision transformer", "cut a decoder"), "the identity stitch at"),
-        (other_penalty, ("stitch two decoders", "stitch a CNN into a ViT"), "the map differs from ridge regression by"),
-        (other_cka, ("compare a network with itself",), "CKA of vit.layers.1 with itself must be 1, got 0.999"),
-        (no_cache, ("generate with a cache",), "the model uses no cache: the output of generate contains none"),
-        (other_tokens, ("generate with a cache",), "the tokens with a cache differ"),
-        (forgetful_cache, ("generate with a cache",), "cache"),
-        (no_mask, ("continue a padded batch",), "continues in a padded batch by"),
-        (other_weights, ("save and load",), "the outputs of the loaded model differ"),
+        {
+            no_identity: (CUT, "the identity stitch at"),
+            other_cka: ((COMPARE,), "CKA of vit.layers.1 with itself must be 1, got 0.999"),
+            no_cache: ((CACHE,), "the model uses no cache: the output of generate contains none"),
+            other_weights: ((SAVED,), "the outputs of the loaded model differ"),
+        },
+        {
+            other_penalty: (STITCHED, "the map differs from ridge regression by"),
+            other_tokens: ((CACHE,), "the tokens with a cache differ"),
+        },
+        {forgetful_cache: ((CACHE,), "cache"), no_mask: ((PADDED,), "continues in a padded batch by")},
     ],
 )
-def test_parts_fail_alone(change: Any, parts: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    change(monkeypatch)
+def test_a_part_fails_by_the_change_that_it_is_for(
+    changes: dict[Any, tuple[tuple[str, ...], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for change in changes:
+        change(monkeypatch)
     found = self_test()
-    assert found.failed == parts and not found.passed, str(found)
+    expected = {part: message for parts, message in changes.values() for part in parts}
+    assert {*found.failed} == {*expected} and not found.passed, str(found)
+    shown = " ".join(str(found).replace("│", " ").split())
     for part in found.parts:
-        assert (message in part.error) == (part.name in parts)
-    assert message in " ".join(str(found).replace("│", " ").split())
-
-
-def test_an_error_of_a_library_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(network: Any, samples: Any) -> None:
-        raise KeyError("cache")
-
-    monkeypatch.setattr(selftest, "_check_comparison", broken)
-    found = self_test()
-    (error,) = [part.error for part in found.parts if part.error]
-    line = broken.__code__.co_firstlineno + 1
-    assert error == f"KeyError: 'cache' (tests/testing/test_selftest.py:{line})"
-    again = SelfTest.from_dict(found.to_dict())
-    assert again == found and found.to_dict()["passed"] is False
-    frame = found.to_pandas()
-    assert list(frame["name"]) == [part.name for part in found.parts] and (frame["error"] != "").sum() == 1
+        message = expected.get(part.name, "")
+        assert message in part.error and message in shown
