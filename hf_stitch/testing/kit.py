@@ -34,9 +34,10 @@ class Kit:
         found = {name: each for kind in reversed(type(self).__mro__) for name, each in vars(kind).items()}
         for name, each in found.items():
             if inspect.isfunction(each) and not name.startswith("_"):
-                yield name, partial(self._run, getattr(self, name))
+                yield name, partial(self._run, name)
 
-    def _run(self, part: Callable[..., None]) -> None:
+    def _run(self, name: str) -> None:
+        part = getattr(self, name)
         for case in self._cases() if inspect.signature(part).parameters else [()]:
             part(*case)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,16 +75,46 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _Metric
     return _MetricKit(metric, options)
 
 
-def _require_declared(metric: Metric) -> None:
-    low, high = metric.range
-    require(low < high, f"range must be (smallest, largest), got {metric.range}")
-    distance = not metric.higher_is_better or not metric.triangle_inequality
-    require(distance, "triangle_inequality needs higher_is_better=False")
-    require_error(TypeError, lambda: type(metric)(no_such_option=1), "an unknown option")
+class _Values(Kit):
+    """Parts for values of pairs ``x`` and ``y``, of activations or of weights; NaN where they are not comparable."""
+
+    metric: Any
+    table: Any  # values of all pairs of some sides
+    _value: Callable[..., float]
+    _tolerance: float  # for exchanged sides
+
+    def declarations(self) -> None:
+        low, high = self.metric.range
+        require(low < high, f"range must be (smallest, largest), got {self.metric.range}")
+        distance = not self.metric.higher_is_better or not self.metric.triangle_inequality
+        require(distance, "triangle_inequality needs higher_is_better=False")
+        require_error(TypeError, lambda: type(self.metric)(no_such_option=1), "an unknown option")
+
+    def range(self, x: Any, y: Any, value: float) -> None:
+        low, high = self.metric.range
+        inside = low - 1e-12 <= value <= high + 1e-12
+        require(inside, f"the value {value} of {_named(x, y)} lies outside the range {self.metric.range}")
+
+    def symmetric(self, x: Any, y: Any, value: float) -> None:
+        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
+        _require_close(self._value(y, x), value, self._tolerance, f"of {_named(x, y)} with the sides exchanged")
+
+    def triangle(self) -> None:
+        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
+        for row in self.table:
+            for (j, direct), (k, first) in product(enumerate(row), repeat=2):
+                broken = direct > first + self.table[k][j] + 1e-9
+                require(not broken, f"the triangle inequality must hold, got {direct} > {first} + {self.table[k][j]}")
 
 
-class _MetricKit(Kit):
-    def __init__(self, given: str | type[Metric] | Metric, options: dict[str, Any]) -> None:
+def _named(x: Any, y: Any) -> str:
+    return f"{x.layer!r} and {y.layer!r}" if isinstance(x, Weights) else f"{x.dtype} rows"
+
+
+class _MetricKit(_Values):
+    _tolerance = 1e-7
+
+    def __init__(self, given: Any, options: dict[str, Any]) -> None:
         self._given, self._options = given, options
 
     @cached_property
@@ -92,35 +123,35 @@ class _MetricKit(Kit):
             return activation_metric(self._given(**self._options))
         return activation_metric(self._given, **self._options)
 
-    @cached_property
-    def compared(self) -> list[tuple[Tensor, Tensor, float]]:
-        """Pairs of sides with the value of the metric."""
-        widths = ((5, 5),) if self.metric.equal_widths else ((5, 5), (6, 4), (4, 6))
-        pairs = [(self._rows(dx, 1), self._rows(dy, 2)) for dx, dy in widths]
-        return [(x, y, float(self._value(x.clone(), y.clone()))) for x, y in pairs]
-
     def _cases(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        for x, y, value in self.compared:
-            yield x.clone(), y.clone(), value
+        for dx, dy in ((5, 5),) if self.metric.equal_widths else ((5, 5), (6, 4), (4, 6)):
+            x, y = self._rows(dx, 1), self._rows(dy, 2)
+            yield x, y, self._value(x, y)
 
     def _rows(self, width: int, seed: int) -> Tensor:
         """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
 
         A metric of outputs gets probabilities, which are also valid logits.
         """
-        generator = torch.Generator().manual_seed(seed)
-        mixing, noise, mean = (random(*shape, seed=generator) for shape in ((3, width), (_ROWS, width), (width,)))
+        mixing, noise, mean = random(3 + _ROWS + 1, width, seed=seed).split([3, _ROWS, 1])
         rows = random(_ROWS, 3) @ mixing + 0.7 * noise + 3 * mean
         return (rows / 5).softmax(1) if self.metric.statistic == "outputs" else rows
 
     def _sides(self, count: int = 2) -> list[Tensor]:
         return [self._rows(5, 1 + seed) for seed in range(count)]
 
-    def _value(self, x: Tensor, y: Tensor) -> Tensor:
-        value: Tensor = type(self.metric).function(x, y, **self.metric.options)
-        return value
+    def _call(self, x: Any, y: Any) -> Any:
+        return type(self.metric).function(x, y, **self.metric.options)
 
-    def _twin(self) -> ActivationMetric:
+    def _value(self, x: Tensor, y: Tensor) -> float:
+        return float(self._call(x.clone(), y.clone()))
+
+    @cached_property
+    def table(self) -> list[list[float]]:
+        sides = self._sides(3)
+        return [[self._value(x, y) for y in sides] for x in sides]
+
+    def _empty(self) -> ActivationMetric:
         return type(self.metric)(**self.metric.options)
 
     def declarations(self) -> None:
@@ -128,103 +159,85 @@ class _MetricKit(Kit):
         require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
         require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
         unknown_invariances(metric.invariances)
-        _require_declared(metric)
+        super().declarations()
 
     def pure(self, x: Tensor, y: Tensor, value: float) -> None:
         with kept("a metric must draw no random numbers"), kept("a metric must not modify the rows", lambda: (x, y)):
-            self._value(x, y)
+            self._call(x, y)
 
     def types(self, x: Tensor, y: Tensor, value: float) -> None:
-        of_tensors = self._value(x.clone(), y.clone())
+        of_tensors, of_arrays = self._call(x.clone(), y.clone()), self._call(x.numpy(), y.numpy())
         right = of_tensors.shape == () and of_tensors.dtype == torch.float64
         require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
-        of_arrays = type(self.metric).function(x.numpy(), y.numpy(), **self.metric.options)
         require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
         _require_close(of_arrays, value, 1e-12, "of arrays")
         narrow = x.bfloat16(), y.bfloat16()
         wide = self._value(narrow[0].double(), narrow[1].double())
-        _require_close(self._value(*narrow).item(), wide.item(), 1e-12, "of bfloat16")
+        _require_close(self._value(*narrow), wide, 1e-12, "of bfloat16")
 
     def range(self, x: Tensor, y: Tensor, value: float) -> None:
-        low, high = self.metric.range
-        for what, number in (("", value), (" of bfloat16 rows", self._value(x.bfloat16(), y.bfloat16()).item())):
-            inside = low - 1e-12 <= number <= high + 1e-12
-            require(inside, f"the value {number}{what} lies outside the range {self.metric.range}")
-
-    def symmetric(self, x: Tensor, y: Tensor, value: float) -> None:
-        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
-        _require_close(self._value(y, x).item(), value, 1e-7, "with the sides exchanged")
+        super().range(x, y, value)
+        narrow = x.bfloat16(), y.bfloat16()
+        super().range(*narrow, self._value(*narrow))
 
     def streamed(self, x: Tensor, y: Tensor, value: float) -> None:
         for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
-            streamed = self._twin()
+            streamed = self._empty()
             for rows in torch.arange(len(x)).split(sizes):
                 streamed.update(x[rows], y[rows])
             _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
-        require_error(ValueError, self._twin().compute, "computing without rows", self.metric.name)
+        require_error(ValueError, self._empty().compute, "computing without rows", self.metric.name)
 
     def moments(self, x: Tensor, y: Tensor, value: float) -> None:
-        metric = self.metric
+        metric: Any = self.metric
         supported = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
         skip_unless(supported, f"{metric.name} is not computed from Moments")
-        assert isinstance(metric, MomentsMetric)
-        from_moments = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
-        _require_close(from_moments, value, 1e-8, "from Moments")
+        found = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
+        _require_close(found, value, 1e-8, "from Moments")
 
     def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
         skip_unless(bool(self.metric.invariances), f"{self.metric.name} declares no invariances")
-        for invariance in self.metric.invariances:
-            for seed in range(2):
-                for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
-                    _require_close(self._value(*sides).item(), value, 1e-7, f"{side} put through {invariance}")
+        for invariance, seed in product(self.metric.invariances, (0, 1)):
+            for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
+                _require_close(self._value(*sides), value, 1e-7, f"{side} put through {invariance}")
 
     def degenerate(self) -> None:
         x, y = self._sides()
         with_nan = x.clone()
         with_nan[3, 1] = math.nan
-        cases = {
-            "fewer rows of y than of x": (x, y[:-1]),
-            "one row": (x[:1], y[:1]),
-            "NaN in x": (with_nan, y),
-            "NaN in y": (y, with_nan),
-            "integers": (x.long(), y),
-            "complex numbers": (x, y + 0j),
-            "a vector": (x[:, 0], y),
-        }
-        for what, sides in cases.items():
-            require_error(ValueError, partial(self._value, *sides), what, self.metric.name)
+        self._refused("fewer rows of y than of x", x, y[:-1])
+        self._refused("one row", x[:1], y[:1])
+        self._refused("NaN in x", with_nan, y)
+        self._refused("NaN in y", y, with_nan)
+        self._refused("integers", x.long(), y)
+        self._refused("complex numbers", x, y + 0j)
+        self._refused("a vector", x[:, 0], y)
+
+    def _refused(self, what: str, x: Tensor, y: Tensor) -> None:
+        require_error(ValueError, lambda: self._call(x, y), what, self.metric.name)
 
     def too_few_rows(self) -> None:
         x, y = self._sides()
         least = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
-        few = partial(self._value, x[: least - 1], y[: least - 1])
-        require_error(ValueError, few, f"fewer rows than the {least} declared", self.metric.name)
+        self._refused(f"fewer rows than the {least} declared", x[: least - 1], y[: least - 1])
 
     def unequal_widths(self) -> None:
         x, y = self._sides()
         skip_unless(self.metric.equal_widths, f"{self.metric.name} takes unequal widths")
-        require_error(ValueError, lambda: self._value(x, y[:, :-1]), "unequal widths")
+        require_error(ValueError, lambda: self._call(x, y[:, :-1]), "unequal widths")
 
     def identity(self) -> None:
         x, y = self._sides()
         skip_unless(not self.metric.higher_is_better, f"{self.metric.name} is a similarity, not a distance")
-        xx, xy = self._value(x, x).item(), self._value(x, y).item()
+        xx, xy = self._value(x, x), self._value(x, y)
         require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
-
-    def triangle(self) -> None:
-        x, y, z = self._sides(3)
-        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
-        xy, yz, xz = (self._value(*pair).item() for pair in ((x, y), (y, z), (x, z)))
-        holds = max(xy, yz, xz) <= sum((xy, yz, xz)) / 2 + 1e-9
-        require(holds, f"the triangle inequality must hold, got distances {xy}, {yz} and {xz}")
 
     def gradient(self) -> None:
         skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
         for side in (0, 1):
-            pair = [rows[:24].clone() for rows in self._sides()]
-            pair[side].requires_grad_()
+            pair = [rows[:24].requires_grad_(place == side) for place, rows in enumerate(self._sides())]
             with torch.enable_grad():
-                agrees = torch.autograd.gradcheck(self._value, pair, atol=1e-6, raise_exception=False)
+                agrees = torch.autograd.gradcheck(self._call, pair, atol=1e-6, raise_exception=False)
             require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
 
 
@@ -274,14 +287,14 @@ def check_weight_metric(
         ...         return {n: Weights(n, {"w": m.weight.detach().flatten().clone()}) for n, m in layers.items()}
         >>> check_weight_metric(Cosine, nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2)))
     """
-    return _WeightMetricKit(metric, a, b, options)
+    return _WeightMetricKit(metric, options, a, b)
 
 
-class _WeightMetricKit(Kit):
-    def __init__(
-        self, given: str | type[WeightMetric] | WeightMetric, a: nn.Module, b: nn.Module, options: dict[str, Any]
-    ) -> None:
-        self._given, self.networks, self._options = given, (a, b), options
+class _WeightMetricKit(_Values):
+    _tolerance = 1e-9
+
+    def __init__(self, given: Any, options: dict[str, Any], *networks: nn.Module) -> None:
+        self._given, self._options, self.networks = given, options, networks
 
     @cached_property
     def metric(self) -> WeightMetric:
@@ -291,9 +304,8 @@ class _WeightMetricKit(Kit):
         return found
 
     @cached_property
-    def readings(self) -> tuple[dict[str, Weights], dict[str, Weights]]:
-        a, b = map(self.metric.read, self.networks)
-        return a, b
+    def readings(self) -> list[dict[str, Weights]]:
+        return list(map(self.metric.read, self.networks))
 
     @cached_property
     def layers(self) -> list[Weights]:
@@ -302,15 +314,12 @@ class _WeightMetricKit(Kit):
 
     @cached_property
     def table(self) -> list[list[float]]:
-        """The values of all pairs of layers of both networks, NaN for those that are not comparable."""
         return [[self._value(x, y) for y in self.layers] for x in self.layers]
 
-    def _cases(self) -> Iterator[tuple[str, str, float]]:
-        """Yield the names and values of comparable pairs of a layer of a and one of b."""
-        for layer, x in self.readings[0].items():
-            for other, y in self.readings[1].items():
-                if not math.isnan(value := self._value(x, y)):
-                    yield layer, other, value
+    def _cases(self) -> Iterator[tuple[Weights, Weights, float]]:
+        for x, y in product(*(side.values() for side in self.readings)):
+            if not math.isnan(value := self._value(x, y)):
+                yield x, y, value
 
     def _value(self, x: Weights, y: Weights) -> float:
         """Return the value of a pair of layers, NaN if they are not comparable."""
@@ -319,9 +328,6 @@ class _WeightMetricKit(Kit):
         except NotComparable as error:
             require(bool(error.layer) and bool(error.why), "NotComparable needs a layer and a reason")
             return math.nan
-
-    def declarations(self) -> None:
-        _require_declared(self.metric)
 
     def reading(self) -> None:
         for network in (*self.networks, copy.deepcopy(self.networks[0]).double()):  # float64 needs no conversion
@@ -342,28 +348,18 @@ class _WeightMetricKit(Kit):
                     tensor.add_(1)  # a view would change the network
 
     def saved(self) -> None:
-        a, b = self.readings
+        a, _ = self.readings
         with TemporaryDirectory() as folder:
             save_weights(a, Path(folder) / "a.safetensors", self.metric.name)
             loaded = load_weights(Path(folder) / "a.safetensors", self.metric.name)
         require(list(loaded) == list(a), "layers must keep their order when readings are saved")
-        for layer, other, value in self._cases():
-            require(value == self._value(loaded[layer], b[other]), "saved readings change the value")
+        for x, y, value in self._cases():
+            require(value == self._value(loaded[x.layer], y), "saved readings change the value")
 
     def comparable(self) -> None:
-        compared = {layer: value for layer, other, value in self._cases() if layer == other}
+        compared = {x.layer: value for x, y, value in self._cases() if x.layer == y.layer}
         require(bool(compared), "no layer of a is comparable with the layer of the same name of b")
         require(math.isfinite(self.metric.combine(compared)), "combine must return a finite number")
-
-    def range(self, layer: str, other: str, value: float) -> None:
-        low, high = self.metric.range
-        inside = low - 1e-12 <= value <= high + 1e-12
-        require(inside, f"{layer} and {other}: {value} is outside of {self.metric.range}")
-
-    def symmetric(self, layer: str, other: str, value: float) -> None:
-        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
-        back = self._value(self.readings[1][other], self.readings[0][layer])
-        require(abs(value - back) <= 1e-9 * max(1, abs(value)), f"{layer} and {other}: {value} v. {back}")
 
     def identity(self) -> None:
         for i, row in enumerate(self.table):
@@ -374,13 +370,6 @@ class _WeightMetricKit(Kit):
             if not self.metric.higher_is_better:
                 zero = abs(row[i]) <= 1e-6 * max(1, *known)
                 require(zero, f"the distance of a layer from itself is {row[i]}")
-
-    def triangle(self) -> None:
-        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
-        for row in self.table:
-            for j, direct in enumerate(row):
-                around = (first + self.table[k][j] for k, first in enumerate(row))
-                require(all(not direct > other + 1e-9 for other in around), "the triangle inequality does not hold")
 
     def without_weights(self) -> None:
         empty = nn.Sequential(nn.Identity())

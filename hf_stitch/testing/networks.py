@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters import Adapter, CutInfo, NotACutError, Override, load
+from hf_stitch.adapters import Adapter, NotACutError, Override, load
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.surgery import is_bookkeeping
 from hf_stitch.adapters.discovery.verify import same
@@ -25,7 +26,6 @@ from hf_stitch.representation import Representation
 from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.kit import Configuration, Kit, must, require, require_error, skip_unless
 
-T = TypeVar("T")
 Inputs = Mapping[str, Any]
 
 
@@ -63,6 +63,7 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> _AdapterKit:
 class _Halves(NamedTuple):
     """What is known of the halves of a model at a layer: whether they are exact, all sizes, and whether they hook."""
 
+    layer: str
     front: bool
     back: bool
     sizes: list[int]
@@ -70,58 +71,36 @@ class _Halves(NamedTuple):
 
 
 class _AdapterKit(Kit):
-    """Everything is computed once, with a watch on the model."""
+    """What a part modifies in the model is kept for the last one, which runs those that have not run yet."""
 
     def __init__(self, adapter: Adapter, batches: Sequence[Inputs]) -> None:
         self.adapter, self.batches = adapter, batches
-        self.modified: set[str] = set()
+        self.ran, self.modified = set[str](), set[str]()
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Record what is modified in the model."""
+    def _run(self, name: str) -> None:
         before = _state(self.adapter.model)
-        with torch.no_grad():
-            yield
-        after = _state(self.adapter.model)
-        self.modified |= {what for what in before if before[what] != after[what]}
-
-    @cached_property
-    def explained(self) -> dict[str, CutInfo]:
-        with self._watched():
-            return {layer: self.adapter.verify_cut(layer) for layer in self.adapter.layers}
+        try:
+            with torch.no_grad():
+                super()._run(name)
+        finally:
+            after = _state(self.adapter.model)
+            self.modified |= {what for what in before if before[what] != after[what]}
+            self.ran.add(name)
 
     @cached_property
     def encoded(self) -> list[tuple[Inputs, dict[str, Representation], Any]]:
         """Batches with their representations at all layers, and the output of the model."""
-        with self._watched():
-            encode, forward, layers = self.adapter.encode, self.adapter.forward, self.adapter.layers
-            return [(inputs, encode(inputs, layers), forward(inputs)) for inputs in self.batches]
+        encode, forward, layers = self.adapter.encode, self.adapter.forward, self.adapter.layers
+        return [(inputs, encode(inputs, layers), forward(inputs)) for inputs in self.batches]
 
     def _cases(self) -> Iterator[tuple[str, Representation, Inputs, Any]]:
         for inputs, together, output in self.encoded:
             for layer, representation in together.items():
                 yield layer, representation, inputs, output
 
-    def _at_cuts(self, read: Callable[[str, Representation, Inputs, Any], T]) -> list[tuple[str, T]]:
-        cases = list(self._cases())
-        with self._watched():
-            return [(case[0], read(*case)) for case in cases]
-
     @cached_property
-    def apart(self) -> list[tuple[str, bool]]:
-        """Layers, and whether they are the same when they are encoded alone."""
-        return self._at_cuts(
-            lambda layer, known, inputs, _: torch.equal(self.adapter.encode(inputs, layer)[layer].values, known.values)
-        )
-
-    @cached_property
-    def decoded(self) -> list[tuple[str, bool]]:
-        """Layers, and whether decoding them gives the output of the model."""
-        return self._at_cuts(lambda layer, known, _, output: same(self.adapter.decode(known, layer), output))
-
-    @cached_property
-    def divided(self) -> list[tuple[str, _Halves]]:
-        return self._at_cuts(self._halves)
+    def divided(self) -> list[_Halves]:
+        return [self._halves(*case) for case in self._cases()]
 
     def _halves(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> _Halves:
         front, back = self.adapter.front(layer), self.adapter.back(layer)
@@ -129,7 +108,7 @@ class _AdapterKit(Kit):
         sizes = [sum(p.numel() for p in half.parameters()) for half in (front, back, self.adapter.model)]
         hooks = [hook for half in (front, back) for module in half.modules() for hook in _hooks(module)]
         exact = torch.equal(passed.values, known.values), same(back(passed), output)
-        return _Halves(*exact, sizes, not all(map(is_bookkeeping, hooks)))
+        return _Halves(layer, *exact, sizes, not all(map(is_bookkeeping, hooks)))
 
     def layers(self) -> None:
         layers = self.adapter.layers
@@ -139,21 +118,22 @@ class _AdapterKit(Kit):
         require(ordered, "encode must return the layers in the requested order")
 
     def verified(self) -> None:
-        for layer, explanation in self.explained.items():
-            require(explanation.status == "verified", f"{layer} is listed and must be a cut: {explanation}")
+        for layer in self.adapter.layers:
+            found = self.adapter.verify_cut(layer)
+            require(found.status == "verified", f"{layer} is listed and must be a cut: {found}")
 
     def spec(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
         spec, got = self.adapter.spec(layer), known.spec
         equal = (got.layout, got.width, got.prefix_tokens) == (spec.layout, spec.width, spec.prefix_tokens)
         require(equal, f"{layer}: spec must be {spec}, got {got}")
 
-    def alone(self) -> None:
-        for layer, equal in self.apart:
-            require(equal, f"{layer}: encoding it alone and with other layers must agree")
+    def alone(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
+        equal = torch.equal(self.adapter.encode(inputs, layer)[layer].values, known.values)
+        require(equal, f"{layer}: encoding it alone and with other layers must agree")
 
-    def exact(self) -> None:
-        for layer, equal in self.decoded:
-            require(equal, f"{layer}: decode(encode(x)) must equal the output of the model")
+    def exact(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
+        equal = same(self.adapter.decode(known, layer), output)
+        require(equal, f"{layer}: decode(encode(x)) must equal the output of the model")
 
     def context(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
         interface = self.adapter.interface
@@ -166,29 +146,29 @@ class _AdapterKit(Kit):
             require(blank, f"{layer}: the context must not contain {name}")
 
     def halves(self) -> None:
-        for layer, half in self.divided:
-            require(half.front, f"{layer}: the front half must give the representation")
-            require(half.back, f"{layer}: the back half must give the output of the model")
+        for half in self.divided:
+            require(half.front, f"{half.layer}: the front half must give the representation")
+            require(half.back, f"{half.layer}: the back half must give the output of the model")
 
     def size(self) -> None:
-        for layer, half in self.divided:
-            fits = max(half.sizes[:2]) <= half.sizes[2]
-            require(fits, f"{layer}: halves must not be larger than the model, got {half.sizes}")
+        for half in self.divided:
+            message = f"{half.layer}: halves must not be larger than the model, got {half.sizes}"
+            require(max(half.sizes[:2]) <= half.sizes[2], message)
 
     def hooks(self) -> None:
         allowed = "halves must have no hooks except those that transformers uses to collect hidden states"
-        for layer, half in self.divided:
-            require(not half.hooked, f"{layer}: {allowed}")
+        for half in self.divided:
+            require(not half.hooked, f"{half.layer}: {allowed}")
 
     def not_a_cut(self) -> None:
-        with self._watched():
-            encode = self.adapter.encode
-            require_error(NotACutError, lambda: encode(self.batches[0], "no.such.layer"), "an unknown layer")
+        encode = self.adapter.encode
+        require_error(NotACutError, lambda: encode(self.batches[0], "no.such.layer"), "an unknown layer")
 
     def unmodified(self) -> None:
-        _ = self.explained, self.encoded, self.apart, self.decoded, self.divided
-        with suppress(AssertionError):
-            self.not_a_cut()
+        for name, part in self:
+            if name not in {*self.ran, "unmodified"}:
+                with suppress(AssertionError):
+                    part()
         for what in sorted(self.modified):
             allowed = what == "random numbers" and self._draws()
             require(allowed, f"{what} of the model must not be modified")
@@ -196,7 +176,7 @@ class _AdapterKit(Kit):
     def _draws(self) -> bool:
         """Whether the network itself draws random numbers in eval mode, as older speech models do, in vain."""
         state = torch.get_rng_state()
-        with torch.no_grad(), evaluating(self.adapter.model):
+        with evaluating(self.adapter.model):
             self.adapter.model(**{**self.adapter.interface.options, **self.adapter.inputs(self.batches[0])})
         return not torch.equal(torch.get_rng_state(), state)
 
@@ -260,23 +240,11 @@ class _OverrideKit(Kit):
 
     @cached_property
     def adapter(self) -> Adapter:
-        with self._registered():
+        """The network with the override, which is registered for its class meanwhile, unless it is registered."""
+        name, kind = full_name(type(self.model)), type(self.override)
+        added = {} if type(override_of(self.model)) is kind else {name: Entry.of(name, kind)}
+        with patch.dict(registries.overrides._entries, added):
             return load(self.model)
-
-    @contextmanager
-    def _registered(self) -> Iterator[None]:
-        """Register the override for the class of the network for some time, unless it is registered already."""
-        if type(override_of(self.model)) is type(self.override):
-            yield
-            return
-        entries, name = registries.overrides._entries, full_name(type(self.model))
-        before = dict(entries)
-        entries[name] = Entry.of(name, type(self.override))
-        try:
-            yield
-        finally:
-            entries.clear()
-            entries.update(before)
 
     def _call(self) -> None:
         """Call all methods."""
@@ -296,14 +264,10 @@ class _OverrideKit(Kit):
         require(not stored, f"one override serves all networks of a class, but it stores {', '.join(sorted(stored))}")
 
     def pure(self) -> None:
-        def state() -> list[Any]:
-            tensors = self.model.state_dict(keep_vars=True).items()
-            modes = [(name, id(module), module.training) for name, module in self.model.named_modules()]
-            return [modes, [(name, id(tensor), tensor._version) for name, tensor in tensors]]
-
-        before = state()
+        before = _state(self.model)
         self._call()
-        require(state() == before, "an override must not modify the network")
+        unchanged = {**_state(self.model), "random numbers": before["random numbers"]} == before
+        require(unchanged, "an override must not modify the network")
 
     def options(self) -> None:
         options = self.override.options
@@ -406,8 +370,7 @@ class _RewriteKit(Configuration[Rewrite]):
         require(changed, "it must change modules or tensors of the network, got the same ones")
 
     def copied(self) -> None:
-        equal = _outline(copy.deepcopy(self.made)) == _outline(self.made)
-        require(equal, "a copy of the rewritten network must equal it")
+        self._require_alike(copy.deepcopy(self.made), "a copy of the rewritten network must equal it")
 
     def values(self) -> None:
         other = copy.deepcopy(self.model)
@@ -416,8 +379,7 @@ class _RewriteKit(Configuration[Rewrite]):
                 if tensor.is_floating_point():
                     tensor.neg_()
         self.entry.apply(other)
-        equal = _outline(other) == _outline(self.made)
-        require(equal, "with other values of the weights, it must make the same modules")
+        self._require_alike(other, "with other values of the weights, it must make the same modules")
 
     def dtype(self) -> None:
         double = copy.deepcopy(self.model).double()
@@ -429,10 +391,12 @@ class _RewriteKit(Configuration[Rewrite]):
         empty = copy.deepcopy(self.model).to("meta")
         with must("it must change a network without values too"), weightless():
             self.entry.apply(empty)
-        equal = _outline(empty) == _outline(self.made)
-        require(equal, "without values of the weights, it must make the same modules")
+        self._require_alike(empty, "without values of the weights, it must make the same modules")
         elsewhere = [name for name, tensor in _tensors(empty).items() if not tensor.is_meta]
         require(not elsewhere, f"tensors must be on the device of the network, but not {', '.join(elsewhere)}")
+
+    def _require_alike(self, other: nn.Module, message: str) -> None:
+        require(_outline(other) == _outline(self.made), message)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ class Similar(WeightAngle):
 
 
 @pytest.mark.parametrize(
-    ("metric", "why"), [(Clamped, "outside of"), (Viewing, "must be copies"), (Similar, "better value with another")]
+    ("metric", "why"), [(Clamped, "outside the range"), (Viewing, "must be copies"), (Similar, "better value with another")]
 )
 def test_the_check_finds_what_is_wrong(metric: type[WeightMetric], why: str) -> None:
     with pytest.raises(AssertionError, match=why):

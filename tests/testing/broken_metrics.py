@@ -193,18 +193,18 @@ WEIGHTS: dict[str, tuple[type[Angle], dict[str, Any], str]] = {
     "reading": (Views, {}, "must be copies"),
     "saved": (Tagged, {}, "saved readings change the value"),
     "comparable": (Angle, {"combine": lambda self, values: float("nan")}, "combine must return a finite number"),
-    "range": (Angle, {"range": (0.0, 0.1)}, "is outside of"),
+    "range": (Angle, {"range": (0.0, 0.1)}, "lies outside the range"),
     "symmetric": (
         Angle,
         valued(lambda value, x, y: value * (0.5 if x.sum() > y.sum() else 1), triangle_inequality=False),
-        "v.",
+        "with the sides exchanged",
     ),
     "identity": (
         Angle,
         valued(lambda value, x, y: value + 1, range=(0.0, 9.0)),
         "the distance of a layer from itself is 1",
     ),
-    "triangle": (Angle, valued(lambda value, x, y: value**9, range=(0.0, 1e9)), "triangle inequality does not hold"),
+    "triangle": (Angle, valued(lambda value, x, y: value**9, range=(0.0, 1e9)), "triangle inequality must hold"),
     "without_weights": (Empty, {}, "a network without weights must raise ValueError"),
     "not_finite": (Angle, valued(tolerant), "weights that are not finite must raise NotComparable"),
 }
