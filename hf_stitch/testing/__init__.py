@@ -8,11 +8,10 @@ is violated; :func:`parametrize_with_checks` makes one test of pytest for each p
 from hf_stitch.testing.commands import check_command
 from hf_stitch.testing.conformance import Part, conformance, parametrize_with_checks
 from hf_stitch.testing.data_sources import check_data_source
-from hf_stitch.testing.detectors import check_detector
 from hf_stitch.testing.maps import check_matcher, check_stitch
+from hf_stitch.testing.methods import check_detector, check_selection, check_similarity
 from hf_stitch.testing.metrics import check_metric, check_weight_metric
 from hf_stitch.testing.networks import check_adapter, check_override, check_rewrite
-from hf_stitch.testing.relative import check_selection, check_similarity
 from hf_stitch.testing.selftest import SelfTest, check_installation, self_test
 from hf_stitch.testing.tasks import check_task
 

@@ -19,18 +19,7 @@ from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.kit import Kit, must, require, skip_unless
 
 Function = Callable[..., Any]
-IMPORT = """
-import importlib, sys
-name, heavy = sys.argv[1], ("torch", "transformers")
-try:
-    importlib.import_module(name)
-except ModuleNotFoundError as error:
-    if error.name is not None and (name + ".").startswith(error.name + "."):
-        print("absent")
-        sys.exit()
-    raise
-print("imported", *(module for module in heavy if module in sys.modules))
-"""
+HEAVY = {"torch", "transformers"}
 
 
 @conformance
@@ -108,14 +97,16 @@ class _CommandKit(Kit):
 
     def light(self) -> None:
         module = self.functions[0].__module__
-        in_a_session = module in (None, "__main__")
-        skip_unless(not in_a_session, "the command is not in a module that can be imported")
+        skip_unless(module not in (None, "__main__"), "the command is not in a module that can be imported")
+        code = f"import sys, {module}; print(*sorted({HEAVY} & sys.modules.keys()))"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        call = [sys.executable, "-c", IMPORT, module]
+        call = [sys.executable, "-c", code]
         child = subprocess.run(call, capture_output=True, text=True, check=False, env=environment)
-        require(child.returncode == 0, f"importing {module} must not fail: {child.stderr.strip()[-500:]}")
-        status, *heavy = child.stdout.splitlines()[-1].split()
-        skip_unless(status != "absent", f"{module} cannot be imported by its name")
+        error = child.stderr.strip()
+        missing = error.rpartition("ModuleNotFoundError: No module named ")[2].partition(";")[0].strip("'")
+        skip_unless(not f"{module}.".startswith(f"{missing}."), f"{module} cannot be imported by its name")
+        require(child.returncode == 0, f"importing {module} must not fail: {error[-500:]}")
+        heavy = (child.stdout.splitlines() or [""])[-1].split()
         require(not heavy, f"importing {module} must not import {' and '.join(heavy)}: import them in the function")
 
     def runs(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_stitch.data import DataSource, Samples, read_data
 from hf_stitch.registry import registries
 from hf_stitch.testing.conformance import conformance
-from hf_stitch.testing.kit import Kit, must, require, require_error, skip_unless
+from hf_stitch.testing.kit import Kit, must, require, require_error, require_registered, skip_unless
 
 if TYPE_CHECKING:
     import datasets
@@ -64,8 +64,7 @@ class _DataSourceKit(Kit):
         plain = isinstance(name, str) and name != "" and ":" not in name
         require(plain, f"name must be text without a colon, got {name!r}")
         if name in registries.data:
-            registered = registries.data.get(str(name))
-            require(registered is kind, f"{name!r} is registered as {registered}, not as {kind}")
+            require_registered(registries.data, self.source)
         with must(f"{kind.__name__} must need no arguments"):
             kind()
 

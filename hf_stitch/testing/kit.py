@@ -85,6 +85,12 @@ def require_error(
         raise AssertionError(f"{what} must raise {names}; nothing was raised")
 
 
+def require_registered(registry: Registry[Any], entry: Any) -> None:
+    """The registry must have the class of an entry under its name."""
+    found, kind = registry.get(entry.name), type(entry)
+    require(found is kind, f"{entry.name!r} is registered as {found}, not as {kind}")
+
+
 @contextmanager
 def must(what: str) -> Iterator[None]:
     """Any error in the block is one of the entry: raise AssertionError with what must work, and the error."""

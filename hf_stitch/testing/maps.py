@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,16 @@ from hf_stitch.representation import RepresentationSpec
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import SequenceStitch, Stitch
 from hf_stitch.testing.conformance import conformance
-from hf_stitch.testing.kit import Configuration, Kit, kept, random, require, require_error, skip_unless
+from hf_stitch.testing.kit import (
+    Configuration,
+    Kit,
+    kept,
+    random,
+    require,
+    require_error,
+    require_registered,
+    skip_unless,
+)
 
 _ROWS = 200
 _EQUAL, _UNEQUAL = ((12, 12),), ((12, 8), (8, 12))
@@ -60,10 +70,10 @@ class _MatcherKit(Configuration[Matcher]):
         skip_unless(not isinstance(self.entry, TrainedMatcher), f"{self.entry.name} is trained through networks")
         return (_clustered(*each) if isinstance(self.entry, UnpairedMatcher) else _related(*each) for each in widths)
 
-    def _fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float64) -> Stitch:
+    def _fit(self, x: Tensor, y: Tensor, moments: Moments | None = None, dtype: torch.dtype = torch.float64) -> Stitch:
         """Fit the matcher to rows, or to their moments."""
         if isinstance(self.entry, ClosedFormMatcher):
-            return self.entry.fit(_moments_at_once(x, y), dtype=dtype)
+            return self.entry.fit(moments or _moments_at_once(x, y), dtype=dtype)
         if isinstance(self.entry, UnpairedMatcher):
             pairs, rest = len(x) // 8, (len(x) + len(x) // 8) // 2
             return self.entry.fit(x[:pairs], y[:pairs], dtype=dtype, unpaired=(x[pairs:rest], y[rest:]))
@@ -79,13 +89,9 @@ class _MatcherKit(Configuration[Matcher]):
         require(collects in known, f"collects must be one of {known}, got {collects!r}")
 
     def pure(self, x: Tensor, y: Tensor) -> None:
-        if isinstance(self.entry, ClosedFormMatcher):
-            moments = _moments_at_once(x, y)
-            with kept("a fit must not modify the moments", lambda: moments.state_dict().values()):
-                self.entry.fit(moments, dtype=torch.float64)
-        else:
-            with kept("a fit must not modify the rows", lambda: (x, y)):
-                self._fit(x, y)
+        moments = _moments_at_once(x, y)
+        with kept("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())):
+            self._fit(x, y, moments)
 
     def repeatable(self, x: Tensor, y: Tensor) -> None:
         stitch = self._fit(x, y)
@@ -93,12 +99,9 @@ class _MatcherKit(Configuration[Matcher]):
         _require_same(stitch, self._fit(x, y), x, "twice", tolerance=0.0)
 
     def streamed(self, x: Tensor, y: Tensor) -> None:
-        matcher = self.entry
-        skip_unless(isinstance(matcher, ClosedFormMatcher), f"{matcher.name} is not fitted to moments")
-        assert isinstance(matcher, ClosedFormMatcher)
-        stitch = self._fit(x, y)
+        skip_unless(isinstance(self.entry, ClosedFormMatcher), f"{self.entry.name} is not fitted to moments")
         for route, moments in _moments_streamed(x, y).items():
-            _require_same(stitch, matcher.fit(moments, dtype=torch.float64), x, route, tolerance=1e-10)
+            _require_same(self._fit(x, y), self._fit(x, y, moments), x, route, tolerance=1e-10)
 
     def fitted(self, x: Tensor, y: Tensor) -> None:
         found, unpaired = self._fit(x, y).fitted, isinstance(self.entry, UnpairedMatcher)
@@ -109,12 +112,9 @@ class _MatcherKit(Configuration[Matcher]):
         self._require_refused(x[:0], y[:0])
 
     def unpaired(self, x: Tensor, y: Tensor) -> None:
-        matcher = self.entry
+        matcher: Any = self.entry
         skip_unless(isinstance(matcher, UnpairedMatcher), f"{matcher.name} is fitted to pairs alone")
-        assert isinstance(matcher, UnpairedMatcher)
-        with torch.no_grad():
-            mapped = self._fit(x, y)(x)
-        cosine = torch.cosine_similarity(mapped + 3, y + 3).mean().item()
+        cosine = torch.cosine_similarity(self._fit(x, y)(x) + 3, y + 3).mean().item()
         require(cosine > 0.9, f"mapped rows must be near to their partners, got a mean cosine of {cosine:.2f}")
         if few := max(0, matcher.least_pairs - 1):
             rest = (x[few:], y[few:])
@@ -127,7 +127,7 @@ class _MatcherKit(Configuration[Matcher]):
             self._require_refused(x, y)
 
     def stitch(self, x: Tensor, y: Tensor) -> None:
-        check_stitch(self._fit(x, y, torch.float32))
+        check_stitch(self._fit(x, y, dtype=torch.float32))
 
     def _require_refused(self, x: Tensor, y: Tensor) -> None:
         what = f"fitting {len(x)} rows of widths {x.shape[1]} and {y.shape[1]}"
@@ -174,7 +174,6 @@ def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:
     return {"in batches": streamed, "merged backwards": merged, "in another order": shuffled}
 
 
-@torch.no_grad()
 def _require_same(stitch: Stitch, other: Stitch, x: Tensor, route: str, tolerance: float) -> None:
     expected, got = stitch(x), other(x)
     error = ((got - expected).abs().max() / expected.abs().max()).item()
@@ -219,15 +218,14 @@ class _StitchKit(Kit):
         x = torch.randn(2, 3, self.given.in_features, generator=torch.Generator().manual_seed(0))
         yield (x.to(tensors[0].device if tensors else "cpu", dtype),)
 
-    def _in_float64(self) -> Stitch:
+    @cached_property
+    def exact(self) -> Any:
+        """The stitch in float64."""
         return copy.deepcopy(self.given).double()
 
     def registered(self) -> None:
-        name, kind = self.given.name, type(self.given)
-        found = registries.stitches.get(name)
-        require(found is kind, f"{name!r} is registered as {found}, not as {kind}")
+        require_registered(registries.stitches, self.given)
 
-    @torch.no_grad()
     def rebuilt(self, x: Tensor) -> None:
         description = json.loads(json.dumps(self.given.to_dict(), allow_nan=False))
         expected = self.given(x)
@@ -241,59 +239,50 @@ class _StitchKit(Kit):
             require(same, f"a twin describes itself as {twin.to_dict()}, not as {description}")
             require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
 
-    @torch.no_grad()
     def shapes(self, x: Tensor) -> None:
         for shaped in (x, x[0], x[0, 0], x[:0]):
             shape, right = self.given(shaped).shape, (*shaped.shape[:-1], self.given.out_features)
             require(shape == right, f"an input of shape {tuple(shaped.shape)} must give {right}, gave {tuple(shape)}")
 
-    @torch.no_grad()
     def dtypes(self, x: Tensor) -> None:
         found = self.given(x).dtype
         require(found == x.dtype, f"an input of {x.dtype} must give {x.dtype}, gave {found}")
-        in_float64 = self._in_float64()(x.double()).dtype == torch.float64
+        in_float64 = self.exact(x.double()).dtype == torch.float64
         require(in_float64, "cast to float64, it must compute in float64")
 
-    @torch.no_grad()
     def independent(self, x: Tensor) -> None:
-        exact, x, of_sequences = self._in_float64(), x.double(), isinstance(self.given, SequenceStitch)
-        each, given = ("sample", x) if of_sequences else ("vector", x.flatten(0, 1))
-        close = torch.allclose(exact(given), torch.stack([exact(one) for one in given]), rtol=1e-10, atol=1e-12)
-        require(close, f"the output for a {each} must not depend on the other {each}s")
+        each, given = ("sample", x) if isinstance(self.given, SequenceStitch) else ("vector", x.flatten(0, 1))
+        given = given.double()
+        alone = torch.stack([self.exact(one) for one in given])
+        _require_close(self.exact(given), alone, f"the output for a {each} must not depend on the other {each}s")
 
-    @torch.no_grad()
     def padding(self, x: Tensor) -> None:
         skip_unless(isinstance(self.given, SequenceStitch), f"{self.given.name} looks at single positions")
-        exact, x = cast(SequenceStitch, self._in_float64()), x.double()
+        x = x.double()
         for mask in (torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])):
             mask = mask.expand(len(x), -1).to(x.device)
-            real, other = exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
-            close = torch.allclose(real, exact.map_sequence(other, mask)[mask], rtol=1e-10)
-            require(close, "the output at real positions must not depend on values at masked ones")
-            short = exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
-            close = torch.allclose(real, short, rtol=1e-10, atol=1e-12)
-            require(close, "the output at real positions must be that without the masked ones")
+            real, other = self.exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
+            message = "the output at real positions must not depend on values at masked ones"
+            _require_close(real, self.exact.map_sequence(other, mask)[mask], message)
+            short = self.exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
+            _require_close(real, short, "the output at real positions must be that without the masked ones")
 
-    @torch.no_grad()
     def causal(self, x: Tensor) -> None:
         declared = isinstance(self.given, SequenceStitch) and self.given.causal
         skip_unless(declared, f"{self.given.name} does not declare that it is causal")
-        exact, x = self._in_float64(), x.double()
-        close = torch.allclose(exact(x)[:, :2], exact(x[:, :2]), rtol=1e-10, atol=1e-12)
-        require(close, "the output at a position must not depend on later ones: set causal = False")
+        message = "the output at a position must not depend on later ones: set causal = False"
+        _require_close(self.exact(x.double())[:, :2], self.exact(x.double()[:, :2]), message)
 
-    @torch.no_grad()
     def affine(self, x: Tensor) -> None:
         skip_unless(self.given.affine, f"{self.given.name} does not declare that it is affine")
-        exact, x = self._in_float64(), x.double()
-        mixed = torch.lerp(exact(x[:1]), exact(x[1:2]), 0.3)
-        close = torch.allclose(exact(torch.lerp(x[:1], x[1:2], 0.3)), mixed, rtol=1e-10, atol=1e-12)
-        require(close, "the map is not affine: set affine = False")
+        one, other = x.double().split(1)
+        mixed = torch.lerp(self.exact(one), self.exact(other), 0.3)
+        _require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
 
     def gradients(self, x: Tensor) -> None:
-        twin, x = copy.deepcopy(self.given), x.clone().requires_grad_()
+        twin = copy.deepcopy(self.given)
         with torch.enable_grad():
-            out = twin(x)
+            out = twin(x.requires_grad_())
             require(out.requires_grad, "no gradient reaches the input")
             out.square().sum().backward()
         for name, tensor in [("the input", x), *twin.named_parameters()]:
@@ -304,3 +293,7 @@ class _StitchKit(Kit):
         width = self.given.in_features
         wrong = x.new_zeros(2, width + 1)
         require_error(ValueError, lambda: self.given(wrong), f"an input of width {width + 1}", str(width))
+
+
+def _require_close(got: Tensor, expected: Tensor, message: str) -> None:
+    require(torch.allclose(got, expected, rtol=1e-10, atol=1e-12), message)

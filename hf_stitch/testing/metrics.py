@@ -48,10 +48,11 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _Metric
 
     - ``declarations``: its name is that of its function; statistic, range and invariances are valid; an unknown option
       raises a ``TypeError``.
-    - ``pure``: it draws no random numbers and does not modify the rows.
-    - ``types``: arrays give a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
     - ``range``: values lie within its range, those of bfloat16 rows too.
     - ``symmetric``: exchanged sides give the same value to 1e-7, if declared.
+    - ``triangle``: distances satisfy the triangle inequality, if declared.
+    - ``pure``: it draws no random numbers and does not modify the rows.
+    - ``types``: arrays give a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
     - ``streamed``: streamed in any batches, it gives the value of all rows at once, to 1e-8. Without rows it raises an
       error that names it.
     - ``moments``: so it does from ``Moments``, if it is computed from them.
@@ -61,7 +62,6 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _Metric
     - ``too_few_rows``: so do fewer rows than it declares.
     - ``unequal_widths``: they raise an error if it declares that it needs equal ones.
     - ``identity``: the distance between equal sides is 0 to 1e-6 of other distances, if it is a distance.
-    - ``triangle``: distances satisfy the triangle inequality, if declared.
     - ``gradient``: gradients agree with finite differences, if it is declared differentiable.
 
     Args:

@@ -22,7 +22,7 @@ from hf_stitch.tasks.base import IGNORED, Answers, Array, Task
 from hf_stitch.tasks.heads import logits_of, task_of
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.testing.conformance import conformance
-from hf_stitch.testing.kit import Kit, require, skip_unless
+from hf_stitch.testing.kit import Kit, require, require_registered, skip_unless
 
 SAMPLES = 12
 
@@ -122,7 +122,7 @@ class _TaskKit(Kit):
 
     def declared(self) -> None:
         task = self.given
-        require(registries.tasks.get(task.name) is type(task), f"the registry has another class for {task.name!r}")
+        require_registered(registries.tasks, task)
         missing = [name for name in task.compared if name not in task.figures]
         require(not missing, f"compared figures must be among figures, but {', '.join(missing)} are not")
         require("" in task.models, "models must name a class for all modalities ('')")
