@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 from unittest import SkipTest
@@ -112,7 +112,7 @@ class _TaskKit(Kit):
             logits = logits_of(self.network.forward(self.task.inputs(self.network, batch.samples))).float()
         return logits, self.task.asked(self.model, batch.samples, labels)
 
-    def _drawn(self, measured: Mapping[str, Answers]) -> dict[str, dict[str, Array]]:
+    def _drawn(self, **measured: Answers) -> dict[str, dict[str, Array]]:
         return self.task.drawn(measured, resamples=3, seed=0)
 
     def _sides(self) -> list[Answers]:
@@ -140,8 +140,8 @@ class _TaskKit(Kit):
 
     def itself(self) -> None:
         task, target = self.task, self.measured["target"]
-        rows = {"target": target, "stitched": target}
-        found = self._drawn({**rows, "chance": task.chance(rows, 0)})
+        chance_row = task.chance({"target": target, "stitched": target}, 0)
+        found = self._drawn(target=target, stitched=target, chance=chance_row)
         names = ", ".join(found["stitched"])
         require({*found["stitched"]} <= {*task.figures}, f"figures must be declared, got {names}")
         for figure, values in found.get("target", {}).items():
@@ -155,8 +155,8 @@ class _TaskKit(Kit):
     def batches(self) -> None:
         for who, row in self._measure(1).items():
             for name, values in row.items():
-                close = _close(np.asarray(values), np.asarray(self.measured[who][name]), 1e-4, 1e-4)
-                require(close, f"{name} of {who} depends on the other samples of a batch")
+                what = f"{name} of {who}, alone and with the other samples of a batch,"
+                _require_close(np.asarray(values), np.asarray(self.measured[who][name]), what, 1e-4, 1e-4)
 
     def resamples(self) -> None:
         rows, count = self._sides(), len(self.samples)
@@ -166,17 +166,15 @@ class _TaskKit(Kit):
         found = self.task.figures_of(own, target, weights[None])
         own, target = ({name: values[again] for name, values in row.items()} for row in (own, target))
         for figure, values in self.task.figures_of(own, target, np.ones((1, count))).items():
-            wrong = f"{figure} with weights is {found[figure]}, and of the repeated samples {values}"
-            require(_close(found[figure], values), wrong)
+            _require_close(found[figure], values, f"{figure} with weights and of the repeated samples")
 
     def several(self) -> None:
         rows = self._sides()
         both = {name: np.stack([row[name] for row in rows], 1) for name in rows[0] if name in rows[1]}
-        together = self._drawn({"target": rows[1], "both": both})["both"]
+        together = self._drawn(target=rows[1], both=both)["both"]
         for place, row in enumerate(rows):
-            for figure, values in self._drawn({"target": rows[1], "one": row})["one"].items():
-                close = _close(together[figure][:, place], values)
-                require(close, f"{figure} of several predictors differs from that of one")
+            for figure, values in self._drawn(target=rows[1], one=row)["one"].items():
+                _require_close(together[figure][:, place], values, f"{figure} of several predictors and of one")
 
     def loss(self) -> None:
         logits, labels = self._logits()
@@ -215,8 +213,9 @@ class _TaskKit(Kit):
             require(equal, "it has other outputs")
 
 
-def _close(found: Array, wanted: Array, rtol: float = 1e-9, atol: float = 1e-12) -> bool:
-    return bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
+def _require_close(found: Array, wanted: Array, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    close = bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
+    require(close, f"{what} must be the same, got {found} and {wanted}")
 
 
 def _other(output: Any) -> Any:
