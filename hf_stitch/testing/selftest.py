@@ -23,13 +23,12 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.cache import NAME
-from hf_stitch.artefacts.joining import join
 from hf_stitch.resources import one_thread
 from hf_stitch.results import Result
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.testing.conformance import conformance
 from hf_stitch.testing.kit import require
+from hf_stitch.testing.tasks import joined_to_itself
 
 if TYPE_CHECKING:
     import pandas
@@ -242,10 +241,7 @@ def _check_cuts(network: Adapter, samples: list[Any]) -> None:
     inputs = network.preprocess(samples)
     expected = network.model(**inputs).logits
     for layer in network.layers:
-        spec = network.spec(layer)
-        same = IdentityStitch(spec.width, spec.width)
-        identity = StitchingLayer(spec, spec, "none", same, same if spec.prefix_tokens else None)
-        stitched: Any = join(network, layer, identity, network, layer, task=network.task)
+        stitched: Any = joined_to_itself(network, layer, network.task)
         require(stitched(**inputs).logits.equal(expected), f"the identity stitch at {layer} changes the outputs")
 
 

@@ -27,6 +27,14 @@ from hf_stitch.testing.kit import Kit, require, require_registered, skip_unless
 SAMPLES = 12
 
 
+def joined_to_itself(network: Adapter, layer: str, task: str | None) -> StitchedModel:
+    """Return the network that is stitched to itself by the identity."""
+    spec = network.spec(layer)
+    same = IdentityStitch(spec.width, spec.width)
+    identity = StitchingLayer(spec, spec, "none", same, same if spec.prefix_tokens else None)
+    return join(network, layer, identity, network, layer, task=task)
+
+
 @conformance
 def check_task(task: Task, network: Any, data: Any) -> _TaskKit:
     """Check that a task does what its class promises, on a network with a head of this task.
@@ -81,10 +89,8 @@ class _TaskKit(Kit):
 
     @cached_property
     def model(self) -> StitchedModel:
-        layer, name = self.network.layers[0], None if self.task.name == "feature-extraction" else self.task.name
-        spec = self.network.spec(layer)
-        identity = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
-        return join(self.network, layer, identity, self.network, layer, task=name)
+        name = None if self.task.name == "feature-extraction" else self.task.name
+        return joined_to_itself(self.network, self.network.layers[0], name)
 
     @cached_property
     def measured(self) -> dict[str, Answers]:

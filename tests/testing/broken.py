@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import SkipTest
@@ -30,26 +29,24 @@ class Broken:
     """What one check must find.
 
     ``make`` gives the arguments of the check for an entry with a defect, which is named like the part that finds it;
-    without one, the entry conforms. ``also`` has the other parts that cannot but fail with it.
+    without one, the entry conforms. Meanwhile, ``registry`` has its class, or ``kind``. ``also`` has the other parts
+    that cannot but fail with a defect.
     """
 
     check: conformance[...]
     make: Callable[[str], tuple[Any, ...]]
     messages: dict[str, str]
-    registered: tuple[Registry[Any], type] | None = None
+    registry: Registry[Any] | None = None
+    kind: type | None = None
     also: dict[str, set[str]] = field(default_factory=dict)
 
-    @contextmanager
-    def registering(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            if self.registered is not None:
-                registry, kind = self.registered
-                patch.setitem(registry._entries, kind.name, Entry.of(kind.name, kind))
-            yield
-
     def failing(self, defect: str) -> dict[str, str]:
-        with self.registering():
-            return failing(self.check, *self.make(defect))
+        arguments = self.make(defect)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.registry is not None:
+                kind: Any = self.kind or type(arguments[0])
+                patch.setitem(self.registry._entries, kind.name, Entry.of(kind.name, kind))
+            return failing(self.check, *arguments)
 
 
 def failing(check: conformance[...], *args: Any, **options: Any) -> dict[str, str]:

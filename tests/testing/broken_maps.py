@@ -218,20 +218,21 @@ class Careless(SeededRefinement):
 
 
 TABLES = [
-    Broken(check_similarity, lambda part: (Products(part),), SIMILARITIES, (registries.similarities, Products)),
-    Broken(check_selection, lambda part: (First(part),), SELECTIONS, (registries.anchors, First)),
+    Broken(check_similarity, lambda part: (Products(part),), SIMILARITIES, registries.similarities),
+    Broken(check_selection, lambda part: (First(part),), SELECTIONS, registries.anchors),
     Broken(
         check_stitch,
         lambda part: (Other(3, 3) if part == "registered" else Shifted(3, 3, part),),
         STITCHES,
-        (registries.stitches, Shifted),
+        registries.stitches,
+        Shifted,
     ),
-    Broken(check_stitch, lambda part: (Summed(3, 3, part),), SEQUENCES, (registries.stitches, Summed)),
-    Broken(check_matcher, lambda part: (Diagonal(part),), MATCHERS, (registries.matchers, Diagonal)),
+    Broken(check_stitch, lambda part: (Summed(3, 3, part),), SEQUENCES, registries.stitches),
+    Broken(check_matcher, lambda part: (Diagonal(part),), MATCHERS, registries.matchers),
     Broken(
         check_matcher,
         lambda part: (Careless(defect=part),),
         {"unpaired": "must be near to their partners"},
-        (registries.matchers, Careless),
+        registries.matchers,
     ),
 ]

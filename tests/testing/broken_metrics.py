@@ -278,5 +278,5 @@ TABLES = [
         lambda part: (made(WEIGHTS, Angle, part), network(0), network(1)),
         {part: row[2] for part, row in WEIGHTS.items()},
     ),
-    Broken(check_detector, lambda part: (Distance(part),), DETECTORS, (registries.detectors, Distance)),
+    Broken(check_detector, lambda part: (Distance(part),), DETECTORS, registries.detectors),
 ]

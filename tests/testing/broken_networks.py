@@ -235,7 +235,7 @@ TABLES = [
         check_rewrite,
         lambda part: (Doubling(part), network()),
         REWRITES,
-        (registries.rewrites, Doubling),
+        registries.rewrites,
         also={"recorded": {"config"}},  # a record that changes cannot rebuild it either
     ),
 ]

@@ -13,10 +13,12 @@ from broken import failing
 from broken_maps import Shifted
 from broken_networks import BATCHES, ForNet, Net, adapter
 from broken_sources import Lines
+from tiny_networks import SIZE, network
 from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch.cli.listing import listing
+from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import (
     check_adapter,
@@ -24,6 +26,7 @@ from hf_stitch.testing import (
     check_data_source,
     check_override,
     check_stitch,
+    check_task,
     parametrize_with_checks,
 )
 
@@ -100,6 +103,23 @@ def test_a_source_that_read_data_reads_differently(monkeypatch: pytest.MonkeyPat
     source.kept = True
     found = failing(check_data_source, source, "poem")
     assert "splits and read_data of split 'all' differ in row 0" in found["read_data"]
+
+
+def test_a_task_whose_model_loads_with_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = hf_stitch.StitchedModel.from_pretrained
+
+    def changed(*given: Any, **options: Any) -> Any:
+        model = load(*given, **options)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.001)
+        return model
+
+    monkeypatch.setattr(hf_stitch.StitchedModel, "from_pretrained", changed)
+    task, pixels = registries.tasks.build("image-classification"), torch.randn(12, 3, SIZE, SIZE)
+    data = Samples.of(pixels, label=[place % 3 for place in range(12)])
+    parts = {part.name: part for part in check_task.parts(task, network("vit"), data)}
+    with pytest.raises(AssertionError, match="it has other outputs"):
+        parts["saved"]()
 
 
 def test_a_command_is_a_function() -> None:
