@@ -69,6 +69,11 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
+def require_close(got: Tensor, expected: Tensor, message: str, rtol: float = 1e-10, atol: float = 1e-12) -> None:
+    """Numbers must be the same, up to rounding."""
+    require(torch.allclose(got, expected, rtol=rtol, atol=atol), message)
+
+
 def require_error(
     errors: type[Exception] | tuple[type[Exception], ...], action: Callable[[], object], what: str, *words: str
 ) -> None:

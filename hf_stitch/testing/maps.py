@@ -24,6 +24,7 @@ from hf_stitch.testing.kit import (
     kept,
     random,
     require,
+    require_close,
     require_error,
     require_registered,
     skip_unless,
@@ -235,8 +236,7 @@ class _StitchKit(Kit):
             twin.load_state_dict(self.given.state_dict(), strict=True, assign=device.type == "meta")
             for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
                 require(not tensor.is_meta, f"{name} is not in the state dict: make it a persistent buffer")
-            same = twin.to_dict() == description
-            require(same, f"a twin describes itself as {twin.to_dict()}, not as {description}")
+            require(twin.to_dict() == description, f"a twin describes itself as {twin.to_dict()}, not as {description}")
             require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
 
     def shapes(self, x: Tensor) -> None:
@@ -247,14 +247,13 @@ class _StitchKit(Kit):
     def dtypes(self, x: Tensor) -> None:
         found = self.given(x).dtype
         require(found == x.dtype, f"an input of {x.dtype} must give {x.dtype}, gave {found}")
-        in_float64 = self.exact(x.double()).dtype == torch.float64
-        require(in_float64, "cast to float64, it must compute in float64")
+        require(self.exact(x.double()).dtype == torch.float64, "cast to float64, it must compute in float64")
 
     def independent(self, x: Tensor) -> None:
         each, given = ("sample", x) if isinstance(self.given, SequenceStitch) else ("vector", x.flatten(0, 1))
         given = given.double()
         alone = torch.stack([self.exact(one) for one in given])
-        _require_close(self.exact(given), alone, f"the output for a {each} must not depend on the other {each}s")
+        require_close(self.exact(given), alone, f"the output for a {each} must not depend on the other {each}s")
 
     def padding(self, x: Tensor) -> None:
         skip_unless(isinstance(self.given, SequenceStitch), f"{self.given.name} looks at single positions")
@@ -263,21 +262,21 @@ class _StitchKit(Kit):
             mask = mask.expand(len(x), -1).to(x.device)
             real, other = self.exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
             message = "the output at real positions must not depend on values at masked ones"
-            _require_close(real, self.exact.map_sequence(other, mask)[mask], message)
+            require_close(real, self.exact.map_sequence(other, mask)[mask], message)
             short = self.exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
-            _require_close(real, short, "the output at real positions must be that without the masked ones")
+            require_close(real, short, "the output at real positions must be that without the masked ones")
 
     def causal(self, x: Tensor) -> None:
         declared = isinstance(self.given, SequenceStitch) and self.given.causal
         skip_unless(declared, f"{self.given.name} does not declare that it is causal")
         message = "the output at a position must not depend on later ones: set causal = False"
-        _require_close(self.exact(x.double())[:, :2], self.exact(x.double()[:, :2]), message)
+        require_close(self.exact(x.double())[:, :2], self.exact(x.double()[:, :2]), message)
 
     def affine(self, x: Tensor) -> None:
         skip_unless(self.given.affine, f"{self.given.name} does not declare that it is affine")
         one, other = x.double().split(1)
         mixed = torch.lerp(self.exact(one), self.exact(other), 0.3)
-        _require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
+        require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
 
     def gradients(self, x: Tensor) -> None:
         twin = copy.deepcopy(self.given)
@@ -293,7 +292,3 @@ class _StitchKit(Kit):
         width = self.given.in_features
         wrong = x.new_zeros(2, width + 1)
         require_error(ValueError, lambda: self.given(wrong), f"an input of width {width + 1}", str(width))
-
-
-def _require_close(got: Tensor, expected: Tensor, message: str) -> None:
-    require(torch.allclose(got, expected, rtol=1e-10, atol=1e-12), message)

@@ -23,6 +23,7 @@ from hf_stitch.testing.kit import (
     moved,
     random,
     require,
+    require_close,
     require_error,
     unknown_invariances,
 )
@@ -71,8 +72,8 @@ class _SimilarityKit(Configuration[Similarity]):
 
     def independent(self, x: Tensor, anchors: Tensor) -> None:
         apart = torch.stack([self.entry(row, anchors) for row in x])
-        close = _close(self.entry(x, anchors), apart)
-        require(close, "the similarities of a vector must not depend on the other vectors")
+        message = "the similarities of a vector must not depend on the other vectors"
+        require(_close(self.entry(x, anchors), apart), message)
 
     def dtypes(self, x: Tensor, anchors: Tensor) -> None:
         for dtype in (torch.float32, torch.bfloat16):
@@ -142,12 +143,10 @@ class _SelectionKit(Configuration[Selection]):
 
     def distinct(self, count: int, given: dict[str, Tensor]) -> None:
         chosen = self._select(count, given)
-        distinct = len(chosen) == len(set(chosen)) == count
-        require(distinct, f"{count} different samples were asked for, got {chosen}")
+        require(len(chosen) == len(set(chosen)) == count, f"{count} different samples were asked for, got {chosen}")
 
     def repeatable(self, count: int, given: dict[str, Tensor]) -> None:
-        same = self._select(count, given) == self._select(count, given)
-        require(same, f"two selections of {count} samples differ")
+        require(self._select(count, given) == self._select(count, given), f"two selections of {count} samples differ")
 
     def pure(self, count: int, given: dict[str, Tensor]) -> None:
         with (
@@ -233,17 +232,16 @@ class _DetectorKit(Configuration[Detector]):
         require(bool(scores.isfinite().all()), "scores of finite activations must be finite")
 
     def independent(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
-        apart = torch.cat([scorer.score(part) for part in _split(known)])
-        close = torch.allclose(scores, apart, rtol=1e-5, atol=1e-5)  # detectors may be networks, in float32
-        require(close, "the score of a sample must not depend on the other samples")
+        apart = torch.cat([scorer.score(part) for part in _split(known)])  # detectors may be networks, in float32
+        require_close(scores, apart, "the score of a sample must not depend on the other samples", 1e-5, 1e-5)
 
     def batches(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
         needed = self._needed(known)
         if "auxiliary" in needed:
             needed["auxiliary"] = _split(needed["auxiliary"][0])
         other = self.entry.fit(_split(known), **needed).score(known)
-        close = torch.allclose(other, scores, rtol=1e-8, atol=1e-10)
-        require(close, f"fitted to the same activations in other batches, it scores {known.layout} differently")
+        message = f"fitted to the same activations in other batches, it scores {known.layout} differently"
+        require_close(other, scores, message, 1e-8, 1e-10)
 
     def random_state(self) -> None:
         for known in self.known:

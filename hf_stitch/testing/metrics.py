@@ -25,16 +25,7 @@ from hf_stitch.metrics.base import (
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments, Weights, load_weights, save_weights
 from hf_stitch.testing.conformance import conformance
-from hf_stitch.testing.kit import (
-    Kit,
-    kept,
-    moved,
-    random,
-    require,
-    require_error,
-    skip_unless,
-    unknown_invariances,
-)
+from hf_stitch.testing.kit import Kit, kept, moved, random, require, require_error, skip_unless, unknown_invariances
 
 _ROWS = 61
 _STATISTICS = ("moments", "debiased", "grams", "features", "outputs")
@@ -368,8 +359,7 @@ class _WeightMetricKit(_Values):
             best = max(known) if self.metric.higher_is_better else min(known)
             require(abs(row[i] - best) <= 1e-6, f"layer {name} has a better value with another: {best}")
             if not self.metric.higher_is_better:
-                zero = abs(row[i]) <= 1e-6 * max(1, *known)
-                require(zero, f"the distance of a layer from itself is {row[i]}")
+                require(abs(row[i]) <= 1e-6 * max(1, *known), f"the distance of a layer from itself is {row[i]}")
 
     def without_weights(self) -> None:
         empty = nn.Sequential(nn.Identity())

@@ -112,8 +112,7 @@ class _AdapterKit(Kit):
 
     def layers(self) -> None:
         layers = self.adapter.layers
-        distinct = len(layers) > 0 and len(set(layers)) == len(layers)
-        require(distinct, f"layers must be distinct names, got {layers}")
+        require(len(layers) > 0 and len(set(layers)) == len(layers), f"layers must be distinct names, got {layers}")
         ordered = all(list(together) == list(layers) for _, together, _ in self.encoded)
         require(ordered, "encode must return the layers in the requested order")
 
@@ -170,8 +169,7 @@ class _AdapterKit(Kit):
                 with suppress(AssertionError):
                     part()
         for what in sorted(self.modified):
-            allowed = what == "random numbers" and self._draws()
-            require(allowed, f"{what} of the model must not be modified")
+            require(what == "random numbers" and self._draws(), f"{what} of the model must not be modified")
 
     def _draws(self) -> bool:
         """Whether the network itself draws random numbers in eval mode, as older speech models do, in vain."""

@@ -134,8 +134,7 @@ class _TaskKit(Kit):
         require("" in task.models, "models must name a class for all modalities ('')")
         for modality in task.models:
             kind = task.model_for(modality)
-            stitched = issubclass(kind, StitchedModel)
-            require(stitched, f"the model of {modality!r} must be a StitchedModel, got {kind}")
+            require(issubclass(kind, StitchedModel), f"the model of {modality!r} must be a StitchedModel, got {kind}")
 
     def head(self) -> None:
         name = self.task.name if self.model.task else None
@@ -215,8 +214,7 @@ class _TaskKit(Kit):
             again = StitchedModel.from_pretrained(folder)
             require(again.task == self.model.task, f"the loaded model has the task {again.task}")
             before, after = (tensor_of(model(**inputs), len(self.samples)) for model in (self.model, again))
-            equal = before is not None and after is not None and torch.equal(before, after)
-            require(equal, "it has other outputs")
+            require(before is not None and after is not None and torch.equal(before, after), "it has other outputs")
 
 
 def _require_close(found: Array, wanted: Array, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:

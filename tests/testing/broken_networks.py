@@ -159,10 +159,7 @@ OVERRIDES: dict[str, tuple[Callable[[], Override], str]] = {
         lambda: override(example=lambda self, model: {"pairs": torch.randn(2, 7)}),
         r"the network must run on the example and the options \(pairs\), got RuntimeError",
     ),
-    "special_ids": (
-        lambda: override(special_ids=lambda self, model: (-1,)),
-        "must be a tuple of integers >= 0",
-    ),
+    "special_ids": (lambda: override(special_ids=lambda self, model: (-1,)), "must be a tuple of integers >= 0"),
     "blocks": (
         lambda: override(blocks=lambda self, model: ("frist",)),
         r"^the network has no module 'frist'; did you mean 'first'\?$",

@@ -112,10 +112,7 @@ def test_expected_failures_are_marked_with_their_reason() -> None:
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        (
-            {"gradeint": "none"},
-            "check_similarity has no part 'gradeint'; did you mean 'gradient'.* Its parts: config",
-        ),
+        ({"gradeint": "none"}, "check_similarity has no part 'gradeint'; did you mean 'gradient'.* Its parts: config"),
         ({"zzz": "none"}, r"no part 'zzz'\. Its parts: config"),
         ({"gradient": " "}, "the expected failure of 'gradient' needs a reason"),
     ],
