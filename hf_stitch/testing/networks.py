@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -60,16 +60,6 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> _AdapterKit:
     return _AdapterKit(adapter, batches)
 
 
-class _Halves(NamedTuple):
-    """What is known of the halves of a model at a layer: whether they are exact, all sizes, and whether they hook."""
-
-    layer: str
-    front: bool
-    back: bool
-    sizes: list[int]
-    hooked: bool
-
-
 class _AdapterKit(Kit):
     """What a part modifies in the model is kept for the last one, which runs those that have not run yet."""
 
@@ -98,17 +88,8 @@ class _AdapterKit(Kit):
             for layer, representation in together.items():
                 yield layer, representation, inputs, output
 
-    @cached_property
-    def divided(self) -> list[_Halves]:
-        return [self._halves(*case) for case in self._cases()]
-
-    def _halves(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> _Halves:
-        front, back = self.adapter.front(layer), self.adapter.back(layer)
-        passed = front(**inputs)
-        sizes = [sum(p.numel() for p in half.parameters()) for half in (front, back, self.adapter.model)]
-        hooks = [hook for half in (front, back) for module in half.modules() for hook in _hooks(module)]
-        exact = torch.equal(passed.values, known.values), same(back(passed), output)
-        return _Halves(layer, *exact, sizes, not all(map(is_bookkeeping, hooks)))
+    def _halves(self, layer: str) -> tuple[nn.Module, nn.Module]:
+        return self.adapter.front(layer), self.adapter.back(layer)
 
     def layers(self) -> None:
         layers = self.adapter.layers
@@ -145,19 +126,25 @@ class _AdapterKit(Kit):
             require(blank, f"{layer}: the context must not contain {name}")
 
     def halves(self) -> None:
-        for half in self.divided:
-            require(half.front, f"{half.layer}: the front half must give the representation")
-            require(half.back, f"{half.layer}: the back half must give the output of the model")
+        for layer in self.adapter.layers:
+            front, back = self._halves(layer)
+            for inputs, together, output in self.encoded:
+                passed = front(**inputs)
+                equal = torch.equal(passed.values, together[layer].values)
+                require(equal, f"{layer}: the front half must give the representation")
+                require(same(back(passed), output), f"{layer}: the back half must give the output of the model")
 
     def size(self) -> None:
-        for half in self.divided:
-            message = f"{half.layer}: halves must not be larger than the model, got {half.sizes}"
-            require(max(half.sizes[:2]) <= half.sizes[2], message)
+        for layer in self.adapter.layers:
+            modules = (*self._halves(layer), self.adapter.model)
+            *halves, whole = (sum(p.numel() for p in module.parameters()) for module in modules)
+            require(max(halves) <= whole, f"{layer}: halves must not be larger than the model, got {halves} of {whole}")
 
     def hooks(self) -> None:
         allowed = "halves must have no hooks except those that transformers uses to collect hidden states"
-        for half in self.divided:
-            require(not half.hooked, f"{half.layer}: {allowed}")
+        for layer in self.adapter.layers:
+            hooks = [hook for half in self._halves(layer) for module in half.modules() for hook in _hooks(module)]
+            require(all(map(is_bookkeeping, hooks)), f"{layer}: {allowed}")
 
     def not_a_cut(self) -> None:
         encode = self.adapter.encode
