@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ class Net(nn.Module):
         return self.second((x + self.branch(x)).relu())
 
 
+NUMBERS = count(1)
 BATCHES = [{"pairs": torch.randn(3, 4)}, {"pairs": torch.randn(5, 4)}]
 
 
@@ -120,48 +120,24 @@ class ForNet(Override):
         return ("first",)
 
 
-class NeedsArguments(ForNet):
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-
-class Remembers(ForNet):
-    def blocks(self, model: nn.Module) -> Any:
-        self.model = model
-        return super().blocks(model)
-
-
-class Trains(ForNet):
-    def special_ids(self, model: nn.Module) -> tuple[int, ...]:
-        model.train(not model.training)
-        return ()
-
-
-class Grows(ForNet):
-    numbers = count(1)
-
-    def example(self, model: nn.Module) -> Any:
-        return {"pairs": torch.randn(next(self.numbers), 4)}
-
-
-def override(**changes: Any) -> Override:
+def override(changes: dict[str, Any]) -> Override:
     kind: Any = type("Changed", (ForNet,), changes)
-    return kind()
+    return kind.__new__(kind)  # its constructor may have a defect, too
 
 
-OVERRIDES: dict[str, tuple[Callable[[], Override], str]] = {
-    "config": (lambda: NeedsArguments(3), "NeedsArguments must need no arguments"),
-    "stateless": (Remembers, "it stores model"),
-    "pure": (Trains, "must not modify the network"),
-    "options": (lambda: override(options={"pairs": {1, 2}}), "options must be JSON values"),
-    "example": (Grows, "examples must be alike"),
+OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
+    "config": ({"__init__": lambda self, width: None}, "Changed must need no arguments"),
+    "stateless": ({"blocks": lambda self, model: setattr(self, "model", model)}, "it stores model"),
+    "pure": ({"blocks": lambda self, model: model.train(not model.training) and None}, "must not modify the network"),
+    "options": ({"options": {"pairs": {1, 2}}}, "options must be JSON values"),
+    "example": ({"example": lambda self, model: {"pairs": torch.randn(next(NUMBERS), 4)}}, "examples must be alike"),
     "runs": (
-        lambda: override(example=lambda self, model: {"pairs": torch.randn(2, 7)}),
+        {"example": lambda self, model: {"pairs": torch.randn(2, 7)}},
         r"the network must run on the example and the options \(pairs\), got RuntimeError",
     ),
-    "special_ids": (lambda: override(special_ids=lambda self, model: (-1,)), "must be a tuple of integers >= 0"),
+    "special_ids": ({"special_ids": lambda self, model: (-1,)}, "must be a tuple of integers >= 0"),
     "blocks": (
-        lambda: override(blocks=lambda self, model: ("frist",)),
+        {"blocks": lambda self, model: ("frist",)},
         r"^the network has no module 'frist'; did you mean 'first'\?$",
     ),
 }
@@ -172,10 +148,9 @@ class Doubling(WithDefect, Rewrite):
     """Wraps the first layer, with a defect to choose."""
 
     name: ClassVar[str] = "doubling"
-    numbers: ClassVar[Any] = count()
 
     def to_dict(self) -> dict[str, Any]:
-        changes = {"defect": str(next(self.numbers))} if self.defect == "recorded" else {}
+        changes = {"defect": str(next(NUMBERS))} if self.defect == "recorded" else {}
         return super().to_dict() | changes
 
     def apply(self, model: nn.Module) -> None:
@@ -224,7 +199,7 @@ TABLES = [
     Broken(check_adapter, lambda part: (Defective(part), *BATCHES), ADAPTERS),
     Broken(
         check_override,
-        lambda part: (OVERRIDES[part][0]() if part else ForNet(), Net()),
+        lambda part: (override(OVERRIDES[part][0]) if part else ForNet(), Net()),
         {part: message for part, (_, message) in OVERRIDES.items()},
         also={part: {"cuts", "exact"} for part in ("config", "runs", "blocks")},
     ),

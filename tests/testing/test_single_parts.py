@@ -11,7 +11,7 @@ import ready_command
 import torch
 from broken import failing
 from broken_maps import Shifted
-from broken_networks import BATCHES, ForNet, Net, adapter
+from broken_networks import BATCHES, ForNet, Net
 from broken_sources import Lines
 from tiny_networks import SIZE, network
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from hf_stitch.cli.listing import listing
 from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, UnknownNameError, registries
 from hf_stitch.testing import (
-    check_adapter,
     check_command,
     check_data_source,
     check_override,
@@ -29,11 +28,6 @@ from hf_stitch.testing import (
     check_task,
     parametrize_with_checks,
 )
-
-
-@parametrize_with_checks(check_adapter, adapter(), *BATCHES)
-def test_an_adapter_conforms(check: Any) -> None:
-    check()
 
 
 @parametrize_with_checks(check_data_source, "sklearn", "digits", missing="iris")
