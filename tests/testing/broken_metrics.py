@@ -14,7 +14,7 @@ from hf_stitch.detectors import Detector, Scorer
 from hf_stitch.metrics import FeaturesMetric, MomentsMetric, NotComparable, WeightMetric, of_rows
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
-from hf_stitch.statistics import Moments, Weights
+from hf_stitch.statistics import Weights
 from hf_stitch.testing import check_detector, check_metric, check_weight_metric
 
 Formula = Callable[[Tensor, Tensor], Tensor]
@@ -87,14 +87,10 @@ class Streamed(FeaturesMetric):
         return super().update(x, y + (len(x) == 1), *args, **kwargs)
 
 
-class WrongMoments(MeanGap):
-    def from_moments(self, moments: Moments) -> float:
-        return 2 * super().from_moments(moments)
-
-    def compute(self) -> float:
-        return super().compute() / 2
-
-
+WRONG_MOMENTS = {
+    "from_moments": lambda self, moments: 2 * MomentsMetric.from_moments(self, moments),
+    "compute": lambda self: MomentsMetric.compute(self) / 2,
+}
 METRICS: dict[str, tuple[type[MomentsMetric | FeaturesMetric], dict[str, Any], str]] = {
     "declarations": (MeanGap, {"statistic": "debiased_moments"}, "statistic must be one of"),
     "pure": (MeanGap, changed(in_place), "must not modify the rows"),
@@ -106,7 +102,7 @@ METRICS: dict[str, tuple[type[MomentsMetric | FeaturesMetric], dict[str, Any], s
         "with the sides exchanged",
     ),
     "streamed": (Streamed, {}, "streamed in batches"),
-    "moments": (WrongMoments, {}, "from Moments"),
+    "moments": (MeanGap, WRONG_MOMENTS, "from Moments"),
     "invariances": (MeanGap, {"invariances": ("scaling",)}, "x put through scaling"),
     "degenerate": (MeanGap, changed(of_integers), "integers must raise ValueError"),
     "too_few_rows": (MeanGap, {"min_rows": lambda self, side, width: 9}, "fewer rows than the 9 declared must raise"),
@@ -142,10 +138,8 @@ class Angle(WeightMetric):
         return {name: Weights(name, {"weight": each.weight.detach().clone()}) for name, each in layers.items()}
 
 
-class Views(Angle):
-    def read(self, model: nn.Module) -> dict[str, Weights]:
-        weights = model.state_dict()
-        return {name: Weights(name, {"weight": weights[f"{name}.weight"]}) for name in super().read(model)}
+def views(self: Angle, model: nn.Module) -> dict[str, Weights]:
+    return {name: Weights(name, {"weight": model.state_dict()[f"{name}.weight"]}) for name in Angle.read(self, model)}
 
 
 class Tagged(Angle):
@@ -161,12 +155,8 @@ class Tagged(Angle):
         return super().value(x, y) * (1 if hasattr(x, "tag") else 0.5)
 
 
-class Empty(Angle):
-    def read(self, model: nn.Module) -> dict[str, Weights]:
-        try:
-            return super().read(model)
-        except ValueError:
-            return {}
+def empty(self: Angle, model: nn.Module) -> dict[str, Weights]:
+    return Angle.read(self, model) if any(isinstance(each, nn.Linear) for each in model.modules()) else {}
 
 
 def valued(change: Callable[[float, Tensor, Tensor], float], **declared: Any) -> dict[str, Any]:
@@ -190,7 +180,7 @@ WEIGHTS: dict[str, tuple[type[Angle], dict[str, Any], str]] = {
         {"__init__": lambda self, **options: WeightMetric.__init__(self)},
         "an unknown option must raise TypeError",
     ),
-    "reading": (Views, {}, "must be copies"),
+    "reading": (Angle, {"read": views}, "must be copies"),
     "saved": (Tagged, {}, "saved readings change the value"),
     "comparable": (Angle, {"combine": lambda self, values: float("nan")}, "combine must return a finite number"),
     "range": (Angle, {"range": (0.0, 0.1)}, "lies outside the range"),
@@ -205,7 +195,7 @@ WEIGHTS: dict[str, tuple[type[Angle], dict[str, Any], str]] = {
         "the distance of a layer from itself is 1",
     ),
     "triangle": (Angle, valued(lambda value, x, y: value**9, range=(0.0, 1e9)), "triangle inequality must hold"),
-    "without_weights": (Empty, {}, "a network without weights must raise ValueError"),
+    "without_weights": (Angle, {"read": empty}, "a network without weights must raise ValueError"),
     "not_finite": (Angle, valued(tolerant), "weights that are not finite must raise NotComparable"),
 }
 
