@@ -13,7 +13,6 @@ from torch import nn
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
 from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.data import Batch, Data, Samples
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
@@ -23,6 +22,8 @@ from hf_stitch.representation import Pooling, Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.tasks.base import Task, check_predictions, most_likely
+from hf_stitch.tasks.classification import Classification
 from hf_stitch.tasks.heads import check_head, logits_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training.callback import Every, ProbingCallback
@@ -121,10 +122,11 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError("accuracy needs labels, but the samples have none; pass Samples.of(data, label=…)")
         self._layers = None if layers is None else [(pair, pair) if isinstance(pair, str) else pair for pair in layers]
         self._given = reference
+        self._task: Task = Classification()
         self._pairs: list[Pair] = []
         self._backs: dict[str, Back] = {}
         self._targets: list[dict[str, Representation]] = []
-        self._right = 0
+        self._right = 0.0
         self._untrained, self._seed = untrained, seed
         self._constant: dict[Place, float] = {}
 
@@ -135,19 +137,21 @@ class StitchabilityCallback(ProbingCallback):
             raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
         check_meet(adapter, reference, self._probe.pooling)
         check_head(reference)
-        if reference.task is not None and not task_named(reference.task).classifies:
+        if reference.task is not None:  # a network without a known head may output classes, too
+            self._task = task_named(reference.task).about(reference)
+        if not self._task.classifies:
             raise ValueError(
                 f"relative accuracy needs one class per sample, and the task of the reference is {reference.task}: "
                 "pass a classifier"
             )
         classes = getattr(reference.model, "config", None)
-        self._test = numbered_as(self._test, classes)
-        warn_of_other_classes(self._test, classes)
+        self._test = self._task.numbered(self._test, classes)
+        self._task.warn_of_labels(self._test, classes)
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
         self._probe.rehearse(adapter, self._sources)
-        self._targets, right = [], 0
+        self._targets, right = [], 0.0
         for batch in self._share(self._fit, processes):
             found = reference.encode(reference.preprocess(batch.samples), targets)
             self._targets.append({name: _stored(activations) for name, activations in found.items()})
@@ -158,14 +162,13 @@ class StitchabilityCallback(ProbingCallback):
                     f"{reference.spec(name)}; load the reference with example_inputs of the same size as the samples"
                 )
         for batch in self._share(self._test, processes):
-            logits = logits_of(reference.forward(reference.preprocess(batch.samples)))
-            if logits.dim() != 2 or logits.shape[1] < 2:
-                raise ValueError(
-                    "the reference must be a classifier with logits (batch, at least 2 classes), got logits of shape "
-                    f"{tuple(logits.shape)}"
-                )
-            task_named("image-classification").check_labels(batch, logits.shape[-1])
-            right += _right(logits, batch)
+            output = reference.forward(reference.preprocess(batch.samples))
+            if why := self._task.difference(reference, output):
+                raise ValueError(f"the reference must be a classifier with {why}")
+            logits = logits_of(output)
+            self._task.check_labels(batch, logits.shape[-1])
+            check_predictions(logits.float().logsumexp(-1, keepdim=True), batch)
+            right += self._count(logits, batch)
         self._right = sum(processes.gather(right))
         if not self._right:
             raise ValueError(
@@ -205,9 +208,9 @@ class StitchabilityCallback(ProbingCallback):
         """Fit the stitching layers of a network; return their relative accuracies and those of baselines."""
         fits = self._fitted(adapter, processes)
         layers: dict[Place, StitchingLayer] = {}
-        undefined: dict[Place, ValueError] = {}
+        undefined: dict[Place, Exception] = {}
         for pair, layer in fits.items():
-            if isinstance(layer, ValueError):
+            if isinstance(layer, Exception):
                 undefined[fitted, pair] = layer
                 continue
             layers[fitted, pair] = layer
@@ -216,6 +219,7 @@ class StitchabilityCallback(ProbingCallback):
             if "mean_only" in beside and ("mean_only", pair) not in self._constant:
                 layers["mean_only", pair] = layer.mean_only()
         found = self._accuracies(adapter, layers, processes)
+        undefined |= {place: ValueError("its logits are NaN") for place, value in found.items() if math.isnan(value)}
         for (kind, (source, target)), error in undefined.items():
             what = f"the stitch from {source!r} to {target!r}"
             if kind == "untrained":  # not the network in training, which goes on without it
@@ -229,12 +233,12 @@ class StitchabilityCallback(ProbingCallback):
         self, adapter: Adapter, layers: Mapping[Place, StitchingLayer], processes: Processes
     ) -> dict[Place, float]:
         """Return the accuracy of each stitching layer on the held-out samples, relative to the reference."""
-        right = dict.fromkeys(layers, 0)
+        right = dict.fromkeys(layers, 0.0)
         for batch in self._share(self._test, processes):
             activations = representations(adapter, batch, self._sources)
             for place, layer in layers.items():
                 _, (source, target) = place
-                right[place] += _right(self._finished(layer(activations[source]), target), batch)
+                right[place] += self._count(self._finished(layer(activations[source]), target), batch)
         totals = processes.gather(right)
         return {place: sum(part[place] for part in totals) / self._right for place in layers}
 
@@ -243,7 +247,7 @@ class StitchabilityCallback(ProbingCallback):
         """Layers of the network in training."""
         return list(dict.fromkeys(source for source, _ in self._pairs))
 
-    def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | ValueError]:
+    def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | Exception]:
         """Fit the stitching layer of each pair; the error where this fails."""
         statistics: dict[Pair, dict[str, Moments]] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
@@ -262,7 +266,7 @@ class StitchabilityCallback(ProbingCallback):
                 except ValueError as error:  # raised after the processes have exchanged failures: else the others wait
                     failures[pair] = str(error)
         failures = {pair: why for part in processes.gather(failures) for pair, why in part.items()}
-        found: dict[Pair, StitchingLayer | ValueError] = {}
+        found: dict[Pair, StitchingLayer | Exception] = {}
         for pair in self._pairs:
             try:
                 if pair in failures:
@@ -273,9 +277,15 @@ class StitchabilityCallback(ProbingCallback):
                 target_spec = self._targets[0][pair[1]].spec
                 collected = CollectedParts(specs[pair[0]], target_spec, self._probe.pooling, statistics[pair])
                 found[pair] = self._matcher.match(collected).only
-            except ValueError as error:
+            except (ValueError, torch.linalg.LinAlgError) as error:
                 found[pair] = error
         return found
+
+    def _count(self, logits: torch.Tensor, batch: Batch) -> float:
+        """Return the number of samples classified correctly; NaN if a sample has no class."""
+        found = most_likely(logits).cpu()
+        right = (found == torch.as_tensor(self._task.labels(batch))).sum()
+        return math.nan if bool((found < 0).any()) else float(right)
 
     def _finished(self, mapped: Representation, target: str) -> torch.Tensor:
         """Run the back half of the reference on activations at a layer; return the logits."""
@@ -292,8 +302,3 @@ def _stored(activations: Representation) -> Representation:
 def _at(activations: Representation, device: torch.device) -> Representation:
     mask = None if activations.mask is None else activations.mask.to(device)
     return activations.replace(values=activations.values.to(device), mask=mask, context={})
-
-
-def _right(logits: torch.Tensor, batch: Batch) -> int:
-    """Number of samples classified correctly."""
-    return int((logits.argmax(-1).cpu() == torch.as_tensor(batch.labels)).sum())

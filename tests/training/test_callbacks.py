@@ -19,6 +19,8 @@ from watched_networks import Net, Other, adapter, balanced, images, net, trainer
 import hf_stitch
 from hf_stitch.adapters import untrained
 from hf_stitch.analysis import extract_activations
+from hf_stitch.matchers import Lstsq
+from hf_stitch.registry import registries
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 
 PROBE = images(40, seed=5)
@@ -343,6 +345,65 @@ def test_stitching_nan_activations_gives_nan(reference: hf_stitch.Adapter) -> No
         model.blocks[1][0].weight.fill_(float("nan"))
     found = callback.measure(own, step=1)
     assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
+
+
+def test_a_stitch_that_is_not_solved_is_nan_alone(reference: hf_stitch.Adapter) -> None:
+    class Unsolved(Lstsq):
+        def fit(self, moments: Any, dtype: torch.dtype = torch.float32) -> Any:
+            if moments.mean_x.max() > 1e3:
+                raise torch.linalg.LinAlgError("no convergence")
+            return super().fit(moments, dtype)
+
+    model = net()
+    own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference), matcher=Unsolved())
+    callback.measure(own, step=0)
+    with torch.no_grad():
+        model.blocks[1][1].bias.fill_(1e6)
+    found = callback.measure(own, step=1)
+    assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
+
+
+def test_logits_that_are_nan_are_no_class(reference: hf_stitch.Adapter, caplog: pytest.LogCaptureFixture) -> None:
+    points = images(60, seed=6)
+    held_out = hf_stitch.Samples.of(points).split(0.5, 0)[1].ids[0]
+    points[int(held_out)] *= 1e4
+    data = hf_stitch.Samples.of(points, label=reference.forward(points)["logits"].argmax(1).tolist())
+    model = net()
+    own, callback = adapter(model), StitchabilityCallback(reference, data, untrained=False)
+    callback.measure(own, step=0)
+    model.blocks[1].register_forward_hook(
+        lambda _, inputs, output: output.masked_fill(inputs[0].amax((1, 2, 3), keepdim=True) > 1e3, torch.nan)
+    )
+    found = callback.measure(own, step=1)
+    undefined = {f"stitchability/{kind}/blocks.1" for kind in ("relative_accuracy", "identity")}
+    assert {name for name, value in found.items() if np.isnan(value)} == undefined
+    assert sum("its logits are NaN" in message for message in caplog.messages) == 2
+    with pytest.raises(ValueError, match=r"from 'blocks\.1' to 'blocks\.1': its logits are NaN"):
+        StitchabilityCallback(reference, data, untrained=False).measure(own, step=0)
+
+
+class Mean(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.mean(1)
+
+
+def test_labels_of_stitchability_are_read_by_the_task_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        registries.tasks.get("text-classification"), "check_labels", lambda *arguments: asked.append(arguments)
+    )
+    words, made = torch.randint(0, 9, (60, 4)), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        made.append(
+            hf_stitch.load(
+                nn.Sequential(nn.Embedding(9, 8), nn.ReLU(), Mean(), nn.Linear(8, 3)).eval(), example_inputs=words[:2]
+            )
+        )
+    data = hf_stitch.Samples.of(words, label=made[1].forward(words).argmax(1).tolist())
+    assert made[1].task == "text-classification"
+    StitchabilityCallback(made[1], data, ["1"], untrained=False).measure(made[0], step=0)
+    assert asked
 
 
 # -- logging and metrics ----------------------------------------------------------------------------------------------
