@@ -123,7 +123,9 @@ def described(network: Any) -> Described:
         module = unwrap(network)
         return _serving(module).describe(module)
     if isinstance(network, transformers.PretrainedConfig):
-        kind = getattr(transformers, (network.architectures or ["AutoModel"])[0])
+        name = (network.architectures or ["AutoModel"])[0]
+        if (kind := getattr(transformers, name, None)) is None:
+            raise ValueError(f"the config names {name}, which is no class of transformers: pass the network itself")
         with weightless():
             model = (kind.from_config if kind is transformers.AutoModel else kind._from_config)(network).eval()
         return _serving(model).describe(model)

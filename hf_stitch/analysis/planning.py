@@ -92,8 +92,8 @@ class Plan(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether memory and disk suffice. The networks are in memory already."""
-        needed = sum(size for part, size in self.memory.items() if part != NETWORKS)
+        """Whether memory and disk suffice. The networks are in memory already, unless the plan is computed."""
+        needed = sum(size for part, size in self.memory.items() if self.computed or part != NETWORKS)
         return needed <= self.free_memory and sum(self.disk.values()) <= self.free_disk
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.interface import MASK
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.base import Described
 from hf_stitch.adapters.loading import described
 from hf_stitch.adapters.skeleton import weightless
@@ -73,12 +74,13 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
     planned: Any = job
     given = inspect.signature(job).bind_partial(*args, **options).arguments
     if "data" in given and given["data"] is None:
-        return _computed(job.__name__, {name: given[name] for name in OF_NETWORKS if name in given})
+        with Run.of(job, dict(given.get("options", {})), rest=job is stitch) as run:
+            return _computed(job.__name__, {name: given[name] for name in OF_NETWORKS if name in given}, run)
     found: Plan = planned(*args, **options, **{PLANNING: True})
     return found
 
 
-def _computed(job: str, given: dict[str, Any]) -> Plan:
+def _computed(job: str, given: dict[str, Any], run: Run) -> Plan:
     """Return the plan of a job without data, from what its networks compute."""
     several = given.pop("networks", {})
     networks = {**given, **(several if isinstance(several, dict) else {str(i): each for i, each in enumerate(several)})}
@@ -88,12 +90,12 @@ def _computed(job: str, given: dict[str, Any]) -> Plan:
     for name, network in networks.items():
         found = network if isinstance(network, (Adapter, Described)) else described(network)
         flops, size = _cost(found)
-        stages[f"{SAMPLES} samples through {name}"] = SAMPLES * flops / operations
+        stages[f"{SAMPLES} samples through {name}"] = SAMPLES * flops / operations / run.processes.count
         memory[NETWORKS] += sum(each.nbytes for each in (*found.model.parameters(), *found.model.buffers()))
         largest = max(largest, size)
-    memory["largest output"] = Run().batch_size * largest
+    memory["largest output"] = run.batch_size * largest
     told = "computed from the configs, not measured; fitting and scoring are not included"
-    return Plan.of(f"{job} without data", stages, memory, {}, torch.device("cpu"), Run(), told, computed=True)
+    return Plan.of(f"{job} without data", stages, memory, {}, torch.device("cpu"), run, told, computed=True)
 
 
 def _cost(found: Adapter | Described) -> tuple[float, int]:
@@ -110,7 +112,7 @@ def _cost(found: Adapter | Described) -> tuple[float, int]:
 
     hooks = [module.register_forward_hook(note) for module in found.model.modules()]
     try:
-        with torch.no_grad(), weightless(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), evaluating(found.model), weightless(), FlopCounterMode(display=False) as counter:
             found.model(**inputs)
     finally:
         for hook in hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,8 @@ def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read(
     found = hf_stitch.plan(hf_stitch.compare_all, {"small": network("cnn"), "large": large}, data=None)
     assert [*found.stages] == ["1000 samples through small", "1000 samples through large"]
     assert found.memory["networks"] > 6.7e9 * 4
+    assert dataclasses.replace(found, free_memory=35 * 10**9).fits
+    assert not dataclasses.replace(found, free_memory=26 * 10**9).fits  # the networks are not in memory yet
     timm = hf_stitch.plan(extract_activations, "timm:resnet18", None)
     assert timm.memory["networks"] == pytest.approx(11.7e6 * 4, rel=0.01)
     with pytest.raises(
@@ -167,3 +170,17 @@ def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read(
         hf_stitch.plan(hf_stitch.compare, 3, 4, None)
     with pytest.raises(ValueError, match="evaluate without data has no networks to compute a plan of: pass its data"):
         hf_stitch.plan(hf_stitch.evaluate, None, None)
+
+
+def test_a_computed_plan_takes_the_options_of_the_job_and_leaves_live_networks_as_they_are() -> None:
+    net = network("cnn")
+    net.model.train()
+    before, size = weights_hash(net.model), {}
+    for batch in (8, 64):
+        size[batch] = hf_stitch.plan(hf_stitch.stitch, net, net, None, batch_size=batch).memory["largest output"]
+    assert size[64] == 8 * size[8] and weights_hash(net.model) == before and net.model.training
+    with pytest.raises(TypeError, match="compare has no option 'bacth_size'; did you mean 'batch_size'"):
+        hf_stitch.plan(hf_stitch.compare, net, net, None, bacth_size=8)
+    with pytest.raises(ValueError, match="the config names MyLlama, which is no class of transformers: pass the"):
+        own = transformers.LlamaConfig(architectures=["MyLlama"])
+        hf_stitch.plan(hf_stitch.compare, own, own, None)
