@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from processes import run_ranks
 from tiny_networks import TEXT, WORDS, adapted, tokenizer
 from torch.nn import functional
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
+from hf_stitch.scoring.passing import Scoring
+from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import IGNORED
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import TaskLoss
@@ -32,16 +35,19 @@ def with_masks() -> Any:
     return tokenizer(60, 0, *names.values(), "[MASK]", **names, mask_token="[MASK]")
 
 
+def untrained(seed: int) -> transformers.BertForMaskedLM:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return transformers.BertForMaskedLM(transformers.BertConfig(**TEXT)).eval()
+
+
 @cache
 def trained(seed: int) -> transformers.BertForMaskedLM:
     """A network that fills masks somewhat better than chance."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT)).eval()
-    net = hf_stitch.load(model, processor=with_masks())
+    net = hf_stitch.load(model := untrained(seed), processor=with_masks())
     inputs, labels = dict(TASK.inputs(net, TEXTS)), TASK.asked(net, TEXTS, None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(40):
+    for _ in range(15):
         optimizer.zero_grad()
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()
@@ -128,6 +134,68 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb() -> None:
     assert grid.values("identity", "perplexity").item() == pytest.approx(other["perplexity"].value, rel=1e-6)
     audit = hf_stitch.audit(model, fresh, detectors=["knn"], resamples=20, progress=False)
     assert audit.is_accurate and audit.figure == "relative_perplexity"
+
+
+def between(**options: Any) -> Any:
+    """A grid between networks, whose batches have texts of other lengths, and so other numbers of masks."""
+    a, b = (hf_stitch.load(untrained(seed), processor=with_masks()) for seed in range(2))
+    texts = sorted((f" {text}" for text in TEXTS), key=lambda text: len(text.split()))
+    return hf_stitch.stitch_grid(
+        a, b, TEXTS, test_data=texts, layers_a=[LAYER], layers_b=[LAYER], resamples=9, progress=False, **options
+    )
+
+
+def test_an_interrupted_grid_resumes_and_batches_of_other_sizes_have_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = between(batch_size=20)
+    assert between(batch_size=64).values() == pytest.approx(whole.values(), rel=1e-4)
+    original, left = Scoring._measure, [3]
+
+    def interrupted(self: Scoring, batch: Any, twin: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return original(self, batch, twin)
+
+    monkeypatch.setattr(Checkpoint, "due", lambda self, done: True)
+    monkeypatch.setattr(Scoring, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        between(batch_size=20, checkpoint_dir=tmp_path)
+    left[0] = 2  # of five batches, three are in the checkpoint
+    assert between(batch_size=20, checkpoint_dir=tmp_path).to_dict() == whole.to_dict()
+    assert left == [0]
+
+
+def score(rank: int, folder: Path) -> None:
+    np.save(folder / f"{rank}.npy", between(batch_size=20).to_pandas().select_dtypes(float))
+
+
+def test_two_processes_have_the_masks_and_figures_of_one(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    run_ranks(2, score, tmp_path)
+    score(2, tmp_path)
+    *each, whole = (np.load(tmp_path / f"{rank}.npy") for rank in range(3))
+    assert np.isfinite(whole).any() and np.array_equal(*each, equal_nan=True)
+    np.testing.assert_allclose(each[0], whole, rtol=1e-6)
+
+
+def test_bert_is_stitched_to_roberta() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**TEXT, pad_token_id=0)).eval()
+    net = hf_stitch.load(roberta, processor=with_masks())
+    model = hf_stitch.stitch(
+        network(), net, TEXTS, test_data=TEXTS[:40], source_layer=LAYER, target_layer="roberta.encoder.layer.1",
+        progress=False,
+    )  # fmt: skip
+    assert model.task == "fill-mask" and model.evaluation is not None
+    pairs = [pair for text in TEXTS[:40] for pair in by_hand(net, text)]
+    loss = np.mean([functional.cross_entropy(logits, torch.tensor(true)).item() for true, logits in pairs])
+    assert model.evaluation.scores["target"]["cross_entropy"].value == pytest.approx(loss, rel=1e-5)
+    inputs, found = TASK.inputs(model, TEXTS[:40]), TASK.asked(model, TEXTS[:40], None)
+    own = functional.cross_entropy(model(**inputs).logits.flatten(0, 1), found.flatten())
+    assert model.evaluation["cross_entropy"].value == pytest.approx(own.item(), rel=1e-4)
 
 
 def test_a_map_is_fitted_to_masked_texts() -> None:
