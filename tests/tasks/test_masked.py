@@ -47,7 +47,7 @@ def trained(seed: int) -> transformers.BertForMaskedLM:
     net = hf_stitch.load(model := untrained(seed), processor=with_masks())
     inputs, labels = dict(TASK.inputs(net, TEXTS)), TASK.asked(net, TEXTS, None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(15):
+    for _ in range(30):
         optimizer.zero_grad()
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()
