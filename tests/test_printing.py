@@ -150,7 +150,7 @@ def test_half_a_character_is_shown_and_refused_in_a_record() -> None:
     values = {"\ud800": np.eye(2)}
     atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"\ud800": "moments"})
     assert r"\ud800" in str(atlas) and str(atlas).encode()
-    with pytest.raises(ValueError, match=r"SimilarityAtlas\.values.*surrogates not allowed"):
+    with pytest.raises(ValueError, match="surrogates not allowed"):
         SimilarityAtlas.from_dict(atlas.to_dict())
 
 

@@ -1,0 +1,290 @@
+"""Records: dataclasses are the schema of what is saved as JSON, with one writer (:func:`encode`) and one reader.
+
+A record may be untrusted. :func:`read` checks types and ranges as the annotations of the fields declare them, and its
+errors name the file, the field, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from hf_stitch.options import Constraint, described, violated
+from hf_stitch.printing import visible, warn
+from hf_stitch.registry import UnknownNameError
+
+AGAIN = "save or download it again"
+
+OTHERS = MappingProxyType({"others": True})
+"""Metadata of the field that keeps the keys of a record that no other field has."""
+
+SPARSE = MappingProxyType({"sparse": True})
+"""Metadata of a field that is not written at its default."""
+
+REQUIRED = MappingProxyType({"required": True})
+"""Metadata of a field that a record must have, although code may leave it out."""
+
+
+class NameOfDtype(Constraint):
+    """The name of a dtype of torch, for example ``float32``."""
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether torch has a dtype of this name."""
+        import torch
+
+        return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+
+    def __str__(self) -> str:
+        """Describe what is valid."""
+        return "a dtype of torch"
+
+
+Dtype = Annotated[str, NameOfDtype()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A field of a record, for messages."""
+
+    record: str
+    field: str = ""  # the path of the field in it; empty for the whole record
+
+    def __truediv__(self, key: str | int) -> Place:
+        """Return the place of a key or of an index in the value at this place."""
+        return Place(self.record, f"{self.field}.{key}" if self.field else str(key))
+
+    def __str__(self) -> str:
+        """Return e.g. ``source.cut in config.json of org/name``."""
+        return f"{self.field} in {self.record}" if self.field else self.record
+
+    def wrong(self, expected: str, found: Any) -> RecordError:
+        """Create the error for a wrong value."""
+        text = repr(found)
+        shown = text if len(text) < 80 else f"{text[:80]}…"
+        return RecordError(
+            f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {shown}; {AGAIN}"
+        )
+
+
+class RecordError(ValueError):
+    """Raised for a value that a record may not have."""
+
+
+class FieldError(ValueError):
+    """Raised by a dataclass whose fields do not fit together: its reader adds the file, and the way to the record."""
+
+    def __init__(self, field: str, expected: str, found: Any) -> None:
+        super().__init__(f"{field} must be {expected}, got {found!r}")
+        self.field, self.expected, self.found = field, expected, found
+
+
+class Record:
+    """Base of dataclasses that are saved as JSON.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Size(Record):
+        ...     height: int
+        ...     width: int = 1
+        >>> Size(3).to_dict(), Size.from_dict({"height": 3})
+        ({'height': 3, 'width': 1}, Size(height=3, width=1))
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, from which :meth:`from_dict` restores them.
+
+        Returns:
+            A dictionary with one entry per field.
+        """
+        found: dict[str, Any] = encode(self)
+        return found
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Restore an instance from the output of :meth:`to_dict`.
+
+        Keys of a newer version are ignored with a warning that names them.
+
+        Args:
+            record: Dictionary with one entry per field; those with a default may be missing.
+
+        Returns:
+            The instance.
+
+        Raises:
+            ValueError: If a field is missing or has a wrong type; the message names it.
+        """
+        found: Self = read(cls, record, f"the record of a {cls.__name__}")
+        return found
+
+
+def encode(value: Any) -> Any:
+    """Convert a value to JSON values; a dataclass becomes a mapping of its fields.
+
+    Args:
+        value: Numbers, strings, ``None``, arrays, mappings, lists, tuples, dataclasses, or nested values of these.
+
+    Returns:
+        JSON values. NaN and infinite numbers become strings; mappings with keys that are not strings become lists of
+        pairs.
+
+    Example:
+        >>> encode({"loss": float("inf"), "steps": np.arange(3)})
+        {'loss': 'inf', 'steps': [0, 1, 2]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, np.ndarray):
+        return encode(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found: dict[str, Any] = {}
+        for each in dataclasses.fields(value):
+            item = getattr(value, each.name)
+            if each.metadata.get("others"):
+                found |= encode(item)
+            elif each.metadata.get("saved", True) and not (each.metadata.get("sparse") and item == each.default):
+                found[each.name] = encode(item)
+        return found
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: encode(item) for key, item in value.items()}
+        return [[encode(key), encode(item)] for key, item in value.items()]
+    return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def read(kind: Any, value: Any, at: Place | str) -> Any:
+    """Convert the output of :func:`encode` back to a value of a given type.
+
+    Args:
+        kind: The type, as a type annotation: dataclasses, ``Annotated`` with constraints, unions, lists, mappings, …
+        value: JSON values.
+        at: Where the value is from.
+
+    Returns:
+        The value. Keys of a record that its class does not have are dropped, with a warning.
+
+    Raises:
+        ValueError: If ``value`` does not fit the type.
+
+    Example:
+        >>> read(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves.json")
+        {'loss': (inf, 0.5)}
+        >>> read(Mapping[str, tuple[float, ...]], {"loss": [0.5, "x"]}, "curves.json")
+        Traceback (most recent call last):
+        ...
+        hf_stitch.records.RecordError: curves.json is damaged: loss.1 must be a number, got 'x'; save or download it again
+    """
+    return _read(kind, value, Place(at) if isinstance(at, str) else at)
+
+
+def _read(kind: Any, value: Any, at: Place) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _fields(kind, value, at)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        found = _read(parts[0], value, at)
+        if violated(kind, found):
+            raise at.wrong(described(kind), value)
+        return found
+    if origin in (Union, UnionType):
+        return _any_of(kind, [part for part in parts if part is not type(None)], value, at)
+    if origin is np.ndarray:
+        try:
+            return np.array(value, dtype=get_args(parts[1])[0])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise at.wrong("an array of numbers", value) from error
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(parts, value, at)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        fixed = origin is tuple and parts[1:] != (...,)
+        if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(parts)):
+            raise at.wrong(f"a list of {len(parts)}" if fixed else "a list", value)
+        each = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
+        return tuple(_read(one, item, at / place) for place, (one, item) in each)
+    if kind in (str, int, float, bool) or origin is Literal:
+        if kind is float and value in ("nan", "inf", "-inf"):
+            return float(value)
+        if violated(kind, value) or (isinstance(value, int) and abs(value) >= 2**63):  # torch has no larger ones
+            raise at.wrong(described(kind), value)
+        return float(value) if kind is float else value
+    return value
+
+
+def _any_of(kind: Any, kinds: list[Any], value: Any, at: Place) -> Any:
+    """Read a value of a union."""
+    if value is None and len(kinds) < len(get_args(kind)):
+        return None
+    if len(kinds) == 1:
+        return _read(kinds[0], value, at)
+    for each in kinds:
+        try:
+            return _read(each, value, at)
+        except RecordError:
+            continue
+    raise at.wrong(described(kind), value)
+
+
+def _mapping(parts: tuple[Any, ...], value: Any, at: Place) -> dict[Any, Any]:
+    """Read an object, or the list of pairs that stands for a mapping whose keys are no texts."""
+    pairs: Any = value.items() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping) and (parts[0] is str or not isinstance(value, (list, tuple))):
+        raise at.wrong("an object", value)
+    found = {}
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise at.wrong("a list of pairs", value)
+        found[_read(parts[0], pair[0], at)] = _read(parts[1], pair[1], at / str(pair[0]))
+    return found
+
+
+def _fields(kind: Any, value: Any, at: Place) -> Any:
+    if not isinstance(value, Mapping):
+        raise at.wrong("an object", value)
+    schema, required, others = _schema(kind)
+    if missing := [name for name in required if name not in value]:
+        raise at.wrong(f"an object with {' and '.join(missing)}", list(value))
+    found = {key: _read(schema[key], item, at / key) for key, item in value.items() if key in schema}
+    rest = {key: item for key, item in value.items() if key not in schema}
+    if others is not None:
+        found[others] = rest
+    elif rest:
+        warn(
+            f"{at} has {visible(', '.join(sorted(map(str, rest))))}, which this version does not know and ignores; it "
+            "was probably written by a newer version"
+        )
+    try:
+        return kind(**found)
+    except FieldError as error:
+        place = at
+        for key in error.field.split("/"):
+            place = place / key
+        raise place.wrong(error.expected, error.found) from error
+    except UnknownNameError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"{at} is damaged: {error}; {AGAIN}") from error
+
+
+@cache
+def _schema(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...], str | None]:
+    """Return the annotations of the saved fields of a dataclass, those that a record must have, and that of others."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [each for each in dataclasses.fields(kind) if each.metadata.get("saved", True)]
+    none = dataclasses.MISSING
+    return (
+        {each.name: hints[each.name] for each in fields if not each.metadata.get("others")},
+        tuple(
+            each.name
+            for each in fields
+            if each.metadata.get("required") or (each.default is none and each.default_factory is none)
+        ),
+        next((each.name for each in fields if each.metadata.get("others")), None),
+    )
