@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -21,11 +21,16 @@ from hf_stitch.registry import UnknownNameError
 
 AGAIN = "save or download it again"
 
+DEEPEST = 100
+"""Deepest nesting of the values of a record."""
+
 OTHERS = MappingProxyType({"others": True})
 """Metadata of the field that keeps the keys of a record that no other field has."""
 
 SPARSE = MappingProxyType({"sparse": True})
-"""Metadata of a field that is not written at its default."""
+"""Metadata of a field that is not written if it is empty."""
+
+EMPTY: tuple[Any, ...] = (None, "", (), {})
 
 REQUIRED = MappingProxyType({"required": True})
 """Metadata of a field that a record must have, although code may leave it out."""
@@ -67,9 +72,7 @@ class Place:
         """Create the error for a wrong value."""
         text = repr(found)
         shown = text if len(text) < 80 else f"{text[:80]}…"
-        return RecordError(
-            f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {shown}; {AGAIN}"
-        )
+        return RecordError(f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {shown}; {AGAIN}")
 
 
 class RecordError(ValueError):
@@ -150,7 +153,7 @@ def encode(value: Any) -> Any:
             item = getattr(value, each.name)
             if each.metadata.get("others"):
                 found |= encode(item)
-            elif each.metadata.get("saved", True) and not (each.metadata.get("sparse") and item == each.default):
+            elif each.metadata.get("saved", True) and not (each.metadata.get("sparse") and item in EMPTY):
                 found[each.name] = encode(item)
         return found
     if isinstance(value, Mapping):
@@ -177,10 +180,10 @@ def read(kind: Any, value: Any, at: Place | str) -> Any:
     Example:
         >>> read(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves.json")
         {'loss': (inf, 0.5)}
-        >>> read(Mapping[str, tuple[float, ...]], {"loss": [0.5, "x"]}, "curves.json")
+        >>> read(Mapping[str, tuple[float, ...]], {"loss": [0.5, "x"]}, "curves.json")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        hf_stitch.records.RecordError: curves.json is damaged: loss.1 must be a number, got 'x'; save or download it again
+        hf_stitch.records.RecordError: curves.json is damaged: loss.1 must be a number, got 'x'; save or download it...
     """
     return _read(kind, value, Place(at) if isinstance(at, str) else at)
 
@@ -189,11 +192,13 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
     if dataclasses.is_dataclass(kind):
         return _fields(kind, value, at)
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        found = _read(parts[0], value, at)
-        if violated(kind, found):
+    inner = parts[0] if origin is Annotated else kind
+    if inner in (str, int, float, bool) or origin is Literal:
+        if kind is float and value in ("nan", "inf", "-inf"):
+            return float(value)
+        if violated(kind, value) or (isinstance(value, int) and abs(value) >= 2**63):  # torch has no larger ones
             raise at.wrong(described(kind), value)
-        return found
+        return float(value) if inner is float else value
     if origin in (Union, UnionType):
         return _any_of(kind, [part for part in parts if part is not type(None)], value, at)
     if origin is np.ndarray:
@@ -209,12 +214,6 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
             raise at.wrong(f"a list of {len(parts)}" if fixed else "a list", value)
         each = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
         return tuple(_read(one, item, at / place) for place, (one, item) in each)
-    if kind in (str, int, float, bool) or origin is Literal:
-        if kind is float and value in ("nan", "inf", "-inf"):
-            return float(value)
-        if violated(kind, value) or (isinstance(value, int) and abs(value) >= 2**63):  # torch has no larger ones
-            raise at.wrong(described(kind), value)
-        return float(value) if kind is float else value
     return value
 
 
@@ -251,7 +250,7 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
     schema, required, others = _schema(kind)
     if missing := [name for name in required if name not in value]:
         raise at.wrong(f"an object with {' and '.join(missing)}", list(value))
-    found = {key: _read(schema[key], item, at / key) for key, item in value.items() if key in schema}
+    found = {key: _read(each, value[key], at / key) for key, each in schema.items() if key in value}
     rest = {key: item for key, item in value.items() if key not in schema}
     if others is not None:
         found[others] = rest
@@ -263,14 +262,37 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
     try:
         return kind(**found)
     except FieldError as error:
-        place = at
-        for key in error.field.split("/"):
-            place = place / key
-        raise place.wrong(error.expected, error.found) from error
+        raise (at / error.field).wrong(error.expected, error.found) from error
     except UnknownNameError:
         raise
     except (ValueError, TypeError) as error:
         raise RecordError(f"{at} is damaged: {error}; {AGAIN}") from error
+
+
+def nested(
+    value: Any, where: str, most: float = math.inf, unnamed: Collection[str] = ()
+) -> Iterator[tuple[str | None, Any]]:
+    """Yield all values inside of JSON values with their keys; entries of a list have that of the list.
+
+    What is inside of the unnamed keys has none. More values than the most, or deeper ones than in any record, are
+    refused.
+    """
+    level: list[tuple[str | None, Any]] = [("", value)]
+    for _ in range(DEEPEST):
+        inside: list[tuple[str | None, Any]] = []
+        for key, each in level:
+            most -= len(each) if isinstance(each, (Mapping, list)) else 0
+            if most < 0:
+                raise RecordError(f"{where} is damaged: it has more values than any record; {AGAIN}")
+            if isinstance(each, Mapping):
+                inside += [(None if key is None or key in unnamed else name, item) for name, item in each.items()]
+            elif isinstance(each, list):
+                inside += [(key, item) for item in each]
+        yield from inside
+        level = inside
+        if not level:
+            return
+    raise RecordError(f"{where} has values nested more than {DEEPEST} deep, as nothing has that is saved here")
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from hf_stitch.plugins import install_hint
 from hf_stitch.printing import Visible, make_visible, visible
 from hf_stitch.processes import Processes
-from hf_stitch.records import encode, read
+from hf_stitch.records import encode, nested, read
 from hf_stitch.storage.files import decoding, write_whole
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Width of a text table in characters."""
-
-DEEPEST = 100
-"""Deepest nesting of the values of a result."""
 
 
 class Result(ABC):
@@ -206,13 +203,7 @@ def fitting(result: Result) -> Iterator[None]:
 
 def _check_writable(record: Any, where: str) -> None:
     """Check that JSON values can be written again: not nested too deep, and no text with half a character."""
-    level = [record]
-    for _ in range(DEEPEST):
-        inside = [each for each in level if isinstance(each, (dict, list))]
-        level = [item for each in inside for item in (each if isinstance(each, list) else [*each, *each.values()])]
-        for item in level:
-            if isinstance(item, str):
-                item.encode()
-        if not level:
-            return
-    raise ValueError(f"{where} has values nested more than {DEEPEST} deep, as no result has")
+    for key, item in nested(record, where):
+        for text in (key, item):
+            if isinstance(text, str):
+                text.encode()

@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known
-from hf_stitch.artefacts.schema import read_model
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known, read_model
 
 BESIDES = (
     "_commit_hash",

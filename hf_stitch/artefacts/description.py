@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
-from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
-from hf_stitch.artefacts.schema import read_model, read_stitcher
+from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_model, read_record, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries

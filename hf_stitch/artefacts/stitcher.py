@@ -22,8 +22,7 @@ from hf_stitch.artefacts.description import SIDES, Description
 from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, check_format, damaged, read_record
-from hf_stitch.artefacts.schema import read_stitcher
+from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, check_format, damaged, read_record, read_stitcher
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.options import checked
 from hf_stitch.printing import visible, warn

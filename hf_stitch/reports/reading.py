@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.plugins import install_hint
+from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
-from hf_stitch.records import read
 from hf_stitch.results import Result
 from hf_stitch.storage.files import decoding
 
