@@ -20,9 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_stitch.artefacts.record import AGAIN
 from hf_stitch.offloading import State
 from hf_stitch.printing import visible, warn
+from hf_stitch.records import AGAIN
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"

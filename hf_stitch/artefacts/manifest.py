@@ -12,7 +12,8 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_stitch.artefacts.record import AGAIN, read_record
+from hf_stitch.artefacts.record import read_record
+from hf_stitch.records import AGAIN
 from hf_stitch.storage.files import digest
 
 MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"

@@ -59,12 +59,13 @@ from hf_stitch.artefacts.files import (
 from hf_stitch.artefacts.heads import class_for
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
-from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_record
+from hf_stitch.artefacts.record import USAGE, built_from, damaged, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import checked, did_you_mean
 from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import Method, check_requirements
+from hf_stitch.records import AGAIN
 from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet

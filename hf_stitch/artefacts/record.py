@@ -161,7 +161,7 @@ class Scores:
     n: Natural
     data: str
     scores: Mapping[str, Mapping[str, Score]]
-    fitted_share: float | None = field(default=None, metadata=SPARSE)
+    fitted_share: float | None = None
     others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
 
 
@@ -357,6 +357,7 @@ def _check_half(half: dict[str, Any], at: Place) -> None:
             raise (at / "cut" / "path").wrong(
                 f"the way to a tensor of {len(layout)} axes in plan.entry, the output of {cut['layer']!r}", cut["path"]
             )
+    read(Literal["image", "text", "tensor"], interface["modality"], at / "interface" / "modality")
     if not interface["content"]:
         raise (at / "interface" / "content").wrong("a list of one text or more", interface["content"])
     for name in ("shapes", "dtypes") if interface["modality"] != "text" else ():

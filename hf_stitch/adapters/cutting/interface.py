@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Interface(Record):
     """
 
     content: tuple[str, ...]
-    modality: Literal["image", "text", "tensor"]
+    modality: str
     shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, Dtype] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
