@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -24,16 +24,11 @@ AGAIN = "save or download it again"
 DEEPEST = 100
 """Deepest nesting of the values of a record."""
 
-OTHERS = MappingProxyType({"others": True})
-"""Metadata of the field that keeps the keys of a record that no other field has."""
-
-SPARSE = MappingProxyType({"sparse": True})
-"""Metadata of a field that is not written if it is empty."""
+OTHERS, SPARSE, REQUIRED = {"others": True}, {"sparse": True}, {"required": True}
+"""Metadata of fields: the one that keeps all keys that no other field has; one that is not written if it is empty; one
+that a record must have, although code may leave it out. A field with ``{"saved": False}`` is not written."""
 
 EMPTY: tuple[Any, ...] = (None, "", (), {})
-
-REQUIRED = MappingProxyType({"required": True})
-"""Metadata of a field that a record must have, although code may leave it out."""
 
 
 class NameOfDtype(Constraint):
@@ -77,14 +72,6 @@ class Place:
 
 class RecordError(ValueError):
     """Raised for a value that a record may not have."""
-
-
-class FieldError(ValueError):
-    """Raised by a dataclass whose fields do not fit together: its reader adds the file, and the way to the record."""
-
-    def __init__(self, field: str, expected: str, found: Any) -> None:
-        super().__init__(f"{field} must be {expected}, got {found!r}")
-        self.field, self.expected, self.found = field, expected, found
 
 
 class Record:
@@ -254,19 +241,23 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
     rest = {key: item for key, item in value.items() if key not in schema}
     if others is not None:
         found[others] = rest
-    elif rest:
-        warn(
-            f"{at} has {visible(', '.join(sorted(map(str, rest))))}, which this version does not know and ignores; it "
-            "was probably written by a newer version"
-        )
+    else:
+        warn_of_unknown(rest, at)
     try:
         return kind(**found)
-    except FieldError as error:
-        raise (at / error.field).wrong(error.expected, error.found) from error
     except UnknownNameError:
         raise
     except (ValueError, TypeError) as error:
         raise RecordError(f"{at} is damaged: {error}; {AGAIN}") from error
+
+
+def warn_of_unknown(keys: Collection[str], at: Place | str) -> None:
+    """Name the keys of a record, if there are any, that are ignored."""
+    if keys:
+        warn(
+            f"{at} has {visible(', '.join(sorted(keys)))}, which this version does not know and ignores; it was "
+            "probably written by a newer version"
+        )
 
 
 def nested(
@@ -296,17 +287,14 @@ def nested(
 
 
 @cache
-def _schema(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...], str | None]:
+def _schema(kind: Any) -> tuple[Mapping[str, Any], list[str], str | None]:
     """Return the annotations of the saved fields of a dataclass, those that a record must have, and that of others."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints, none = get_type_hints(kind, include_extras=True), (dataclasses.MISSING, dataclasses.MISSING)
     fields = [each for each in dataclasses.fields(kind) if each.metadata.get("saved", True)]
-    none = dataclasses.MISSING
+    others = next((each for each in fields if each.metadata.get("others")), None)
+    required = [f for f in fields if f.metadata.get("required") or (f.default, f.default_factory) == none]
     return (
-        {each.name: hints[each.name] for each in fields if not each.metadata.get("others")},
-        tuple(
-            each.name
-            for each in fields
-            if each.metadata.get("required") or (each.default is none and each.default_factory is none)
-        ),
-        next((each.name for each in fields if each.metadata.get("others")), None),
+        {each.name: hints[each.name] for each in fields if each is not others},
+        [each.name for each in required],
+        None if others is None else others.name,
     )

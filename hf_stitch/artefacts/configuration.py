@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known, read_model
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, read_model
+from hf_stitch.records import warn_of_unknown
 
 BESIDES = (
     "_commit_hash",
@@ -113,7 +114,7 @@ class StitchConfig(PreTrainedConfig):
         }
         try:
             values = read_model(values, where)
-            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, TIED, *BESIDES}, where)
+            warn_of_unknown(values.keys() - {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, TIED, *BESIDES}, where)
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise

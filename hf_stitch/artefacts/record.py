@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.options import Constraint, Count, Natural
-from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, nested, read
 from hf_stitch.reference import ModelReference, Settings
@@ -282,15 +281,6 @@ def check_counts(record: Any, where: str) -> None:
                     raise ValueError(
                         f"{where} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}"
                     )
-
-
-def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """Name unknown keys of a record in a warning."""
-    if unknown := sorted(set(record) - set(names)):
-        warn(
-            f"{where} has {visible(', '.join(unknown))}, which this version does not know and ignores; it was probably "
-            "written by a newer version"
-        )
 
 
 def check_format(record: Mapping[str, Any], where: str) -> None:
