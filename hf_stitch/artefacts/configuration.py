@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
@@ -11,6 +11,10 @@ from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
 from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, read_model
 from hf_stitch.records import warn_of_unknown
+from hf_stitch.tasks.kinds import task_named
+
+if TYPE_CHECKING:
+    from hf_stitch.artefacts.modeling import StitchedModel
 
 BESIDES = (
     "_commit_hash",
@@ -87,6 +91,13 @@ class StitchConfig(PreTrainedConfig):
     checksum: str | None = None
     processor_settings: dict[str, Any] | None = None
     tied_weights: dict[str, str] | None = None
+
+    @property
+    def model_class(self) -> type[StitchedModel]:
+        """The class of the stitched model: that of its task."""
+        modality = (self.source or {}).get("interface", {}).get("modality", "")
+        kind: type[StitchedModel] = task_named(self.task).model_for(modality)
+        return kind
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

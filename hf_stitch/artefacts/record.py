@@ -32,6 +32,9 @@ FORMAT = 2
 NEWEST = 3
 """The record format of artefacts that earlier versions would misread: networks with different tokenizers."""
 
+SIDES = ("source", "target")
+"""The two halves of a stitched model."""
+
 MODEL_TYPE = "hf_stitch"
 """Value of ``model_type`` in the config of a stitched model."""
 
@@ -296,11 +299,11 @@ def check_format(record: Mapping[str, Any], where: str) -> None:
 def read_model(record: Any, where: str) -> dict[str, Any]:
     """Check the record of a stitched model, and those of the stitched models of which its halves were cut."""
     values = _read(ModelRecord, record, where)
-    for side in ("source", "target"):
+    for side in SIDES:
         if values.get(side):
             _check_half(values[side], Place(where) / side)
     if values.get("source") and values.get("target") and values.get("stitch"):
-        for side in ("source", "target"):
+        for side in SIDES:
             have, want = values["stitch"][side], values[side]["cut"]["spec"]
             if own := (values[side].get("reading") or {}).get("own"):
                 want = {**want, "width": want["width"] + own[-1]}
