@@ -117,16 +117,10 @@ class Record:
 def encode(value: Any) -> Any:
     """Convert a value to JSON values; a dataclass becomes a mapping of its fields.
 
-    Args:
-        value: Numbers, strings, ``None``, arrays, mappings, lists, tuples, dataclasses, or nested values of these.
+    NaN and infinite numbers become strings; mappings with keys that are not strings become lists of pairs.
 
-    Returns:
-        JSON values. NaN and infinite numbers become strings; mappings with keys that are not strings become lists of
-        pairs.
-
-    Example:
-        >>> encode({"loss": float("inf"), "steps": np.arange(3)})
-        {'loss': 'inf', 'steps': [0, 1, 2]}
+    >>> encode({"loss": float("inf"), "steps": np.arange(3)})
+    {'loss': 'inf', 'steps': [0, 1, 2]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
@@ -151,26 +145,16 @@ def encode(value: Any) -> Any:
 
 
 def read(kind: Any, value: Any, at: Place | str) -> Any:
-    """Convert the output of :func:`encode` back to a value of a given type.
+    """Convert the output of :func:`encode` back to a value of a given type, which may be any annotation.
 
-    Args:
-        kind: The type, as a type annotation: dataclasses, ``Annotated`` with constraints, unions, lists, mappings, …
-        value: JSON values.
-        at: Where the value is from.
+    Keys of a record that its class does not have are dropped, with a warning.
 
-    Returns:
-        The value. Keys of a record that its class does not have are dropped, with a warning.
-
-    Raises:
-        ValueError: If ``value`` does not fit the type.
-
-    Example:
-        >>> read(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves.json")
-        {'loss': (inf, 0.5)}
-        >>> read(Mapping[str, tuple[float, ...]], {"loss": [0.5, "x"]}, "curves.json")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        hf_stitch.records.RecordError: curves.json is damaged: loss.1 must be a number, got 'x'; save or download it...
+    >>> read(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves.json")
+    {'loss': (inf, 0.5)}
+    >>> read(Mapping[str, tuple[float, ...]], {"loss": [0.5, "x"]}, "curves.json")
+    Traceback (most recent call last):
+    ...
+    hf_stitch.records.RecordError: curves.json is damaged: loss.1 must be a number, got 'x'; save or download it again
     """
     return _read(kind, value, Place(at) if isinstance(at, str) else at)
 

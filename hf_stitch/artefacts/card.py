@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
@@ -19,7 +19,6 @@ from hf_stitch.printing import visible, warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
-T = TypeVar("T", Description, ModelReference)
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is rewritten at every save and push; add text above or below -->"
 END = "<!-- hf-stitch: end mark -->"
@@ -59,7 +58,7 @@ def card(
     shown: Collection[str] = (),
 ) -> str:
     """Return the model card of a stitcher or of a whole stitched model."""
-    described = _plain_description(described)
+    described = plain(described)
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     made = ModelCard.from_template(
@@ -84,7 +83,7 @@ def card(
 
 def summary(described: Description) -> str:
     """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores."""
-    described = _plain_description(described)
+    described = plain(described)
     kind = "stitched model" if described.whole else "stitcher"
     (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
     rows = {
@@ -435,21 +434,10 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def plain(value: Any) -> Any:
     r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted."""
+    if isinstance(value, (Description, ModelReference)):
+        return replace(value, **{each.name: plain(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value
-
-
-def _plain_description(described: Description) -> Description:
-    ends = (
-        _all_plain(end, "id", "revision", "weights_hash", "summary") for end in (described.source, described.target)
-    )
-    source, target = ends
-    names = ("source_layer", "target_layer", "stitch", "task", "recipe", "scores")
-    return replace(_all_plain(described, *names), source=source, target=target)
-
-
-def _all_plain(record: T, *names: str) -> T:
-    return replace(record, **{name: plain(getattr(record, name)) for name in names})

@@ -421,7 +421,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         source, target = (
             ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
         )
-        found, _ = load_parent(side, {"source": source, "target": target}[side], None, options, allow_changed)
+        found, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
         return found
 

@@ -83,18 +83,15 @@ def load_parent(
     return adapter, [f"{side} {text}" for text in texts.values()]
 
 
+@cache
 def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReference) -> None:
     """Warn, once for each pair of networks, if a record of version 0.2.0 or earlier pins only their weights."""
     if any(end.weights_hash is not None and end.config is None for end in (source, target)):
-        _warn_once(source, target)
-
-
-@cache
-def _warn_once(source: ModelReference, target: ModelReference) -> None:
-    warn(
-        f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its networks "
-        "are compared with the record, not their configs and processors. To pin these too, save attach(…).stitcher"
-    )
+        warn(
+            f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its "
+            "networks are compared with the record, not their configs and processors. To pin these too, save "
+            "attach(…).stitcher"
+        )
 
 
 def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> Adapter:

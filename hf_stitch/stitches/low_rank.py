@@ -130,5 +130,6 @@ class LowRankResidualStitch(Stitch):
 
 
 def _check_rank(rank: int, in_features: int, out_features: int) -> None:
-    if not 1 <= rank <= (most := min(in_features, out_features)):
+    most = min(in_features, out_features)
+    if not 1 <= rank <= most:
         raise ValueError(f"rank must be from 1 to {most} for widths {in_features} -> {out_features}, got {rank}")
