@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, read_model
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
 from hf_stitch.records import warn_of_unknown
 from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
 
-BESIDES = (
+KNOWN = {each.name for each in fields(ModelRecord) if each.name != "others"} | {
     "_commit_hash",
     "_name_or_path",
-    "num_labels",
-    "use_cache",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
     "tokenizer_class",
-)
-"""Further keys of a saved config, set by transformers or its users."""
+}
+"""Keys of a saved config beside those of every config of transformers."""
 
 
 class StitchConfig(PreTrainedConfig):
@@ -125,7 +119,7 @@ class StitchConfig(PreTrainedConfig):
         }
         try:
             values = read_model(values, where)
-            warn_of_unknown(values.keys() - {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, TIED, *BESIDES}, where)
+            warn_of_unknown(values.keys() - {*cls().to_dict()} - KNOWN, where)
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise

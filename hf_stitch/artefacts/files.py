@@ -36,17 +36,9 @@ MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*
 """Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
 
 PROCESSORS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-)
+    "preprocessor_config.json", "processor_config.json", "tokenizer*.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template*", "vocab*", "merges.txt", "*.model", "*.spm",
+)  # fmt: skip
 """Name patterns of files that processors consist of."""
 
 BESIDE = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)

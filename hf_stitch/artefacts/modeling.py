@@ -45,6 +45,7 @@ from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
 
 PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
@@ -104,6 +105,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
     auto_class: ClassVar[str] = "AutoModel"
+    output_class: ClassVar[type[Any] | None] = None  # with loss and logits; without one, the output of the target
     record_file = CONFIG
     commit_message = "Upload stitched model"
     # The loss is a mean over the batch, and forward takes no num_items_in_batch.
@@ -244,14 +246,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return self._with_head(self.target(representation, **options), labels)
 
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
+        if self.output_class is not None:
+            logits = logits_of(output)
+            loss = None if labels is None else task_named(self.task).loss(logits, labels)
+            return self.output_class(loss=loss, logits=logits)
         if labels is not None:
             raise ValueError(
                 f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
             )
         return output
-
-    def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-        return None if labels is None else task_named(self.task).loss(logits, labels)
 
     @property
     def task(self) -> str | None:
