@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import GenerationConfig
 
+from hf_stitch import hub
 from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixFront, fast
 from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.artefacts.artefact import folder_of
+from hf_stitch.artefacts.casting import cast
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.files import (
     CONFIG,
+    MODEL_FILES,
     PROCESSORS,
     SHARDS,
     SOURCE_TOKENIZER,
@@ -32,17 +38,69 @@ from hf_stitch.artefacts.halves import every_half
 from hf_stitch.artefacts.manifest import CHECKSUM, SavedFiles
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed
 from hf_stitch.artefacts.record import built_from, damaged, read_record
+from hf_stitch.options import did_you_mean
 from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN
 from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft
 from hf_stitch.registry import registries
+from hf_stitch.storage.folders import load_whole
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
 
 
-def load(
+PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
+"""Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
+
+ALWAYS = ("use_safetensors", "weights_only")
+"""Options of any model that are always true here."""
+
+
+def load_pretrained(
+    wanted: type[StitchedModel],
+    place: str,
+    options: dict[str, Any],
+    *,
+    dtype: torch.dtype | None,
+    device_map: Any,
+    max_memory: Mapping[int | str, int | str] | None,
+    subfolder: str,
+    config: StitchConfig | None,
+    attention: str | None,
+    allow_modified: bool,
+) -> StitchedModel:
+    """Load a model from a folder or the Hub. Options are those of the download, and what Auto classes pass."""
+    download: Any = {name: options.pop(name) for name in hub.DownloadOptions.__annotations__ if name in options}
+    if "_adapter_model_path" in (adapter := options.pop("adapter_kwargs", None) or {}):  # an Auto class found it
+        raise ValueError(adapter_of_peft(adapter["_adapter_model_path"]))
+    for name, value in options.items():
+        if name not in PASSED and value is not (True if name in ALWAYS else None):
+            known = [*inspect.signature(wanted.from_pretrained).parameters, *hub.DownloadOptions.__annotations__]
+            hint = did_you_mean(name, known)
+            raise TypeError(
+                f"from_pretrained of a stitched model has no option {name!r}"
+                + (f"; did you mean {hint!r}?" if hint else "")
+            )
+    device, placed = _placement(device_map)
+    if placed is not None and dtype is not None:
+        raise ValueError("dtype cannot be changed while weights are distributed: load with one of dtype, device_map")
+    if max_memory is not None and not isinstance(placed, str):
+        raise ValueError("max_memory belongs to device_map='auto', 'balanced' or 'sequential'")
+    folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
+    if (folder / PEFT_CONFIG).is_file():
+        raise ValueError(adapter_of_peft(folder))
+    given = config, attention, allow_modified, placed, max_memory
+    model = load_whole(folder, CONFIG, lambda: _load(wanted, folder, *given))
+    if dtype is not None:
+        cast(model, dtype)
+    if device is not None:
+        nn.Module.to(model, device)
+    model.config.name_or_path = place
+    return model
+
+
+def _load(
     wanted: type[StitchedModel],
     folder: Path,
     given: StitchConfig | None,
@@ -105,7 +163,7 @@ def load(
     return model
 
 
-def placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
+def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
     """Return the only device in a ``device_map``, or the map if it has several or is a strategy."""
     if isinstance(given, Mapping) and list(given) == [""] and given[""] != "disk":
         given = given[""]

@@ -23,36 +23,28 @@ from hf_stitch.adapters.heads import GENERATES, unscored_head
 from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import preprocess
-from hf_stitch.artefacts.artefact import Artefact, folder_of
+from hf_stitch.artefacts.artefact import Artefact
 from hf_stitch.artefacts.card import summary
-from hf_stitch.artefacts.casting import cast, dtype_of
+from hf_stitch.artefacts.casting import dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import (
     CONFIG,
-    MODEL_FILES,
 )
 from hf_stitch.artefacts.halves import back_of, front_of
-from hf_stitch.artefacts.loading import load, placement
+from hf_stitch.artefacts.loading import load_pretrained
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import whole_blocks
 from hf_stitch.artefacts.saving import check_rebuilt, networks_of, stitcher_of, write
 from hf_stitch.artefacts.stitcher import Stitcher
-from hf_stitch.options import checked, did_you_mean
+from hf_stitch.options import checked
 from hf_stitch.provenance import Method
-from hf_stitch.reference import PEFT_CONFIG, ModelReference, adapter_of_peft, weights_hash
+from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.storage.folders import load_whole
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
-
-PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
-"""Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
-
-ALWAYS = ("use_safetensors", "weights_only")
-"""Options of any model that are always true here."""
 
 UNUSED_KEYS = ("chunk_size_feed_forward", "is_encoder_decoder")
 """Keys of the config of any model that have no effect here."""
@@ -605,38 +597,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         if args:
             raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
-        download: Any = {name: kwargs.pop(name) for name in hub.DownloadOptions.__annotations__ if name in kwargs}
-        if "_adapter_model_path" in (adapter := kwargs.pop("adapter_kwargs", None) or {}):  # an Auto class found it
-            raise ValueError(adapter_of_peft(adapter["_adapter_model_path"]))
-        for name, value in kwargs.items():
-            if name not in PASSED and value is not (True if name in ALWAYS else None):
-                options = inspect.signature(StitchedModel.from_pretrained).parameters
-                hint = did_you_mean(name, [*options, *hub.DownloadOptions.__annotations__])
-                raise TypeError(
-                    f"from_pretrained of a stitched model has no option {name!r}"
-                    + (f"; did you mean {hint!r}?" if hint else "")
-                )
-        if dtype is None:  # older Auto classes put it into the config
+        if dtype is None:  # Auto classes may put it into the config
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
-        wanted, (device, placed) = dtype_of(dtype), placement(device_map)
-        if placed is not None and wanted is not None:
-            raise ValueError(
-                "dtype cannot be changed while weights are distributed: load with one of dtype, device_map"
-            )
-        if max_memory is not None and not isinstance(placed, str):
-            raise ValueError("max_memory belongs to device_map='auto', 'balanced' or 'sequential'")
-        place = str(pretrained_model_name_or_path)
-        folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
-        if (folder / PEFT_CONFIG).is_file():
-            raise ValueError(adapter_of_peft(folder))
-
-        given = config, attn_implementation, allow_modified, placed, max_memory
-        model: Any = load_whole(folder, CONFIG, lambda: load(cls, folder, *given))  # of class cls
-        if wanted is not None:
-            cast(model, wanted)
-        if device is not None:
-            nn.Module.to(model, device)
-        model.config.name_or_path = place
+        model: Any = load_pretrained(  # of class cls
+            cls, str(pretrained_model_name_or_path), kwargs, config=config, dtype=dtype_of(dtype),
+            device_map=device_map, max_memory=max_memory, attention=attn_implementation,
+            allow_modified=allow_modified, subfolder=subfolder,
+        )  # fmt: skip
         return model.eval()
 
 
