@@ -61,19 +61,23 @@ def card(
     described = plain(described)
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
+    audit = described.recipe.get("audit") or described.scores.get("audit") or ""
     made = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
         title=name.split("/")[-1] if name else "Stitched model" if described.whole else "Stitcher",
         begin=BEGIN,
         end=END,
-        summary=_summary(described),
+        about=described,
+        source=_linked(described.source),
+        target=_linked(described.target),
+        kind=_kind(described.body),
+        unnamed=[f"the {side} is {getattr(described, side).public}" for side in _unnamed(described)],
         headline=_headline(described.scores),
         pictures=[(name, text) for name, text in PICTURES.items() if name in shown],
         report=REPORT if REPORT in shown else "",
-        audit=_audit(described),
+        audit=str(audit.get("verdict", "") if isinstance(audit, Mapping) else audit),
         snippet=_snippet(described, name, sample),
-        needs=_needs(described),
         recipe=_recipe(described),
         papers=[(paper.title, paper.url) for paper in _papers(described)],
         **_scores(described.scores),
@@ -228,20 +232,10 @@ def _class(kind: str, name: str) -> Any:
         return None
 
 
-def _summary(described: Description) -> str:
-    name, (width, other) = str(described.body.get("name")), described.widths
-    known = _class("stitches", name)
-    kind = f"a map of the kind `{name}`" if known is None else known.title
-    what = (
-        "This model is stitched from two networks"
-        if described.whole
-        else "This stitcher connects two networks into one model"
-    )
-    return (
-        f"{what}: {_linked(described.source)} runs up to layer `{described.source_layer}`, and "
-        f"{_linked(described.target)} continues after layer `{described.target_layer}`. Stitching "
-        f"layer between them: {kind.rstrip(',')} ({width} → {other} features)."
-    )
+def _kind(body: Mapping[str, Any]) -> str:
+    """Describe a map in words."""
+    known = _class("stitches", str(body.get("name")))
+    return f"a map of the kind `{body.get('name')}`" if known is None else str(known.title).rstrip(",")
 
 
 def _headline(scores: Mapping[str, Any]) -> str:
@@ -269,11 +263,6 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: b
     if low is None or high is None or value is None:
         return False
     return low > value if higher_is_better else high < value
-
-
-def _audit(described: Description) -> str:
-    found = described.recipe.get("audit") or described.scores.get("audit") or ""
-    return str(found.get("verdict", "") if isinstance(found, Mapping) else found)
 
 
 def _recipe(described: Description) -> dict[str, str]:
@@ -389,17 +378,6 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
     if described.task in registries.tasks and (usage := registries.tasks.build(str(described.task)).usage()):
         lines.append(usage)
     return "\n".join(lines)
-
-
-def _needs(described: Description) -> str:
-    if described.whole:
-        return "The weights of both halves are included."
-    checked = "The weights of both are checked against the recorded hashes."
-    if unnamed := _unnamed(described):
-        which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        named = "; ".join(f"the {side} is {getattr(described, side).public}" for side in unnamed)
-        return f"Pass {which} to `attach`, because no public name is recorded: {named}. {checked}"
-    return f"Both networks are downloaded at the revisions below. {checked}"
 
 
 def _unnamed(described: Description) -> list[str]:
