@@ -51,10 +51,9 @@ class StitchedAdapter(Adapter):
         ends = [name for name in _ends(self.model) if survey.dominates(name)]
         # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
         apart = [
-            name
-            for name in survey.blocks
-            if not OF_STITCH.match(name) and not any(f"{one}.".startswith(f"{two}.") for one, two in _pairs(name, ends))
-        ]
+            name for name in survey.blocks
+            if not OF_STITCH.match(name) and not any(_contains(name, end) or _contains(end, name) for end in ends)
+        ]  # fmt: skip
         ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
         return tuple(map(self.layer_name, ordered))
 
@@ -194,10 +193,8 @@ def _ends(model: nn.Module) -> Iterator[str]:
             yield f"{side}.model.{half.cut.layer}{end}"
 
 
-def _pairs(name: str, others: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield a name with each other name, in both orders."""
-    for other in others:
-        yield from ((name, other), (other, name))
+def _contains(module: str, other: str) -> bool:
+    return f"{other}.".startswith(f"{module}.")
 
 
 def _example(model: StitchedModel) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.parents import CHANGED
+from hf_stitch.artefacts.record import SIDES
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible, warn
@@ -248,7 +249,7 @@ def _headline(scores: Mapping[str, Any]) -> str:
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
     compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in others.items())
-    rivals = [who for who in others if who not in ("source", "target")]
+    rivals = [who for who in others if who not in SIDES]
     level = [names.get(who, who) for who in rivals if not _beats(own, others[who], higher)]
     if {"source", "target"} <= others.keys() and not _beats(own, others["source"], higher):
         level += [names["source"]] * _beats(own, others["target"], higher)  # it may only show that the source is better
@@ -382,7 +383,7 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
 
 def _unnamed(described: Description) -> list[str]:
     """Return the sides whose network has no public name."""
-    return [side for side in ("source", "target") if getattr(described, side).public.id is None]
+    return [side for side in SIDES if getattr(described, side).public.id is None]
 
 
 def _given(described: Description, side: str) -> str:

@@ -62,7 +62,7 @@ class Description:
     @property
     def widths(self) -> tuple[int, int]:
         """Input and output width of the map of positions, or of the pooled vectors."""
-        source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
+        source, target = (RepresentationSpec(**self.stitch[side]) for side in SIDES)
         return part_widths(source, target, self.stitch["pooling"])["body"]
 
     @property

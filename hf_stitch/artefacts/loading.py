@@ -185,9 +185,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} has no {CONFIG}: "
             + (
-                adapter_of_peft(folder)
-                if (folder / PEFT_CONFIG).is_file()
-                else "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
+                "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
                 if (folder / STITCHER).is_file()
                 else "it contains no stitched model" + artefacts_below(folder)
             )

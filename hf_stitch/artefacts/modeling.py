@@ -35,6 +35,7 @@ from hf_stitch.artefacts.halves import back_of, front_of
 from hf_stitch.artefacts.loading import load_pretrained
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import whole_blocks
+from hf_stitch.artefacts.record import SIDES
 from hf_stitch.artefacts.saving import check_rebuilt, networks_of, stitcher_of, write
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.options import checked
@@ -411,7 +412,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
-            found = self.parents[("source", "target").index(side)]
+            found = self.parents[SIDES.index(side)]
             return found.source if isinstance(found, PrefixAdapter) else found
         source, target = (
             ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.printing import warn
@@ -34,12 +34,6 @@ def load_parent(
     other: ModelReference | None = None,
 ) -> tuple[Adapter, list[str]]:
     """Load a network of an artefact and check that it is the recorded one: weights, config and processor."""
-    allowed = get_args(Changeable)
-    if isinstance(allow_changed, str) or not set(allow_changed) <= {*allowed}:
-        raise ValueError(
-            f"allow_changed must be a tuple of {' and '.join(map(repr, allowed))}, got {allow_changed!r}; for a "
-            "network with other weights, fit a new stitch"
-        )
     if given is None and reference.public.id is None:
         raise ValueError(
             f"the {side}, {reference.public}, was a module in memory or in a local folder: pass it, as {side}=…"
@@ -53,9 +47,8 @@ def load_parent(
     else:
         adapter = load(given, task=reference.task, example_inputs=options.get("example_inputs"))
     found = adapter.pinned
-    if "config" in (
-        changes := reference.changes(found)
-    ):  # or a forward changes it, and none has run since it was loaded
+    changes = reference.changes(found)
+    if "config" in changes:  # or a forward changes it, and none has run since it was loaded
         adapter.forward(adapter.example)
         found = adapter.pinned
         changes = reference.changes(found)
