@@ -13,8 +13,6 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from hf_stitch.options import Constraint, described, violated
 from hf_stitch.printing import visible, warn
 from hf_stitch.registry import UnknownNameError
@@ -119,14 +117,13 @@ def encode(value: Any) -> Any:
 
     NaN and infinite numbers become strings; mappings with keys that are not strings become lists of pairs.
 
+    >>> import numpy as np
     >>> encode({"loss": float("inf"), "steps": np.arange(3)})
     {'loss': 'inf', 'steps': [0, 1, 2]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, np.generic):
-        return encode(value.item())
-    if isinstance(value, np.ndarray):
+    if type(value).__module__ == "numpy":  # not imported here: `hf-stitch --help` needs none
         return encode(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
@@ -172,7 +169,9 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
         return float(value) if inner is float else value
     if origin in (Union, UnionType):
         return _any_of(kind, [part for part in parts if part is not type(None)], value, at)
-    if origin is np.ndarray:
+    if getattr(origin, "__module__", "") == "numpy":
+        import numpy as np
+
         try:
             return np.array(value, dtype=get_args(parts[1])[0])
         except (ValueError, TypeError, OverflowError) as error:

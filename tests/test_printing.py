@@ -176,7 +176,7 @@ def test_rich_prints_a_result_as_text() -> None:
 def test_an_error_about_a_file_shows_control_characters(tmp_path: Path) -> None:
     path = tmp_path / "atlas.json"
     path.write_text(json.dumps({"result": "SimilarityAtlas", HARM: 1}))
-    with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\u001b\]0;owned") as caught:
+    with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\x1b\]0;owned") as caught:
         SimilarityAtlas.load(path)
     assert not BAD.search("".join(traceback.format_exception(caught.value)))
 
