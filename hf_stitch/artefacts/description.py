@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
+from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
 from hf_stitch.artefacts.halves import chained, layer_name
 from hf_stitch.artefacts.record import SIDES, built_from, read_model, read_record, read_stitcher
 from hf_stitch.provenance import Method
@@ -142,11 +142,4 @@ def _layer(half: Mapping[str, Any]) -> str:
 
 def is_stitcher(folder: Path) -> bool:
     """Return whether a folder contains a stitcher rather than a stitched model."""
-    if (folder / STITCHER).is_file():
-        return True
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(
-            f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
-            + artefacts_below(folder)
-        )
-    return False
+    return kind_of(folder) == STITCHER

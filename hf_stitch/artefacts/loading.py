@@ -28,11 +28,10 @@ from hf_stitch.artefacts.files import (
     PROCESSORS,
     SHARDS,
     SOURCE_TOKENIZER,
-    STITCHER,
     WEIGHTS,
-    artefacts_below,
     load_strictly,
     named_files,
+    record_in,
 )
 from hf_stitch.artefacts.halves import every_half
 from hf_stitch.artefacts.manifest import CHECKSUM, SavedFiles
@@ -180,16 +179,7 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a stitched model."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {CONFIG}: "
-            + (
-                "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
-                if (folder / STITCHER).is_file()
-                else "it contains no stitched model" + artefacts_below(folder)
-            )
-        )
+    path = record_in(folder, CONFIG)
     values = read_record(path)
     if values.get("model_type") != StitchConfig.model_type:
         raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")

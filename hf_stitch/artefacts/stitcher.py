@@ -18,7 +18,7 @@ from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
+from hf_stitch.artefacts.files import STITCH, STITCHER, STITCHER_FILES, load_strictly, record_in
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.manifest import SavedFiles
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
@@ -213,15 +213,9 @@ class Stitcher(Artefact):
     @classmethod
     def _load(cls, folder: Path, allow_modified: bool) -> Self:
         """Load the files in a folder, and verify them once all are read: then they belong together."""
-        path = folder / STITCHER
-        if not path.is_file() and (folder / CONFIG).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {STITCHER}: it contains a whole model; if this is a stitched model, load it with "
-                "hf_stitch.StitchedModel.from_pretrained"
-            )
-        for name in (STITCHER, STITCH):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it contains no stitcher, or an incomplete one")
+        path = record_in(folder, STITCHER)
+        if not (folder / STITCH).is_file():
+            raise FileNotFoundError(f"{folder} has no {STITCH}: it contains an incomplete stitcher")
         record = read_record(path)
         check_format(record, str(path))
         files = SavedFiles(path, record, allow_modified)
