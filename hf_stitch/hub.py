@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
@@ -108,7 +108,7 @@ def upload(
     **options: Unpack[UploadOptions],
 ) -> CommitInfo:
     """Upload a folder to the Hub in one commit: either all files change, or none."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import HfApi
 
     api = HfApi(token=options.get("token"))
     revision, create_pr = options.get("revision"), options.get("create_pr", False)
@@ -120,17 +120,13 @@ def upload(
         assert info.sha is not None
         there = {sibling.rfilename for sibling in info.siblings or ()}
         present = _read(api, repo_id, CARD, info.sha) if CARD in there else None
-        adds: dict[str, Any] = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-        adds[CARD] = card(repo_id, present).encode()
-        stale = sorted(
-            name for name in there - adds.keys() if "/" not in name and any(fnmatch(name, p) for p in replaces)
-        )
-        return api.create_commit(
-            repo_id,
-            [
-                *(CommitOperationAdd(name, content) for name, content in adds.items()),
-                *(CommitOperationDelete(name) for name in stale),
-            ],
+        # Patterns would also match what is in subfolders, other artefacts.
+        stale = [name for name in there if "/" not in name and any(fnmatch(name, p) for p in replaces)]
+        (folder / CARD).write_bytes(card(repo_id, present).encode())
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            delete_patterns=stale,
             commit_message=options.get("commit_message", "Upload"),
             revision=revision,
             create_pr=create_pr,

@@ -342,12 +342,17 @@ def _check(kinds: Mapping[str, Any], values: Mapping[str, Any], owner: str = "")
         raise OptionError(owner + "; ".join(wrong))
 
 
+def violated(kind: Any, value: Any) -> bool:
+    """Whether a value does not fit an annotation."""
+    return _problem(kind, "", value) is not None
+
+
 def _message(kind: Any, name: str, value: Any) -> str:
     """What is wrong with a value, in full; empty if nothing is."""
     problem = _problem(kind, name, value)
     if problem is None:
         return ""
-    return problem or f"{name} must be {_described(kind)}, got {_shown(value)}{_hint(kind, value)}"
+    return problem or f"{name} must be {described(kind)}, got {_shown(value)}{_hint(kind, value)}"
 
 
 def _problem(kind: Any, name: str, value: Any) -> str | None:
@@ -401,7 +406,7 @@ def _inside(origin: Any, parts: tuple[Any, ...], name: str, given: object) -> It
     yield from (_message(*entry) for entry in entries)
 
 
-def _described(kind: Any) -> str:
+def described(kind: Any) -> str:
     """What an annotation takes, as it follows "must be"."""
     origin, parts = get_origin(kind), get_args(kind)
     plainly = {bool: "True or False", int: "an integer", float: "a number", str: "a text", PathLike: "a path"}
@@ -410,12 +415,12 @@ def _described(kind: Any) -> str:
     if kind in (None, NoneType):
         return "None"
     if origin in (Union, UnionType):
-        return " or ".join(map(_described, parts))
+        return " or ".join(map(described, parts))
     if origin is Annotated:
         inner, *constraints = parts
         told = [str(each) for each in constraints if isinstance(each, Constraint)]
         alone = told and not isinstance(constraints[0], Within)
-        return " ".join(told if alone else [_described(inner), *told])
+        return " ".join(told if alone else [described(inner), *told])
     if origin is Literal:
         return ("one of " if len(parts) > 1 else "") + ", ".join(map(repr, parts))
     if origin in CONTAINERS:

@@ -7,11 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_stitch.printing import visible, warn
+from hf_stitch.records import REQUIRED, Record
 from hf_stitch.registry import UnknownNameError, most_special, registries
 from hf_stitch.storage.files import decoding
 
@@ -61,8 +61,8 @@ class Settings:
         ["hidden_act 'gelu', now 'relu'"]
     """
 
-    chosen: dict[str, Any] = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict, metadata=REQUIRED)
+    defaults: dict[str, Any] = field(default_factory=dict, metadata=REQUIRED)
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
@@ -95,7 +95,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class ModelReference:
+class ModelReference(Record):
     """A reference to a network: its id, the library that loads it, and the loading options.
 
     Attributes:
@@ -234,47 +234,6 @@ class ModelReference:
             if old is not None and new is not None and (differ := old.changes(new)):
                 found[part] = differ
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the reference as JSON values, from which :meth:`from_dict` restores it.
-
-        Returns:
-            A dictionary with one entry per attribute.
-        """
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> ModelReference:
-        """Restore a reference from the output of :meth:`to_dict`.
-
-        Keys of a newer version are ignored with a warning that names them.
-
-        Args:
-            record: Dictionary with one entry per attribute; entries other than ``id`` and ``library`` may be missing.
-
-        Returns:
-            The reference.
-
-        Raises:
-            ValueError: If ``id`` or ``library`` is missing, or ``config`` or ``processor`` are not settings.
-        """
-        missing = [key for key in ("id", "library") if key not in record]
-        if missing:
-            raise ValueError(
-                f"the record of a reference lacks {' and '.join(missing)}; it has {', '.join(record) or 'none'}"
-            )
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(record) - known)
-        if unknown:
-            warn(
-                f"the record of the reference {record['id']!r} has {visible(', '.join(unknown))}, which this version "
-                "does not know and ignores; it was probably written by a newer version"
-            )
-        values = {key: value for key, value in record.items() if key in known}
-        for part in ("config", "processor"):
-            if values.get(part) is not None:
-                values[part] = _settings_from(values[part], f"{part} in the record of the reference {record['id']!r}")
-        return cls(**values)
 
     def __str__(self) -> str:
         """Return the id in the syntax of :meth:`parse`, or a description of a module of user code."""
@@ -441,13 +400,6 @@ def summary_of(module: nn.Module) -> str:
     layers = sum(any(True for _ in each.parameters(recurse=False)) for each in module.modules())
     count = sum(weight.numel() for weight in module.parameters())
     return f"{type(module).__name__}, {layers} layers with weights, {count:,} parameters"
-
-
-def _settings_from(record: Any, where: str) -> Settings:
-    groups: list[Any] = [record.get(f.name) for f in fields(Settings)] if isinstance(record, Mapping) else []
-    if not groups or not all(isinstance(group, Mapping) for group in groups):
-        raise ValueError(f"{where} must have the objects chosen and defaults, got {record!r:.80}")
-    return Settings(*map(dict, groups))
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.options import check, checked
+from hf_stitch.options import Count, Natural, check, checked
+from hf_stitch.records import Record
 
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
 Pooling = Literal["none", "flatten", "mean", "cls", "last"]
@@ -25,7 +26,7 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True)
-class RepresentationSpec:
+class RepresentationSpec(Record):
     """The shape of a representation without the batch size and the number of tokens of a text.
 
     Attributes:
@@ -40,9 +41,9 @@ class RepresentationSpec:
     """
 
     layout: Layout
-    width: int
-    grid: tuple[int, int] | None = None
-    prefix_tokens: int = 0
+    width: Count
+    grid: tuple[Count, Count] | None = None
+    prefix_tokens: Natural = 0
 
     def __post_init__(self) -> None:
         """Validate the fields."""
@@ -51,10 +52,6 @@ class RepresentationSpec:
             raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; ``RepresentationSpec(**spec.to_dict())`` restores the spec."""
-        return asdict(self)
 
     def __str__(self) -> str:
         """For example ``bnd 192 14x14 +1``."""

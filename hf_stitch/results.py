@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-import math
 import pkgutil
-import reprlib
-import types
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hf_stitch.plugins import install_hint
 from hf_stitch.printing import Visible, make_visible, visible
 from hf_stitch.processes import Processes
+from hf_stitch.records import encode, nested, read
 from hf_stitch.storage.files import decoding, write_whole
 
 if TYPE_CHECKING:
@@ -30,9 +24,6 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Width of a text table in characters."""
-
-DEEPEST = 100
-"""Deepest nesting of the values of a result."""
 
 
 class Result(ABC):
@@ -127,11 +118,12 @@ class Result(ABC):
             The result.
 
         Raises:
-            ValueError: If a field is missing, unknown, or has the wrong type.
+            ValueError: If a field is missing or has the wrong type. A warning names fields of a newer version.
         """
-        read: Self = decode(cls, {key: value for key, value in record.items() if key not in cls.derived}, cls.__name__)
-        _check_writable(record, cls.__name__)
-        return read
+        where = f"the record of {cls.__name__}"
+        found = read(cls, {key: value for key, value in record.items() if key not in cls.derived}, where)
+        _check_writable(record, where)
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the result to a JSON file; an existing file is replaced atomically.
@@ -168,8 +160,8 @@ class Result(ABC):
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If the file is not JSON or contains a result of another class, or if a field is missing,
-                unknown or has the wrong type; the message names the file and the field.
+            ValueError: If the file is not JSON or contains a result of another class, or if a field is missing or has
+                the wrong type; the message names the file and the field.
         """
         with decoding(path):
             record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -211,117 +203,7 @@ def fitting(result: Result) -> Iterator[None]:
 
 def _check_writable(record: Any, where: str) -> None:
     """Check that JSON values can be written again: not nested too deep, and no text with half a character."""
-    level = [record]
-    for _ in range(DEEPEST):
-        inside = [each for each in level if isinstance(each, (dict, list))]
-        level = [item for each in inside for item in (each if isinstance(each, list) else [*each, *each.values()])]
-        for item in level:
-            if isinstance(item, str):
-                item.encode()
-        if not level:
-            return
-    raise ValueError(f"{where} has values nested more than {DEEPEST} deep, as no result has")
-
-
-def encode(value: Any) -> Any:
-    """Convert a value to JSON values; a dataclass becomes a mapping of its fields.
-
-    Args:
-        value: Numbers, strings, ``None``, arrays, mappings, lists, tuples, dataclasses, or nested values of these.
-
-    Returns:
-        JSON values. NaN and infinite numbers become strings; mappings with keys that are not strings become lists of
-        pairs.
-
-    Example:
-        >>> encode({"loss": float("inf"), "steps": np.arange(3)})
-        {'loss': 'inf', 'steps': [0, 1, 2]}
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, np.generic):
-        return encode(value.item())
-    if isinstance(value, np.ndarray):
-        return encode(value.tolist())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in _saved(value)}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: encode(item) for key, item in value.items()}
-        return [[encode(key), encode(item)] for key, item in value.items()]
-    return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def decode(kind: Any, value: Any, where: str) -> Any:
-    """Convert the output of :func:`encode` back to a value of a given type.
-
-    Args:
-        kind: The type, as a type annotation.
-        value: JSON values.
-        where: Name of the value in error messages.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If ``value`` does not fit the type.
-
-    Example:
-        >>> decode(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves")
-        {'loss': (inf, 0.5)}
-    """
-    try:
-        return _decoded(kind, value, where)
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        if isinstance(error, ValueError) and str(error).startswith(where):
-            raise  # it names this field, or one in it
-        raise ValueError(f"{where} cannot be decoded from {reprlib.repr(value):.80}: {error}") from error
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if isinstance(value, str):
-        value.encode()  # half a character, which JSON can hold, is an error
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    if origin in (types.UnionType, typing.Union):
-        rest = [argument for argument in arguments if argument is not type(None)]
-        return None if value is None else decode(rest[0], value, where)
-    if origin is np.ndarray:
-        return np.array(value, dtype=get_args(arguments[1])[0])
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        return {decode(arguments[0], k, where): decode(arguments[1], v, f"{where}[{k!r}]") for k, v in pairs}
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        _check(isinstance(value, (list, tuple)), "a list", value)
-        fixed = origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis
-        each = zip(arguments if fixed else arguments[:1] * len(value), value, strict=True)
-        return tuple(decode(of, item, f"{where}[{place}]") for place, (of, item) in enumerate(each))
-    if origin is Literal:
-        _check(value in arguments, f"one of {', '.join(map(repr, arguments))}", value)
-    if kind in (str, int, bool):
-        _check(type(value) is kind, kind.__name__, value)
-    return float(value) if kind is float else value
-
-
-def _check(fits: bool, expected: str, value: Any) -> None:
-    if not fits:
-        raise TypeError(f"expected {expected}, got {type(value).__name__}")
-
-
-def _saved(kind: Any) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass, without those with the metadata ``{"saved": False}``."""
-    return [field for field in dataclasses.fields(kind) if field.metadata.get("saved", True)]
-
-
-def _dataclass(kind: Any, record: Mapping[str, Any], where: str) -> Any:
-    _check(isinstance(record, Mapping), "an object", record)
-    known = {field.name: field for field in _saved(kind)}
-    optional = (dataclasses.MISSING, dataclasses.MISSING)
-    missing = [n for n, f in known.items() if n not in record and (f.default, f.default_factory) == optional]
-    unknown = [name for name in record if name not in known]
-    if missing or unknown:
-        wrong = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has no field {', '.join(unknown)}"] * bool(unknown)
-        raise ValueError(f"{where} {' and '.join(wrong)}; its fields are {', '.join(known)}")
-    hints = get_type_hints(kind)
-    return kind(**{name: decode(hints[name], value, f"{where}.{name}") for name, value in record.items()})
+    for key, item in nested(record, where):
+        for text in (key, item):
+            if isinstance(text, str):
+                text.encode()

@@ -150,7 +150,7 @@ def test_half_a_character_is_shown_and_refused_in_a_record() -> None:
     values = {"\ud800": np.eye(2)}
     atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"\ud800": "moments"})
     assert r"\ud800" in str(atlas) and str(atlas).encode()
-    with pytest.raises(ValueError, match=r"SimilarityAtlas\.values.*surrogates not allowed"):
+    with pytest.raises(ValueError, match="surrogates not allowed"):
         SimilarityAtlas.from_dict(atlas.to_dict())
 
 
@@ -176,7 +176,7 @@ def test_rich_prints_a_result_as_text() -> None:
 def test_an_error_about_a_file_shows_control_characters(tmp_path: Path) -> None:
     path = tmp_path / "atlas.json"
     path.write_text(json.dumps({"result": "SimilarityAtlas", HARM: 1}))
-    with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\u001b\]0;owned") as caught:
+    with pytest.raises(ValueError, match=r"atlas\.json cannot be read: .*\\x1b\]0;owned") as caught:
         SimilarityAtlas.load(path)
     assert not BAD.search("".join(traceback.format_exception(caught.value)))
 

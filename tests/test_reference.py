@@ -115,7 +115,7 @@ def test_record_round_trip_through_json():
 
 def test_keys_of_a_newer_version_are_ignored_with_a_warning():
     record = {**ModelReference("owner/name", "timm").to_dict(), "quantum": 1, "bits": 2}
-    with pytest.warns(UserWarning, match="owner/name.*has bits, quantum, which this version does not know"):
+    with pytest.warns(UserWarning, match="a ModelReference has bits, quantum, which this version does not know"):
         assert ModelReference.from_dict(record) == ModelReference("owner/name", "timm")
 
 
@@ -138,9 +138,7 @@ def test_pins_round_trip_through_json():
 @pytest.mark.parametrize("wrong", ["gelu", {}, {"chosen": {}}, {"chosen": {}, "defaults": []}])
 def test_pins_that_are_no_settings_are_an_error(wrong):
     record = {**ModelReference("owner/name", "timm").to_dict(), "config": wrong}
-    with pytest.raises(
-        ValueError, match="config in the record of the reference 'owner/name' must have the objects chosen"
-    ):
+    with pytest.raises(ValueError, match=r"a ModelReference is damaged: config\S* must be an object( with |, got)"):
         ModelReference.from_dict(record)
 
 
@@ -176,7 +174,7 @@ def test_settings_are_flat_and_short():
 
 
 def test_a_record_without_required_keys_is_an_error():
-    with pytest.raises(ValueError, match="lacks id and library; it has task"):
+    with pytest.raises(ValueError, match=r"must be an object with id and library, got \['task'\]"):
         ModelReference.from_dict({"task": "x"})
 
 

@@ -84,10 +84,12 @@ def test_save_and_load(tmp_path) -> None:
 def test_unknown_and_missing_fields_are_named() -> None:
     record = make(0.5, []).to_dict()
     del record["steps"]
-    with pytest.raises(ValueError, match="Everything lacks steps and has no field new; its fields are name, axis"):
-        Everything.from_dict({**record, "new": 1})
-    with pytest.raises(ValueError, match=r"Everything\.points"):
+    with pytest.raises(ValueError, match=r"the record of Everything is damaged: it must be an object with steps, got"):
+        Everything.from_dict(record)
+    with pytest.raises(ValueError, match=r"the record of Everything .* points must be an object, got 3"):
         Everything.from_dict({**make(0.5, []).to_dict(), "points": 3})
+    with pytest.warns(UserWarning, match="the record of Everything has new, which this version does not know"):
+        assert Everything.from_dict({**make(0.5, []).to_dict(), "new": 1}).name == "x"
 
 
 def test_text_and_html_output() -> None:

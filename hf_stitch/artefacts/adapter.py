@@ -21,9 +21,9 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.rewriting import settings_of
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.description import SIDES, layer_name
-from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.halves import layer_name
 from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.record import SIDES
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 
@@ -51,10 +51,9 @@ class StitchedAdapter(Adapter):
         ends = [name for name in _ends(self.model) if survey.dominates(name)]
         # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
         apart = [
-            name
-            for name in survey.blocks
-            if not OF_STITCH.match(name) and not any(f"{one}.".startswith(f"{two}.") for one, two in _pairs(name, ends))
-        ]
+            name for name in survey.blocks
+            if not OF_STITCH.match(name) and not any(_contains(name, end) or _contains(end, name) for end in ends)
+        ]  # fmt: skip
         ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
         return tuple(map(self.layer_name, ordered))
 
@@ -164,8 +163,8 @@ class StitchedLibrary(Transformers):
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the model that a :meth:`blueprint` describes."""
-        config = StitchConfig.from_dict(dict(blueprint["config"]))
-        return class_for(config)(config)
+        config: StitchConfig = StitchConfig.from_dict(dict(blueprint["config"]))
+        return config.model_class(config)
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the processor of the source."""
@@ -194,10 +193,8 @@ def _ends(model: nn.Module) -> Iterator[str]:
             yield f"{side}.model.{half.cut.layer}{end}"
 
 
-def _pairs(name: str, others: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield a name with each other name, in both orders."""
-    for other in others:
-        yield from ((name, other), (other, name))
+def _contains(module: str, other: str) -> bool:
+    return f"{other}.".startswith(f"{module}.")
 
 
 def _example(model: StitchedModel) -> dict[str, Any]:

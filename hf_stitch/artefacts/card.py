@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.parents import CHANGED
+from hf_stitch.artefacts.record import SIDES
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible, warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError, registries
 
-T = TypeVar("T", Description, ModelReference)
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 BEGIN = "<!-- hf-stitch: from here to the end mark is rewritten at every save and push; add text above or below -->"
 END = "<!-- hf-stitch: end mark -->"
@@ -59,22 +59,26 @@ def card(
     shown: Collection[str] = (),
 ) -> str:
     """Return the model card of a stitcher or of a whole stitched model."""
-    described = _plain_description(described)
+    described = plain(described)
     matcher = described.recipe.get("matcher") or {}
     data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
+    audit = described.recipe.get("audit") or described.scores.get("audit") or ""
     made = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
         title=name.split("/")[-1] if name else "Stitched model" if described.whole else "Stitcher",
         begin=BEGIN,
         end=END,
-        summary=_summary(described),
+        about=described,
+        source=_linked(described.source),
+        target=_linked(described.target),
+        kind=_kind(described.body),
+        unnamed=[f"the {side} is {getattr(described, side).public}" for side in _unnamed(described)],
         headline=_headline(described.scores),
         pictures=[(name, text) for name, text in PICTURES.items() if name in shown],
         report=REPORT if REPORT in shown else "",
-        audit=_audit(described),
+        audit=str(audit.get("verdict", "") if isinstance(audit, Mapping) else audit),
         snippet=_snippet(described, name, sample),
-        needs=_needs(described),
         recipe=_recipe(described),
         papers=[(paper.title, paper.url) for paper in _papers(described)],
         **_scores(described.scores),
@@ -84,7 +88,7 @@ def card(
 
 def summary(described: Description) -> str:
     """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores."""
-    described = _plain_description(described)
+    described = plain(described)
     kind = "stitched model" if described.whole else "stitcher"
     (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
     rows = {
@@ -229,20 +233,10 @@ def _class(kind: str, name: str) -> Any:
         return None
 
 
-def _summary(described: Description) -> str:
-    name, (width, other) = str(described.body.get("name")), described.widths
-    known = _class("stitches", name)
-    kind = f"a map of the kind `{name}`" if known is None else known.title
-    what = (
-        "This model is stitched from two networks"
-        if described.whole
-        else "This stitcher connects two networks into one model"
-    )
-    return (
-        f"{what}: {_linked(described.source)} runs up to layer `{described.source_layer}`, and "
-        f"{_linked(described.target)} continues after layer `{described.target_layer}`. Stitching "
-        f"layer between them: {kind.rstrip(',')} ({width} → {other} features)."
-    )
+def _kind(body: Mapping[str, Any]) -> str:
+    """Describe a map in words."""
+    known = _class("stitches", str(body.get("name")))
+    return f"a map of the kind `{body.get('name')}`" if known is None else str(known.title).rstrip(",")
 
 
 def _headline(scores: Mapping[str, Any]) -> str:
@@ -255,7 +249,7 @@ def _headline(scores: Mapping[str, Any]) -> str:
     others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
     compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in others.items())
-    rivals = [who for who in others if who not in ("source", "target")]
+    rivals = [who for who in others if who not in SIDES]
     level = [names.get(who, who) for who in rivals if not _beats(own, others[who], higher)]
     if {"source", "target"} <= others.keys() and not _beats(own, others["source"], higher):
         level += [names["source"]] * _beats(own, others["target"], higher)  # it may only show that the source is better
@@ -270,11 +264,6 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: b
     if low is None or high is None or value is None:
         return False
     return low > value if higher_is_better else high < value
-
-
-def _audit(described: Description) -> str:
-    found = described.recipe.get("audit") or described.scores.get("audit") or ""
-    return str(found.get("verdict", "") if isinstance(found, Mapping) else found)
 
 
 def _recipe(described: Description) -> dict[str, str]:
@@ -392,20 +381,9 @@ def _snippet(described: Description, name: str | None, sample: str | None) -> st
     return "\n".join(lines)
 
 
-def _needs(described: Description) -> str:
-    if described.whole:
-        return "The weights of both halves are included."
-    checked = "The weights of both are checked against the recorded hashes."
-    if unnamed := _unnamed(described):
-        which = "both networks" if len(unnamed) == 2 else f"the {unnamed[0]} network"
-        named = "; ".join(f"the {side} is {getattr(described, side).public}" for side in unnamed)
-        return f"Pass {which} to `attach`, because no public name is recorded: {named}. {checked}"
-    return f"Both networks are downloaded at the revisions below. {checked}"
-
-
 def _unnamed(described: Description) -> list[str]:
     """Return the sides whose network has no public name."""
-    return [side for side in ("source", "target") if getattr(described, side).public.id is None]
+    return [side for side in SIDES if getattr(described, side).public.id is None]
 
 
 def _given(described: Description, side: str) -> str:
@@ -435,21 +413,10 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def plain(value: Any) -> Any:
     r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted."""
+    if isinstance(value, (Description, ModelReference)):
+        return replace(value, **{each.name: plain(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value
-
-
-def _plain_description(described: Description) -> Description:
-    ends = (
-        _all_plain(end, "id", "revision", "weights_hash", "summary") for end in (described.source, described.target)
-    )
-    source, target = ends
-    names = ("source_layer", "target_layer", "stitch", "task", "recipe", "scores")
-    return replace(_all_plain(described, *names), source=source, target=target)
-
-
-def _all_plain(record: T, *names: str) -> T:
-    return replace(record, **{name: plain(getattr(record, name)) for name in names})

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.stitches.base import as_dtype
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 def dtype_of(given: torch.dtype | str | None) -> torch.dtype | None:
     """Return a dtype by its name."""
-    if given is None or given == "auto":
-        return None
-    found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise ValueError(f"dtype must be a floating-point dtype of torch ('bfloat16', …) or 'auto', got {given!r}")
-    return found
+    return None if given is None or given == "auto" else as_dtype(given)
 
 
 def cast(model: StitchedModel, dtype: torch.dtype) -> None:

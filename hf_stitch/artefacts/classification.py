@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor
 from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedLMOutput,
@@ -13,7 +12,6 @@ from transformers.modeling_outputs import (
 )
 
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.tasks.heads import logits_of
 
 
 class StitchedModelForImageClassification(StitchedModel):
@@ -40,10 +38,7 @@ class StitchedModelForImageClassification(StitchedModel):
     """
 
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> ImageClassifierOutput:
-        logits = logits_of(output)
-        return ImageClassifierOutput(loss=self._loss(logits, labels), logits=logits)
+    output_class = ImageClassifierOutput
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
@@ -76,10 +71,7 @@ class StitchedModelForSequenceClassification(StitchedModel):
     """
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> SequenceClassifierOutput:
-        logits = logits_of(output)
-        return SequenceClassifierOutput(loss=self._loss(logits, labels), logits=logits)
+    output_class = SequenceClassifierOutput
 
 
 class StitchedModelForTokenClassification(StitchedModel):
@@ -113,10 +105,7 @@ class StitchedModelForTokenClassification(StitchedModel):
     """
 
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> TokenClassifierOutput:
-        logits = logits_of(output)
-        return TokenClassifierOutput(loss=self._loss(logits, labels), logits=logits)
+    output_class = TokenClassifierOutput
 
 
 class StitchedModelForMaskedLM(StitchedModel):
@@ -147,7 +136,4 @@ class StitchedModelForMaskedLM(StitchedModel):
     """
 
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> MaskedLMOutput:
-        logits = logits_of(output)
-        return MaskedLMOutput(loss=self._loss(logits, labels), logits=logits)
+    output_class = MaskedLMOutput

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, damaged, known
-from hf_stitch.artefacts.schema import read_model
+from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
+from hf_stitch.records import warn_of_unknown
+from hf_stitch.tasks.kinds import task_named
 
-BESIDES = (
+if TYPE_CHECKING:
+    from hf_stitch.artefacts.modeling import StitchedModel
+
+KNOWN = {each.name for each in fields(ModelRecord) if each.name != "others"} | {
     "_commit_hash",
     "_name_or_path",
-    "num_labels",
-    "use_cache",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
     "tokenizer_class",
-)
-"""Further keys of a saved config, set by transformers or its users."""
+}
+"""Keys of a saved config beside those of every config of transformers."""
 
 
 class StitchConfig(PreTrainedConfig):
@@ -88,6 +86,13 @@ class StitchConfig(PreTrainedConfig):
     processor_settings: dict[str, Any] | None = None
     tied_weights: dict[str, str] | None = None
 
+    @property
+    def model_class(self) -> type[StitchedModel]:
+        """The class of the stitched model: that of its task."""
+        modality = (self.source or {}).get("interface", {}).get("modality", "")
+        kind: type[StitchedModel] = task_named(self.task).model_for(modality)
+        return kind
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a config from the values of a file, which may be untrusted.
@@ -114,7 +119,7 @@ class StitchConfig(PreTrainedConfig):
         }
         try:
             values = read_model(values, where)
-            known(values, {*cls().to_dict(), MANIFEST, CHECKSUM, PROCESSOR, TIED, *BESIDES}, where)
+            warn_of_unknown(values.keys() - {*cls().to_dict()} - KNOWN, where)
             return super().from_dict(values, **kwargs)
         except ValueError:
             raise

@@ -7,37 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hf_stitch.adapters.cutting.surgery import KEPT
-from hf_stitch.artefacts.files import CONFIG, STITCHER, artefacts_below
-from hf_stitch.artefacts.record import MODEL_TYPE, built_from, read_record
-from hf_stitch.artefacts.schema import read_model, read_stitcher
+from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
+from hf_stitch.artefacts.halves import chained, layer_name
+from hf_stitch.artefacts.record import SIDES, built_from, read_model, read_record, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches.layer import part_widths
 from hf_stitch.storage.files import decoding
-
-SIDES = ("source", "target")
-"""The two halves of a stitched model."""
-
-
-def layer_name(module: str, record: Mapping[str, Any]) -> str:
-    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network."""
-    side, _, rest = module.partition(".model.")
-    if side not in SIDES or not rest:
-        return module
-    inner, last = chained(record[side]), record[side]["cut"]["layer"]
-    if side == "source" and f"{rest}.".startswith(f"{last}.{KEPT}."):
-        rest = last + rest.removeprefix(f"{last}.{KEPT}")
-    return f"{side}.{rest if inner is None else layer_name(rest, inner)}"
-
-
-def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of the stitched model of which a half was cut."""
-    blueprint = half["blueprint"] or {}
-    found: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
-    return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +62,7 @@ class Description:
     @property
     def widths(self) -> tuple[int, int]:
         """Input and output width of the map of positions, or of the pooled vectors."""
-        source, target = (RepresentationSpec(**self.stitch[side]) for side in ("source", "target"))
+        source, target = (RepresentationSpec(**self.stitch[side]) for side in SIDES)
         return part_widths(source, target, self.stitch["pooling"])["body"]
 
     @property
@@ -164,11 +142,4 @@ def _layer(half: Mapping[str, Any]) -> str:
 
 def is_stitcher(folder: Path) -> bool:
     """Return whether a folder contains a stitcher rather than a stitched model."""
-    if (folder / STITCHER).is_file():
-        return True
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(
-            f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
-            + artefacts_below(folder)
-        )
-    return False
+    return kind_of(folder) == STITCHER

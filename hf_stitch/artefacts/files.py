@@ -20,12 +20,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_stitch.artefacts.record import AGAIN
 from hf_stitch.offloading import State
 from hf_stitch.printing import visible, warn
+from hf_stitch.records import AGAIN
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
+BOTH = {
+    STITCHER: "a stitcher; load it with hf_stitch.Stitcher.from_pretrained",
+    CONFIG: "a whole model; if this is a stitched model, load it with hf_stitch.StitchedModel.from_pretrained",
+}
+"""The records, and what a folder with them contains."""
+
 WEIGHTS, SHARDS, INDEX = "model.safetensors", "model*.safetensors", "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 """Tokenizer of the source, for two decoders with different tokenizers. The processor is then that of the target."""
@@ -36,17 +42,9 @@ MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*
 """Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
 
 PROCESSORS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-)
+    "preprocessor_config.json", "processor_config.json", "tokenizer*.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template*", "vocab*", "merges.txt", "*.model", "*.spm",
+)  # fmt: skip
 """Name patterns of files that processors consist of."""
 
 BESIDE = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)
@@ -59,12 +57,23 @@ STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
 """Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
 
 
-def artefacts_below(folder: Path) -> str:
-    """Return the advice to name a subfolder, for messages about a folder without an artefact; empty without any."""
-    names = [
-        below.name for below in sorted(folder.glob("*/")) if (below / STITCHER).is_file() or (below / CONFIG).is_file()
-    ]
-    return f"; name one of its subfolders: {', '.join(str(folder / name) for name in names)}" if names else ""
+def kind_of(folder: Path) -> str:
+    """Return the name of the record in a folder: that of a stitcher, or the config of a whole model."""
+    for name in (STITCHER, CONFIG):
+        if (folder / name).is_file():
+            return name
+    below = [str(each) for each in sorted(folder.glob("*/")) if any((each / name).is_file() for name in BOTH)]
+    raise FileNotFoundError(
+        f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
+        + (f"; name one of its subfolders: {', '.join(below)}" if below else "")
+    )
+
+
+def record_in(folder: Path, name: str) -> Path:
+    """Return the path of the record in a folder, if it is of this kind."""
+    if not (folder / name).is_file():
+        raise FileNotFoundError(f"{folder} has no {name}: it contains {BOTH[kind_of(folder)]}")
+    return folder / name
 
 
 def ties(weights: Mapping[str, Tensor]) -> dict[str, str]:

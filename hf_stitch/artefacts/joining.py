@@ -12,13 +12,11 @@ import torch
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.adapters.skeleton import attributes
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.halves import record_of
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.pairs import Cell, Pair
-from hf_stitch.reference import weights_hash
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
@@ -62,7 +60,7 @@ def with_encoder(
     config.recipe = {key: value for key, value in (config.recipe or {}).items() if key not in (SCORED, "audit")}
     if isinstance(source, Adapter):
         front = source.front(source_layer)
-        config.source = _half(source, source_layer, front)
+        config.source = record_of(source, source_layer, front)
     else:
         config.source, front = copy.deepcopy(source.config.source), copy.deepcopy(source.source)
     swapped = type(model)(config, front, layer, copy.deepcopy(model.target), processor=source.processor)
@@ -83,10 +81,10 @@ class _Halves:
         source, target, task = self._source, self._target, self._task
         if la not in self._fronts:
             front = source.front(la)
-            self._fronts[la] = front, _half(source, la, front)
+            self._fronts[la] = front, record_of(source, la, front)
         if lb not in self._backs:
             back = target.back(lb)
-            self._backs[lb] = back, _half(target, lb, back)
+            self._backs[lb] = back, record_of(target, lb, back)
         (front, of_front), (back, of_back) = self._fronts[la], self._backs[lb]
         config = StitchConfig(
             task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
@@ -100,7 +98,7 @@ class _Halves:
         elif kind.describes_outputs:
             config.num_labels = self._outputs
         config.problem_type = kind.problem_type
-        stitched = class_for(config)(config, front, layer, back, processor=source.processor)
+        stitched = config.model_class(config, front, layer, back, processor=source.processor)
         stitched.parents = (source, target)
         return stitched
 
@@ -108,22 +106,3 @@ class _Halves:
     def _outputs(self) -> int:
         with torch.no_grad():
             return logits_of(self._target.forward(self._target.example)).shape[-1]
-
-
-def _half(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
-    """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
-    try:
-        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
-    except ValueError as error:  # user code: the model runs, and saving it raises this error
-        blueprint = {"blueprint": None, "why": str(error)}
-    cut, plan = adapter.cut(layer)
-    half.made = attributes(half)
-    return {
-        **blueprint,
-        "cut": cut.to_dict(),
-        "plan": plan.to_dict(),
-        "interface": half.interface.to_dict(),
-        "reference": adapter.pinned.public.to_dict(),
-        "half_hash": weights_hash(half),
-        **({"reading": half.record()} if isinstance(half, PrefixFront) else {}),
-    }

@@ -12,7 +12,10 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_stitch.artefacts.record import AGAIN, read_record
+from hf_stitch.artefacts.files import ANCHORS
+from hf_stitch.artefacts.record import read_record
+from hf_stitch.records import AGAIN
+from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import digest
 
 MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"
@@ -39,25 +42,41 @@ def stale(folder: Path, record_file: str) -> set[str]:
     return {name for name in names if Path(str(name)).name == name}
 
 
-def check_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that a record is unchanged since it was saved."""
-    if missing := [key for key in (MANIFEST, CHECKSUM) if key not in record]:
-        raise ValueError(f"{path} has no {missing[0]!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
-    if checksum(record) != record[CHECKSUM]:
-        raise ValueError(f"{path} was changed since it was saved, or is damaged; {AGAIN}, or {ALLOW}")
+class SavedFiles:
+    """The files of an artefact in a folder, which must be unchanged since they were saved, unless that is allowed."""
 
+    def __init__(self, path: Path, record: Mapping[str, Any], allow_modified: bool) -> None:
+        """Check that the record itself is unchanged."""
+        self.path, self.folder, self.record, self._allowed = path, path.parent, record, allow_modified
+        if allow_modified:
+            return
+        if missing := [key for key in (MANIFEST, CHECKSUM) if key not in record]:
+            raise ValueError(f"{path} has no {missing[0]!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
+        if checksum(record) != record[CHECKSUM]:
+            raise ValueError(f"{path} was changed since it was saved, or is damaged; {AGAIN}, or {ALLOW}")
 
-def verify(path: Path, record: Mapping[str, Any], *, written_again: Container[str] = ()) -> None:
-    """Check that the files in the folder of a record are unchanged since they were saved."""
-    # Names in a record are opened only if listed here.
-    there = {each.name for each in path.parent.iterdir() if each.is_file()}
-    for name, expected in record[MANIFEST].items():
-        if name not in there:
-            raise FileNotFoundError(f"{path.parent} has no {name}, which was saved with it; {AGAIN}")
-        if name not in written_again and digest(path.parent / name) != expected:
-            raise ValueError(
-                f"{path.parent / name} was changed since {path.name} was saved, or is damaged; {AGAIN}, or {ALLOW}"
-            )
+    @property
+    def names(self) -> set[str]:
+        """Names of the files to read: those of the record, or all in the folder."""
+        return {file.name for file in self.folder.iterdir()} if self._allowed else set(self.record[MANIFEST])
+
+    def anchors(self) -> AnchorSet | None:
+        """Read the anchors, if there are any."""
+        return AnchorSet.from_pretrained(self.folder) if ANCHORS[0] in self.names else None
+
+    def verify(self, written_again: Container[str] = ()) -> None:
+        """Check that the files are unchanged."""
+        # Names in a record are opened only if listed here.
+        there = {each.name for each in self.folder.iterdir() if each.is_file()}
+        expected_of = {} if self._allowed else self.record[MANIFEST]
+        for name, expected in expected_of.items():
+            if name not in there:
+                raise FileNotFoundError(f"{self.folder} has no {name}, which was saved with it; {AGAIN}")
+            if name not in written_again and digest(self.folder / name) != expected:
+                raise ValueError(
+                    f"{self.folder / name} was changed since {self.path.name} was saved, or is damaged; {AGAIN}, or "
+                    f"{ALLOW}"
+                )
 
 
 def checksum(record: Mapping[str, Any]) -> str:

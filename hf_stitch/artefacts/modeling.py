@@ -2,90 +2,50 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import can_return_tuple
 
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
-from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.examples import arguments_of, passes_on
 from hf_stitch.adapters.heads import GENERATES, unscored_head
-from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
-from hf_stitch.adapters.pinning import settings_of_processor
-from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront, fast
+from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import preprocess
-from hf_stitch.adapters.rewriting import REWRITES, network_of
-from hf_stitch.adapters.skeleton import attributes, changed_by_hand, differences, weightless
-from hf_stitch.artefacts import manifest
-from hf_stitch.artefacts.artefact import Artefact, folder_of
+from hf_stitch.artefacts.artefact import Artefact
 from hf_stitch.artefacts.card import summary
-from hf_stitch.artefacts.casting import cast, dtype_of
+from hf_stitch.artefacts.casting import dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.description import SIDES, Description, chained
+from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import (
-    ANCHORS,
     CONFIG,
-    MODEL_FILES,
-    PROCESSORS,
-    SHARDS,
-    SOURCE_TOKENIZER,
-    STITCHER,
-    WEIGHTS,
-    artefacts_below,
-    described,
-    load_strictly,
-    named_files,
-    save_beside,
-    save_weights,
-    ties,
 )
-from hf_stitch.artefacts.heads import class_for
+from hf_stitch.artefacts.halves import back_of, front_of
+from hf_stitch.artefacts.loading import load_pretrained
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed, whole_blocks
-from hf_stitch.artefacts.record import AGAIN, USAGE, built_from, damaged, read_record
+from hf_stitch.artefacts.placing import whole_blocks
+from hf_stitch.artefacts.record import SIDES
+from hf_stitch.artefacts.saving import check_rebuilt, networks_of, stitcher_of, write
 from hf_stitch.artefacts.stitcher import Stitcher
-from hf_stitch.offloading import State, is_offloaded
-from hf_stitch.options import checked, did_you_mean
-from hf_stitch.printing import visible, warn
-from hf_stitch.provenance import Method, check_requirements
-from hf_stitch.reference import PEFT_CONFIG, ModelReference, Settings, adapter_of_peft, weights_hash
-from hf_stitch.registry import registries
+from hf_stitch.options import checked
+from hf_stitch.provenance import Method
+from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.storage.folders import load_whole
+from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
-
-Half = TypeVar("Half", Front, Back)
-
-KEEP_STITCHER = (
-    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, "
-    "target=…)"
-)
-"""Advice for a model that cannot be saved."""
-
-PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
-"""Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
-
-ALWAYS = ("use_safetensors", "weights_only")
-"""Options of any model that are always true here."""
 
 UNUSED_KEYS = ("chunk_size_feed_forward", "is_encoder_decoder")
 """Keys of the config of any model that have no effect here."""
@@ -138,6 +98,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     base_model_prefix = "stitched"
     main_input_name = "input_ids"
     auto_class: ClassVar[str] = "AutoModel"
+    output_class: ClassVar[type[Any] | None] = None  # with loss and logits; without one, the output of the target
     record_file = CONFIG
     commit_message = "Upload stitched model"
     # The loss is a mean over the batch, and forward takes no num_items_in_batch.
@@ -159,9 +120,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
         super().__init__(config)
-        self.source = source if source is not None else _front(config)
+        self.source = source if source is not None else front_of(config)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
-        self.target = target if target is not None else _build(Back, config.target)
+        self.target = target if target is not None else back_of(config)
         self.processor = processor
         self.parents: tuple[Adapter, Adapter] | None = None
         self.anchors: AnchorSet | None = None
@@ -278,14 +239,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return self._with_head(self.target(representation, **options), labels)
 
     def _with_head(self, output: Any, labels: Tensor | None) -> Any:
+        if self.output_class is not None:
+            logits = logits_of(output)
+            loss = None if labels is None else task_named(self.task).loss(logits, labels)
+            return self.output_class(loss=loss, logits=logits)
         if labels is not None:
             raise ValueError(
                 f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
             )
         return output
-
-    def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-        return None if labels is None else task_named(self.task).loss(logits, labels)
 
     @property
     def task(self) -> str | None:
@@ -450,12 +412,12 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
-            found = self.parents[("source", "target").index(side)]
+            found = self.parents[SIDES.index(side)]
             return found.source if isinstance(found, PrefixAdapter) else found
         source, target = (
             ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
         )
-        found, _ = load_parent(side, {"source": source, "target": target}[side], None, options, allow_changed)
+        found, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
         return found
 
@@ -512,65 +474,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             ValueError: If a half was trained, cast or changed by hand since it was cut, so that its network no longer
                 contains it.
         """
-        for side in ("source", "target"):
-            if self.has_changed(side):
-                raise ValueError(
-                    f"the {side} half was trained or cast since it was cut, but a stitcher refers to the original "
-                    "network: save the whole model, or train the network first (for a relative model: the head alone) "
-                    "and build the model with it"
-                )
-            if changes := self._changed_by_hand(side):
-                raise ValueError(
-                    f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
-                    "refers to the original network: change the network before it is stitched"
-                )
         self._leave_out_old_scores()
-        found = self.describe()
-        small = Stitcher(
-            self.stitch,
-            found.source,
-            found.source_layer,
-            found.target,
-            found.target_layer,
-            task=found.task,
-            recipe=found.recipe,
-            scores=found.scores,
-            anchors=self.anchors,
-            parts=self._parts(),
-            own=self.source.own is not None if isinstance(self.source, PrefixFront) else None,
-        )
-        small.evaluation = self.evaluation
-        return small
-
-    def _changed_by_hand(self, side: str) -> list[str]:
-        """Return what was changed in a half, apart from weights, since it was cut from its network."""
-        config: Any = self.config
-        half, record = getattr(self, side), getattr(config, side)
-        found = changed_by_hand(half, lambda: _front(config) if side == "source" else _build(Back, record))
-        if found is None:
-            return [] if half.made is None else half.made.changes(attributes(half))
-        now, then = found
-        known, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
-        names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in now.chosen}
-        new = {name for name in names if known.get(f"modules.{names[name]}") != now.chosen[name]}
-        own, old = (
-            Settings({names[name]: each.chosen[name] for name in new & each.chosen.keys()}) for each in (now, then)
-        )
-        return old.changes(own)
-
-    def _parts(self) -> dict[str, Stitcher]:
-        """Return the stitchers of the stitched models without a public name of which the halves were cut."""
-        parts = {}
-        for side in SIDES:
-            network, reference = getattr(self, side).model, getattr(self.config, side)["reference"]
-            if reference["id"] is None and isinstance(network, StitchedModel):
-                found = network.describe()
-                if isinstance(network.stitch, StitchingLayer):  # the cut did not remove it
-                    parts[side] = Stitcher(
-                        network.stitch, found.source, found.source_layer, found.target, found.target_layer,
-                        task=found.task, recipe=found.recipe, scores=found.scores, parts=network._parts(),
-                    )  # fmt: skip
-        return parts
+        return stitcher_of(self)
 
     # -- saving and loading -----------------------------------------------------------------------------------------
     def __str__(self) -> str:
@@ -623,38 +528,16 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             self.push_to_hub(name, **{"present": written, **options, **kwargs})
 
     def _networks(self) -> Iterable[Method]:
-        yield from _networks(self.config.to_dict())
+        yield from networks_of(self.config.to_dict())
 
     def _check_savable(self) -> None:
-        _check_rebuilt(self.config.to_dict())
+        check_rebuilt(self.config.to_dict())
 
     def _write(  # type: ignore[override]
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
         self._leave_out_old_scores(state_dict)
-        self.config.architectures = [type(self).__name__]
-        self.config.stitch = self.stitch.to_dict()
-        self.config.save_pretrained(folder)
-        record = read_record(folder / CONFIG)
-        (folder / CONFIG).unlink()
-        weights = state_dict or State(self)
-        tied = ties(weights)
-        _check_loads(self, record, described(weights), tied)
-        beside = [self.generation_config] if self.can_generate() else []
-        beside += [self.processor] if hasattr(self.processor, "save_pretrained") else []
-        save_beside(beside, folder)
-        if isinstance(self.source, PrefixFront):
-            if self.source.reader is None:
-                raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
-            self.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
-        save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(self) else "5GB"), tied)
-        settings = settings_of_processor(self.processor)
-        return {
-            USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
-            **record,
-            manifest.PROCESSOR: None if settings is None else dataclasses.asdict(settings),
-            **({manifest.TIED: tied} if tied else {}),
-        }
+        return write(self, folder, state_dict, max_shard_size)
 
     def _sample_code(self) -> str | None:
         interface = self.source.takes
@@ -715,181 +598,14 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         if args:
             raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
-        download: Any = {name: kwargs.pop(name) for name in hub.DownloadOptions.__annotations__ if name in kwargs}
-        if "_adapter_model_path" in (adapter := kwargs.pop("adapter_kwargs", None) or {}):  # an Auto class found it
-            raise ValueError(adapter_of_peft(adapter["_adapter_model_path"]))
-        for name, value in kwargs.items():
-            if name not in PASSED and value is not (True if name in ALWAYS else None):
-                options = inspect.signature(StitchedModel.from_pretrained).parameters
-                hint = did_you_mean(name, [*options, *hub.DownloadOptions.__annotations__])
-                raise TypeError(
-                    f"from_pretrained of a stitched model has no option {name!r}"
-                    + (f"; did you mean {hint!r}?" if hint else "")
-                )
-        if dtype is None:  # older Auto classes put it into the config
+        if dtype is None:  # Auto classes may put it into the config
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
-        wanted, (device, placed) = dtype_of(dtype), _placement(device_map)
-        if placed is not None and wanted is not None:
-            raise ValueError(
-                "dtype cannot be changed while weights are distributed: load with one of dtype, device_map"
-            )
-        if max_memory is not None and not isinstance(placed, str):
-            raise ValueError("max_memory belongs to device_map='auto', 'balanced' or 'sequential'")
-        place = str(pretrained_model_name_or_path)
-        folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
-        if (folder / PEFT_CONFIG).is_file():
-            raise ValueError(adapter_of_peft(folder))
-
-        model = load_whole(
-            folder,
-            CONFIG,
-            lambda: cls._load(folder, config, attn_implementation, allow_modified, placed, max_memory),
-        )
-        if wanted is not None:
-            cast(model, wanted)
-        if device is not None:
-            nn.Module.to(model, device)
-        model.config.name_or_path = place
+        model: Any = load_pretrained(  # of class cls
+            cls, str(pretrained_model_name_or_path), kwargs, config=config, dtype=dtype_of(dtype),
+            device_map=device_map, max_memory=max_memory, attention=attn_implementation,
+            allow_modified=allow_modified, subfolder=subfolder,
+        )  # fmt: skip
         return model.eval()
-
-    @classmethod
-    def _load(
-        cls,
-        folder: Path,
-        config: StitchConfig | None,
-        attn_implementation: str | None,
-        allow_modified: bool,
-        placed: DeviceMap | None,
-        max_memory: Mapping[int | str, int | str] | None,
-    ) -> Self:
-        """Load the files in a folder, and verify them once all are read: then they belong together."""
-        config = read_config(folder) if config is None else config
-        path = folder / CONFIG
-        record = read_record(path)
-        if not allow_modified:
-            manifest.check_record(path, record)
-            if config.checksum not in (None, record[manifest.CHECKSUM]):  # None: made by the user
-                raise ValueError(f"{path} was replaced after the given config had been read from it; load both again")
-        check_requirements(config.requires or (), str(folder))
-        if record.get("task") not in (None, config.task):
-            warn(
-                f"{path} calls its task {visible(str(record['task']))}, but its head is for {config.task}: the model "
-                "is loaded with this task, without the scores that an earlier version recorded"
-            )
-        with built_from(path):
-            kind = class_for(config)
-        if not issubclass(kind, cls):
-            raise ValueError(
-                f"{folder} contains a {kind.__name__}, not a {cls.__name__}; load it with StitchedModel.from_pretrained"
-            )
-        names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
-        files = sorted(file for file in folder.glob(SHARDS) if file.name in names)
-        if not files:
-            raise FileNotFoundError(f"{folder} has no {WEIGHTS}: the weights are missing; {AGAIN}")
-        attn_implementation = attn_implementation or config._attn_implementation  # Auto classes set it
-        try:
-            model: Any = _skeleton(kind, config, files)  # of class cls, as checked above
-        except AttentionError as error:
-            if attn_implementation is None:
-                raise AttentionError(
-                    f"{path} cannot be loaded: {error}. It was saved with transformers "
-                    f"{record.get('transformers_version')}: install this version, and the packages of its attention, "
-                    "or load with attn_implementation='eager', whose outputs differ by rounding"
-                ) from error
-            config = copy.deepcopy(config)
-            _set_attention(config.source, attn_implementation)
-            _set_attention(config.target, attn_implementation)
-            model = _skeleton(kind, config, files)
-        if placed is None:
-            load_strictly(model, files, config.tied_weights)
-        else:
-            load_placed(model, files, placed, max_memory, config.tied_weights or {})
-        model.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
-        reads = isinstance(model.source, PrefixFront)  # the tokens of the target
-        blueprint = getattr(config, "target" if reads else "source")["blueprint"]
-
-        def verify(written_again: Container[str] = ()) -> None:
-            if not allow_modified:
-                manifest.verify(path, record, written_again=written_again)
-
-        with named_files(folder, names) as beside:
-            try:
-                model.processor = registries.adapters.get(blueprint["library"])().processor_of(blueprint, str(beside))
-                if reads:
-                    tokenizer = Tokenizer.from_file(str(beside / SOURCE_TOKENIZER))
-                    model.source.attach(tokenizer, fast(model.processor, "target"))
-                if model.can_generate() and (beside / "generation_config.json").is_file():
-                    model.generation_config = GenerationConfig.from_pretrained(beside)
-                    if record.get("num_hidden_layers") is None and model.generation_config.use_cache is False:
-                        # Version 0.2 saved that it found no cache, as it did under transformers 5.24, like a choice.
-                        model.generation_config.use_cache = None
-            except Exception as error:  # libraries raise any exception on damaged files
-                verify()
-                raise damaged(f"a processor or generation config in {folder}", error) from error
-        recorded, now = config.processor_settings, settings_of_processor(model.processor)
-        same = recorded is not None and now is not None and not Settings(**recorded).changes(now)
-        verify({name for name in names if same and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
-        if attn_implementation is not None:
-            model.set_attn_implementation(attn_implementation)
-        return model
-
-
-def read_config(folder: Path) -> StitchConfig:
-    """Read the config of a stitched model. A warning names keys that a newer version added."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {CONFIG}: "
-            + (
-                adapter_of_peft(folder)
-                if (folder / PEFT_CONFIG).is_file()
-                else "it contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
-                if (folder / STITCHER).is_file()
-                else "it contains no stitched model" + artefacts_below(folder)
-            )
-        )
-    values = read_record(path)
-    if values.get("model_type") != StitchConfig.model_type:
-        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")
-    config: StitchConfig = StitchConfig.from_dict(values, name_or_path=str(folder))
-    return config
-
-
-def _set_attention(half: Any, attention: str) -> None:
-    """Set the attention in the record of a half, or in those of the chain inside it."""
-    if (inner := chained(half)) is not None:
-        for side in SIDES:
-            _set_attention(inner[side], attention)
-    elif "attention" in half["blueprint"]:
-        half["blueprint"]["attention"] = attention
-
-
-def _check_rebuilt(record: Mapping[str, Any]) -> None:
-    """Raise an error if a half of a config, or of the chains inside it, consists of user code."""
-    for half in (record["source"], record["target"]):
-        if half["blueprint"] is None:
-            raise ValueError(half["why"])
-        if (how := (half["blueprint"].get("config") or {}).get("quantization_config")) is not None:
-            by = how["quant_method"]  # an enum in live networks
-            raise ValueError(
-                f"a stitched model with a quantised network ({getattr(by, 'value', by)}) cannot be saved: stitch the "
-                "network before it is quantised. " + KEEP_STITCHER
-            )
-        if (inner := chained(half)) is not None:
-            _check_rebuilt(inner)
-
-
-def _networks(record: Mapping[str, Any]) -> Iterator[Method]:
-    """Yield what is needed to build the networks of a config, and those of the chains inside it."""
-    for half in (record["source"], record["target"]):
-        blueprint, inner = half["blueprint"], chained(half)
-        yield "adapters", blueprint["library"]
-        if blueprint.get("class") in registries.networks:
-            yield "networks", blueprint["class"]
-        yield from (("rewrites", each["name"]) for each in blueprint.get(REWRITES, ()))
-        if inner is not None:
-            yield from Description.of(inner, whole=True).methods
-            yield from _networks(inner)
 
 
 def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -900,74 +616,3 @@ def _is_checkpointed_across(half: Front | Back) -> bool:
     """Return whether gradient checkpointing wraps a module around the cut, which one half cannot recompute."""
     around = map(half.model.get_submodule, half.cut.around)
     return any(isinstance(module, GradientCheckpointingLayer) for module in around)
-
-
-def _front(config: StitchConfig) -> Front:
-    """Build the front half of a config, without loading weights."""
-    half: Any = config.source
-    reading = half.get("reading")
-    if not reading:
-        return _build(Front, half)
-    takes = Interface.from_dict((config.target or {})["interface"])
-    own = nn.Embedding(*reading["own"]) if reading["own"] else None
-    return PrefixFront(*_parts_of(half), takes, reading["start"], own)
-
-
-def _build(kind: type[Half], half: Mapping[str, Any]) -> Half:
-    """Build one half from its record, without loading weights."""
-    return kind(*_parts_of(half))
-
-
-def _parts_of(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:
-    """Build the arguments of a half from its record."""
-    plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
-    return network_of(half["blueprint"]), Cut.from_dict(half["cut"]), plan, interface
-
-
-def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
-    """Return the only device in a ``device_map``, or the map if it has several or is a strategy."""
-    if isinstance(given, Mapping) and list(given) == [""] and given[""] != "disk":
-        given = given[""]
-    if isinstance(given, Mapping) or given in STRATEGIES:
-        return None, given
-    try:
-        return (None if given is None else torch.device(given)), None
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device_map must be a device, {', '.join(map(repr, STRATEGIES))}, or a mapping from modules to devices, "
-            f"got {given!r}"
-        ) from None
-
-
-def _skeleton(kind: type[StitchedModel], config: StitchConfig, files: list[Path]) -> StitchedModel:
-    """Build the model of a config without weights."""
-    with built_from(files[0].with_name(CONFIG)), weightless():
-        return kind(config)
-
-
-def _check_loads(
-    model: StitchedModel, record: Mapping[str, Any], weights: Mapping[str, Tensor], tied: Container[str]
-) -> None:
-    """Raise an error if a record and weights, before they are written, could not be loaded as this model again."""
-    try:
-        config = StitchConfig.from_dict(dict(record))
-        with weightless():
-            skeleton = class_for(config)(config)
-    except Exception as error:  # libraries raise any exception
-        raise ValueError(
-            f"this model cannot be saved, because it could not be loaded again ({type(error).__name__}: {error}). "
-            + KEEP_STITCHER
-        ) from error
-    if differing := differences(model, weights, skeleton):
-        merged = any(type(module).__module__.startswith("peft.") for module in model.modules())
-        raise ValueError(
-            "this model cannot be saved with an adapter of PEFT inside: merge it into its network first, with "
-            "merge_and_unload of its PeftModel. " + KEEP_STITCHER
-            if merged
-            else "this model cannot be saved, because its networks were changed by hand, or built in a way that their "
-            "configs do not contain, and the configs are what loads it: "
-            f"{'; '.join(differing)}. Change the config before a network is built, or its modules with "
-            "hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is recorded, "
-            "before the network is loaded and stitched. " + KEEP_STITCHER + ", which takes networks with the same "
-            "changes only"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.printing import warn
@@ -34,12 +34,6 @@ def load_parent(
     other: ModelReference | None = None,
 ) -> tuple[Adapter, list[str]]:
     """Load a network of an artefact and check that it is the recorded one: weights, config and processor."""
-    allowed = get_args(Changeable)
-    if isinstance(allow_changed, str) or not set(allow_changed) <= {*allowed}:
-        raise ValueError(
-            f"allow_changed must be a tuple of {' and '.join(map(repr, allowed))}, got {allow_changed!r}; for a "
-            "network with other weights, fit a new stitch"
-        )
     if given is None and reference.public.id is None:
         raise ValueError(
             f"the {side}, {reference.public}, was a module in memory or in a local folder: pass it, as {side}=…"
@@ -53,9 +47,8 @@ def load_parent(
     else:
         adapter = load(given, task=reference.task, example_inputs=options.get("example_inputs"))
     found = adapter.pinned
-    if "config" in (
-        changes := reference.changes(found)
-    ):  # or a forward changes it, and none has run since it was loaded
+    changes = reference.changes(found)
+    if "config" in changes:  # or a forward changes it, and none has run since it was loaded
         adapter.forward(adapter.example)
         found = adapter.pinned
         changes = reference.changes(found)
@@ -83,18 +76,15 @@ def load_parent(
     return adapter, [f"{side} {text}" for text in texts.values()]
 
 
+@cache
 def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReference) -> None:
     """Warn, once for each pair of networks, if a record of version 0.2.0 or earlier pins only their weights."""
     if any(end.weights_hash is not None and end.config is None for end in (source, target)):
-        _warn_once(source, target)
-
-
-@cache
-def _warn_once(source: ModelReference, target: ModelReference) -> None:
-    warn(
-        f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its networks "
-        "are compared with the record, not their configs and processors. To pin these too, save attach(…).stitcher"
-    )
+        warn(
+            f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier: only the weights of its "
+            "networks are compared with the record, not their configs and processors. To pin these too, save "
+            "attach(…).stitcher"
+        )
 
 
 def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> Adapter:

@@ -1,20 +1,30 @@
-"""Reading the JSON record of an artefact: JSON objects, known keys, plausible numbers of layers and classes.
+"""The records of artefacts: their fields, and reading them from JSON.
 
-A record may be untrusted. All records are read by these functions, and their fields checked by ``schema.py``.
+A record may be untrusted. Its dataclasses declare what is checked before anything is built from it; what they do not
+declare (the configs of networks, options of maps) is checked by the classes that it is for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.libraries.rebuilding import AttentionError
-from hf_stitch.printing import visible, warn
-from hf_stitch.registry import PluginError, UnknownNameError
+from hf_stitch.options import Constraint, Count, Natural
+from hf_stitch.provenance import check_requirements
+from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, nested, read
+from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.registry import PluginError, UnknownNameError, registries
+from hf_stitch.representation import Pooling, RepresentationSpec
+from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION
 
 FORMAT = 2
 """The record format that this version writes."""
@@ -22,13 +32,14 @@ FORMAT = 2
 NEWEST = 3
 """The record format of artefacts that earlier versions would misread: networks with different tokenizers."""
 
+SIDES = ("source", "target")
+"""The two halves of a stitched model."""
+
 MODEL_TYPE = "hf_stitch"
 """Value of ``model_type`` in the config of a stitched model."""
 
 USAGE = "usage"
 """First key of the config of a stitched model: how to load it, for those who open the file."""
-
-AGAIN = "save or download it again"
 
 LAYERS = re.compile(
     r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
@@ -45,10 +56,211 @@ These are the keys for which networks of transformers repeat modules, of all typ
 LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
 """Keys of numbers of classes, which determine the length of lists of names, and the largest number."""
 
+MOST_VALUES = 2**20
+"""Number of values in a record: the names of the most classes, in both networks and in the model, are fewer."""
+
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
-"""Keys whose values are not checked, because their own keys are arbitrary."""
+"""Keys whose values have arbitrary keys."""
 
 
+# -- the fields --------------------------------------------------------------------------------------------------------
+class NameOfRegistry(Constraint):
+    """The name of a registry."""
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, str) and value in registries
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(registries)}"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A method that is not built in (:func:`hf_stitch.provenance.requirements`)."""
+
+    registry: Annotated[str, NameOfRegistry()]
+    name: str
+    distribution: str | None
+    version: str | None
+    file: str = field(default="", metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A method with its options, which its class checks."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
+
+
+@dataclass(frozen=True)
+class MapRecord:
+    """A map of vectors (:meth:`hf_stitch.stitches.Stitch.to_dict`)."""
+
+    name: str
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+    in_features: Count | None = field(default=None, metadata=SPARSE)
+    out_features: Count | None = field(default=None, metadata=SPARSE)
+    options: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
+
+
+@dataclass(frozen=True)
+class StitchRecord:
+    """A stitching layer (:meth:`hf_stitch.stitches.StitchingLayer.to_dict`)."""
+
+    source: RepresentationSpec
+    target: RepresentationSpec
+    pooling: Pooling
+    body: MapRecord
+    prefix: MapRecord | None = None
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """How to build a network; the arguments are checked by its library."""
+
+    library: str
+    rewrites: tuple[Named, ...] = field(default=(), metadata=SPARSE)
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a front half that reads texts needs (:class:`hf_stitch.adapters.prefixes.PrefixFront`)."""
+
+    start: int
+    own: tuple[Count, Count] | None
+
+
+@dataclass(frozen=True)
+class HalfRecord:
+    """One half of a stitched model; without a blueprint, ``why`` says why there is none."""
+
+    blueprint: Blueprint | None
+    cut: Cut
+    plan: CutPlan
+    interface: Interface
+    reference: ModelReference
+    why: str = field(default="", metadata=SPARSE)
+    half_hash: str = field(default="", metadata=SPARSE)
+    reading: Reading | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores on held-out samples (:meth:`hf_stitch.analysis.Evaluation.to_dict`)."""
+
+    task: str
+    n: Natural
+    data: str
+    scores: Mapping[str, Mapping[str, Score]]
+    fitted_share: float | None = None
+    others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a stitching layer was fitted; most of it is shown as it is."""
+
+    matcher: Named | None = field(default=None, metadata=SPARSE)
+    versions: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
+    changed_since_fit: tuple[Any, ...] = field(default=(), metadata=SPARSE)
+    others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtefactRecord:
+    """What models and stitchers record, with the digests of their files."""
+
+    requires: tuple[Requirement, ...] | None = None
+    manifest: Mapping[str, str] = field(default_factory=dict)
+    checksum: str | None = None
+    format_version: Count
+    task: str | None = None
+    recipe: Recipe | None = None
+    scores: Scores | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord(ArtefactRecord):
+    """The config of a stitched model. A config without parts is that of a model not built yet."""
+
+    source: HalfRecord | None = None
+    target: HalfRecord | None = None
+    stitch: StitchRecord | None = None
+    tied_weights: Mapping[str, str] | None = None
+    processor_settings: Settings | None = None
+    hidden_size: Count | None = None
+    max_position_embeddings: Count | None = None
+    vocab_size: Count | None = None
+    num_hidden_layers: Natural | None = None
+    num_attention_heads: Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    sliding_window: Count | None = None
+    architectures: tuple[str, ...] | None = None
+    id2label: Mapping[str, str] | None = None
+    label2id: Mapping[str, int] | None = None
+    num_labels: Natural | None = None
+    problem_type: str | None = None
+    use_cache: bool | None = None
+    bos_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    sep_token_id: int | None = None
+    others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)  # StitchConfig names those it does not know
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """A network of a stitcher; if it is a stitched model itself, with the stitcher of that."""
+
+    reference: ModelReference
+    layer: str
+    stitcher: StitcherRecord | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StitcherRecord(ArtefactRecord):
+    """The record of a stitcher."""
+
+    source: EndRecord
+    target: EndRecord
+    stitch: StitchRecord
+    own: bool | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class TensorOutline:
+    """The shape of a tensor that stands in for the output of a module, and its dtype."""
+
+    dims: tuple[tuple[Natural, Natural, Natural, Natural], ...]
+    dtype: Literal["cut"] | Dtype
+
+
+def _check_outline(found: Any, at: Place) -> None:
+    """Check the outline of the output of a module: an object whose only key is the kind of the output."""
+    kinds = {"tensor": TensorOutline, "argument": tuple[int | str, ...], "value": Any}
+    kinds |= {"tuple": tuple[Any, ...], "list": tuple[Any, ...], "dict": Mapping[str, Any]}
+    if not isinstance(found, Mapping) or len(found) != 1 or next(iter(found)) not in kinds:
+        raise at.wrong(f"an object with one of {', '.join(kinds)}", found)
+    ((kind, content),) = found.items()
+    read(kinds[kind], content, at / kind)
+    if kind in ("tuple", "list", "dict"):
+        for key, each in content.items() if kind == "dict" else enumerate(content):
+            _check_outline(each, at / kind / key)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 def read_record(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file."""
     try:
@@ -60,34 +272,18 @@ def read_record(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_counts(value: Any, where: str, key: str = "") -> None:
+def check_counts(record: Any, where: str) -> None:
     """Check that no number of layers or classes is larger than in any network, as it is in a broken file.
 
     Other sizes need no bound: a network is built without memory, and compared with the headers of the files.
     """
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if name not in FREE:
-                check_counts(item, where, name)
-    elif isinstance(value, list):
-        for item in value:
-            check_counts(item, where, key)
-    elif isinstance(value, (int, float)):
-        for names, most in ((LAYERS, MOST), (LABELS, MOST_LABELS)):
-            if value > most and names.search(key):
-                raise ValueError(f"{where} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}")
-
-
-def known(record: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
-    """Drop unknown keys of a record, with a warning that names them."""
-    names = set(names)
-    unknown = sorted(set(record) - names)
-    if unknown:
-        warn(
-            f"{where} has {visible(', '.join(unknown))}, which this version does not know and ignores; it was probably "
-            "written by a newer version"
-        )
-    return {key: value for key, value in record.items() if key in names}
+    for key, value in nested(record, where, MOST_VALUES, FREE):
+        if key is not None and isinstance(value, (int, float)):
+            for names, most in ((LAYERS, MOST), (LABELS, MOST_LABELS)):
+                if value > most and names.search(key):
+                    raise ValueError(
+                        f"{where} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}"
+                    )
 
 
 def check_format(record: Mapping[str, Any], where: str) -> None:
@@ -98,6 +294,101 @@ def check_format(record: Mapping[str, Any], where: str) -> None:
             f"{where} has format {found!r}, and this version reads {FORMAT} to {NEWEST}; "
             + ("load and save it with hf-stitch 0.2" if found == 1 else "update hf-stitch to read it")
         )
+
+
+def read_model(record: Any, where: str) -> dict[str, Any]:
+    """Check the record of a stitched model, and those of the stitched models of which its halves were cut."""
+    values = _read(ModelRecord, record, where)
+    for side in SIDES:
+        if values.get(side):
+            _check_half(values[side], Place(where) / side)
+    if values.get("source") and values.get("target") and values.get("stitch"):
+        for side in SIDES:
+            have, want = values["stitch"][side], values[side]["cut"]["spec"]
+            if own := (values[side].get("reading") or {}).get("own"):
+                want = {**want, "width": want["width"] + own[-1]}
+            if have != want:
+                raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
+    return _with_task_of_head(values)
+
+
+def read_stitcher(record: Any, where: str) -> dict[str, Any]:
+    """Check the record of a stitcher."""
+    return _read(StitcherRecord, record, where)
+
+
+def _read(kind: type[ArtefactRecord], record: Any, where: str) -> dict[str, Any]:
+    check_counts(record, where)
+    if isinstance(record, Mapping):
+        check_format(record, where)
+        if record.get("scores") == {}:
+            record = {**record, "scores": None}
+    try:
+        found = encode(read(kind, record, where))
+    except UnknownNameError as error:
+        check_requirements(record.get("requires") or (), where)
+        raise UnknownNameError(f"{where} names what is not installed: {error}") from error
+    return {key: value for key, value in found.items() if value or key in record}
+
+
+def _check_half(half: dict[str, Any], at: Place) -> None:
+    """Check that the fields of one half fit together."""
+    blueprint = half["blueprint"] or {}
+    if blueprint.get("library") == MODEL_TYPE:  # a stitched model itself
+        blueprint["config"] = read_model(blueprint.get("config"), str(at / "blueprint" / "config"))
+    cut, plan, interface = half["cut"], half["plan"], half["interface"]
+    for part in ("stubs", "after"):
+        for name, each in plan[part].items():
+            if each is not None or part == "stubs":
+                _check_outline(each, at / "plan" / part / name)
+    axes, layout, entry = cut["axes"], cut["spec"]["layout"], plan["entry"]
+    if axes and sorted(axes) != list(range(len(layout))):
+        raise (at / "cut" / "axes").wrong(f"an order of the {len(layout)} axes of {layout}", axes)
+    if entry is not None:
+        _check_outline(entry, at / "plan" / "entry")
+        if _rank(entry, cut["path"]) != len(layout):
+            raise (at / "cut" / "path").wrong(
+                f"the way to a tensor of {len(layout)} axes in plan.entry, the output of {cut['layer']!r}", cut["path"]
+            )
+    read(Literal["image", "text", "tensor"], interface["modality"], at / "interface" / "modality")
+    if not interface["content"]:
+        raise (at / "interface" / "content").wrong("a list of one text or more", interface["content"])
+    for name in ("shapes", "dtypes") if interface["modality"] != "text" else ():
+        if not set(interface["content"]) <= interface[name].keys():
+            raise (at / "interface" / name).wrong(
+                f"an object with {' and '.join(interface['content'])}", interface[name]
+            )
+
+
+def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
+    """Return the number of axes of the tensor at a path in the output of a module; ``None`` if there is none."""
+    for key in path:
+        ((kind, content),) = outline.items()
+        parts = content if kind == "dict" else dict(enumerate(content)) if kind in ("tuple", "list") else {}
+        if key not in parts:
+            return None
+        outline = parts[key]
+    return len(outline["tensor"]["dims"]) if "tensor" in outline else None
+
+
+def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
+    """Name the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification.
+
+    Their scores are dropped: they are accuracies of a head that has none.
+    """
+    if values.get("task") not in registries.tasks or not registries.tasks.get(values["task"]).classifies:
+        return values
+    outputs = len(values.get("id2label") or ()) or values.get("num_labels")
+    if values.get("problem_type") == MULTI_LABEL:
+        found = "multi-label-classification"
+    elif values.get("problem_type") == REGRESSION or outputs == 1:
+        found = "regression"
+    else:
+        return values
+    recipe = values.get("recipe")
+    if isinstance(recipe, Mapping):
+        recipe = {key: value for key, value in recipe.items() if key != "audit"}
+    return {**values, "task": found, "scores": None, "recipe": recipe}
 
 
 @contextmanager

@@ -15,15 +15,23 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.adapters.skeleton import weightless
-from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
-from hf_stitch.artefacts.description import SIDES, Description
-from hf_stitch.artefacts.files import ANCHORS, CONFIG, STITCH, STITCHER, STITCHER_FILES, load_strictly
+from hf_stitch.artefacts.description import Description
+from hf_stitch.artefacts.files import STITCH, STITCHER, STITCHER_FILES, load_strictly, record_in
 from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.manifest import SavedFiles
 from hf_stitch.artefacts.parents import CHANGED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.record import FORMAT, NEWEST, built_from, check_format, damaged, read_record
-from hf_stitch.artefacts.schema import read_stitcher
+from hf_stitch.artefacts.record import (
+    FORMAT,
+    NEWEST,
+    SIDES,
+    built_from,
+    check_format,
+    damaged,
+    read_record,
+    read_stitcher,
+)
 from hf_stitch.hub import DownloadOptions
 from hf_stitch.options import checked
 from hf_stitch.printing import visible, warn
@@ -108,23 +116,20 @@ class Stitcher(Artefact):
         self.parts = dict(parts or {})
         self.own = own
 
+    @classmethod
+    def of(cls, found: Description, stitch: StitchingLayer, **options: Any) -> Self:
+        """Create the stitcher of a stitching layer that is described, with further options of the constructor."""
+        ends = found.source, found.source_layer, found.target, found.target_layer
+        return cls(stitch, *ends, task=found.task, recipe=found.recipe, scores=found.scores, **options)
+
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
         return visible(f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})")
 
     def describe(self) -> Description:
         """Return both networks, the stitching layer, its recipe and its scores as plain values."""
-        return Description(
-            False,
-            self.source,
-            self.source_layer,
-            self.target,
-            self.target_layer,
-            self.stitch.to_dict(),
-            self.task,
-            self.recipe,
-            self.scores,
-        )
+        ends = self.source, self.source_layer, self.target, self.target_layer
+        return Description(False, *ends, self.stitch.to_dict(), self.task, self.recipe, self.scores)
 
     def save_pretrained(self, save_directory: str | Path, *, sync: bool = False) -> None:
         """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
@@ -208,27 +213,18 @@ class Stitcher(Artefact):
     @classmethod
     def _load(cls, folder: Path, allow_modified: bool) -> Self:
         """Load the files in a folder, and verify them once all are read: then they belong together."""
-        path = folder / STITCHER
-        if not path.is_file() and (folder / CONFIG).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {STITCHER}: it contains a whole model; if this is a stitched model, load it with "
-                "hf_stitch.StitchedModel.from_pretrained"
-            )
-        for name in (STITCHER, STITCH):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it contains no stitcher, or an incomplete one")
+        path = record_in(folder, STITCHER)
+        if not (folder / STITCH).is_file():
+            raise FileNotFoundError(f"{folder} has no {STITCH}: it contains an incomplete stitcher")
         record = read_record(path)
         check_format(record, str(path))
-        if not allow_modified:
-            manifest.check_record(path, record)
+        files = SavedFiles(path, record, allow_modified)
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            names = {file.name for file in folder.iterdir()} if allow_modified else set(record[manifest.MANIFEST])
             stitcher = cls._built(values, folder / STITCH, path)
-            stitcher.anchors = AnchorSet.from_pretrained(folder) if ANCHORS[0] in names else None
-            if not allow_modified:
-                manifest.verify(path, record)
+            stitcher.anchors = files.anchors()
+            files.verify()
             return stitcher
         except (ValueError, PluginError, FileNotFoundError):
             raise
@@ -247,11 +243,7 @@ class Stitcher(Artefact):
             for side in SIDES
             if (inner := values[side].get("stitcher"))
         }
-        ends = (found.source, found.source_layer, found.target, found.target_layer)
-        return cls(
-            stitch.eval(), *ends, task=found.task, recipe=found.recipe, scores=found.scores, parts=parts,
-            own=values.get("own"),
-        )  # fmt: skip
+        return cls.of(found, stitch.eval(), parts=parts, own=values.get("own"))
 
     @checked
     def attach(

@@ -13,7 +13,7 @@ from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import RowsMatcher
 from hf_stitch.matchers.ridge import penalised
 from hf_stitch.options import Count, Natural
-from hf_stitch.stitches.piecewise import PiecewiseStitch
+from hf_stitch.stitches.nonlinear import PiecewiseStitch
 
 
 @dataclass(frozen=True)

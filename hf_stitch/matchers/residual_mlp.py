@@ -14,7 +14,7 @@ from hf_stitch.matchers._rows import affine_part, moments_of, recorded_rows
 from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import RowsMatcher
 from hf_stitch.options import Count, Natural, Positive
-from hf_stitch.stitches.residual_mlp import ResidualMLPStitch
+from hf_stitch.stitches.nonlinear import ResidualMLPStitch
 
 
 @dataclass(frozen=True)

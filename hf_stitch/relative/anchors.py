@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,11 @@ from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.options import checked
 from hf_stitch.processes import Processes
+from hf_stitch.records import SPARSE, encode, read
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
-from hf_stitch.representation import POOLINGS, Pooling
+from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
 from hf_stitch.storage.files import decoding, digest
 from hf_stitch.storage.folders import load_whole, replacing
@@ -327,16 +328,12 @@ class AnchorSet:
             OSError: A file cannot be written. The previous files are unchanged then.
         """
         tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
-        encoded = [
-            {"reference": e.reference.public.to_dict(), "layer": e.layer, "pooling": e.pooling} for e in self.encoded
-        ]
-        config = {"format": FORMAT, "ids": list(self.ids), "fingerprint": self.fingerprint, "encoded": encoded}
-        if self.contents is not None:
-            config["contents"] = self.contents.to_dict()
+        encoded = tuple(_Encoder(each.reference.public, each.layer, each.pooling) for each in self.encoded)
+        contents = None if self.contents is None else self.contents.to_dict()
         with replacing(Path(save_directory)) as folder:
             save_file(tensors, folder / WEIGHTS)
-            config["digest"] = digest(folder / WEIGHTS)
-            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            config = _Config(FORMAT, self.ids, self.fingerprint, encoded, digest(folder / WEIGHTS), contents)
+            (folder / CONFIG).write_text(json.dumps(encode(config), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -359,25 +356,40 @@ class AnchorSet:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if config["format"] != FORMAT:
-            raise ValueError(f"its format is {config['format']}, and this version reads {FORMAT}")
+        config: _Config = read(_Config, json.loads((folder / CONFIG).read_text(encoding="utf-8")), str(folder / CONFIG))
+        if config.format != FORMAT:
+            raise ValueError(f"its format is {config.format}, and this version reads {FORMAT}")
         tensors = load_file(folder / WEIGHTS)
-        if config["digest"] != digest(folder / WEIGHTS):
+        if config.digest != digest(folder / WEIGHTS):
             raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
-        if tensors.keys() != {str(place) for place in range(len(config["encoded"]))}:
-            raise ValueError(f"{CONFIG} names {len(config['encoded'])} encoders, {WEIGHTS} contains {len(tensors)}")
-        ids, fingerprint = config["ids"], config["fingerprint"]
-        if not (isinstance(ids, list) and {*map(type, ids)} <= {str, int} and isinstance(fingerprint, str)):
-            raise ValueError("ids must be a list of texts or whole numbers, and fingerprint a text")
-        contents = ContentSketch.from_dict(config["contents"]) if "contents" in config else None
-        anchors = cls(tuple(ids), fingerprint, contents=contents)
-        for place, each in enumerate(config["encoded"]):
-            if not isinstance(each["layer"], str) or each["pooling"] not in POOLINGS:
-                raise ValueError(f"layer must be a text, and pooling one of {', '.join(POOLINGS)}: {each!r:.200}")
-            reference = ModelReference.from_dict(each["reference"])
-            anchors = anchors.add(tensors[str(place)], reference, each["layer"], each["pooling"])  # type: ignore[assignment]
+        if tensors.keys() != {str(place) for place in range(len(config.encoded))}:
+            raise ValueError(f"{CONFIG} names {len(config.encoded)} encoders, {WEIGHTS} contains {len(tensors)}")
+        contents = None if config.contents is None else ContentSketch.from_dict(config.contents)
+        anchors = cls(config.ids, config.fingerprint, contents=contents)
+        for place, each in enumerate(config.encoded):
+            anchors = anchors.add(tensors[str(place)], each.reference, each.layer, each.pooling)  # type: ignore[assignment]
         return anchors
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """The encoder of representations in a file."""
+
+    reference: ModelReference
+    layer: str
+    pooling: Pooling
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The record of a set."""
+
+    format: int
+    ids: tuple[Id, ...]
+    fingerprint: str
+    encoded: tuple[_Encoder, ...]
+    digest: str
+    contents: dict[str, Any] | None = dataclasses.field(default=None, metadata=SPARSE)
 
 
 def _vectors(adapter: Adapter, layer: str, pooling: Pooling, batch: Batch) -> Tensor:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.plugins import install_hint
+from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
-from hf_stitch.results import Result, decode
+from hf_stitch.results import Result
 from hf_stitch.storage.files import decoding
 
 
@@ -43,13 +44,13 @@ def load_report(path: str | Path) -> list[Result]:
         parser.feed(Path(path).read_text(encoding="utf-8"))
         if parser.text is None:
             raise ValueError(f"it is not a report of hf-stitch: it has no element {DATA!r}")
-        record = decode(Mapping[str, Any], json.loads(parser.text), DATA)
-        version = decode(int, record.get("format_version"), "format_version")
+        record = read(Mapping[str, Any], json.loads(parser.text), DATA)
+        version = read(int, record.get("format_version"), "format_version")
         if version > FORMAT_VERSION:
             raise ValueError(
                 f"it has format {version}, but this version of hf-stitch reads up to {FORMAT_VERSION}: update hf-stitch"
             )
-        return [_result(each) for each in decode(tuple[Mapping[str, Any], ...], record.get("results"), "results")]
+        return [_result(each) for each in read(tuple[Mapping[str, Any], ...], record.get("results"), "results")]
 
 
 def _result(record: Mapping[str, Any]) -> Result:
@@ -58,7 +59,7 @@ def _result(record: Mapping[str, Any]) -> Result:
     What is imported is the entry of the registry; the module in the record only tells classes of one name apart.
     """
     fields = dict(record)
-    name, module = (decode(str, fields.pop(key, None), f"results: {key}") for key in ("result", "module"))
+    name, module = (read(str, fields.pop(key, None), f"the {key} of a result") for key in ("result", "module"))
     imported = {(kind.__module__, kind.__name__): kind for kind in _below(Result)}
     if (module, name) in imported:
         return imported[module, name].from_dict(fields)

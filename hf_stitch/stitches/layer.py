@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from hf_stitch.options import checked
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.stitches.base import Stitch
-from hf_stitch.stitches.identity import IdentityStitch
-from hf_stitch.stitches.linear import LinearStitch
+from hf_stitch.stitches.linear import IdentityStitch, LinearStitch
 from hf_stitch.stitches.sequence import SequenceStitch
 
 POOLED = ("mean", "cls", "last")

@@ -1,4 +1,4 @@
-"""The affine stitch."""
+"""The affine stitch, also sparse, and the identity."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.stitches.base import Stitch, as_dtype
 
 
@@ -84,6 +85,82 @@ class LinearStitch(Stitch):
     def matrix(self) -> Tensor:
         """Return the map without its bias, ``(out_features, in_features)``."""
         return self.weight
+
+
+class MaskedStitch(LinearStitch):
+    """``x ↦ (mask ∘ weight) · x + bias``: an affine map that stays sparse during training.
+
+    The full weight is stored; entries where the mask is false are not used and receive no gradient.
+
+    Attributes:
+        weight: ``(out_features, in_features)``.
+        mask: ``(out_features, in_features)`` bool, a persistent buffer: the weights that are used; initially all.
+        bias: ``(out_features,)``, or None.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        bias: Whether to add a bias.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
+
+    Raises:
+        ValueError: A width is below 1, or the dtype is not floating point.
+
+    Example:
+        >>> import torch
+        >>> stitch = MaskedStitch(2, 1, bias=False)
+        >>> stitch.mask[0, 1] = False
+        >>> bool(stitch(torch.tensor([0.0, 7.0])) == 0)
+        True
+    """
+
+    name: ClassVar[str] = "masked"
+    title: ClassVar[str] = "a sparse affine map"
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
+    mask: Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, dtype: torch.dtype | str = torch.float32
+    ) -> None:
+        super().__init__(in_features, out_features, bias, dtype)
+        self.register_buffer("mask", torch.ones(out_features, in_features, dtype=torch.bool))
+
+    def transform(self, x: Tensor) -> Tensor:
+        """``x · (mask ∘ weight)ᵀ + bias``."""
+        return functional.linear(x, self.matrix(), self.bias)
+
+    def matrix(self) -> Tensor:
+        """Return the map without its bias, ``(out_features, in_features)``: zero where the mask is false."""
+        return torch.where(self.mask, self.weight, 0)
+
+
+class IdentityStitch(Stitch):
+    """Identity map; for unequal widths it keeps the first ``out_features`` or appends zeros.
+
+    It has no parameters and does no arithmetic: every value is passed on bit for bit, in any dtype.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+
+    Example:
+        >>> import torch
+        >>> IdentityStitch(2, 3)(torch.tensor([[1.0, 2.0]]))
+        tensor([[1., 2., 0.]])
+    """
+
+    name: ClassVar[str] = "identity"
+    title: ClassVar[str] = "no map"
+    affine: ClassVar[bool] = True
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Return the input itself for equal widths, otherwise a sliced or zero-padded copy."""
+        surplus = self.out_features - self.in_features
+        return functional.pad(x, (0, surplus)) if surplus else x
+
+    def matrix(self) -> Tensor:
+        """Return the map as ``(out_features, in_features)``, with ones on the diagonal."""
+        return torch.eye(self.out_features, self.in_features)
 
 
 def as_linear(stitch: Stitch) -> LinearStitch:

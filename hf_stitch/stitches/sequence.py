@@ -1,12 +1,16 @@
-"""Base class of stitches that look at several positions of a sample."""
+"""Stitches that look at several positions of a sample."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from hf_stitch.stitches.base import Stitch
+from hf_stitch.stitches.base import Stitch, as_dtype
 
 
 class SequenceStitch(Stitch):
@@ -70,3 +74,67 @@ class SequenceStitch(Stitch):
         Returns:
             ``(..., positions, out_features)``.
         """
+
+
+class AttentionStitch(SequenceStitch):
+    """``x ↦ Wx + b + O · attention(Qx, Kx, Vx)``: an affine map, and a block of attention over the positions beside it.
+
+    Attributes:
+        heads: Number of heads.
+        width: Width of queries, keys and values together.
+        weight: ``W``, ``(out_features, in_features)``.
+        bias: ``b``, ``(out_features,)``.
+        read: ``Q``, ``K`` and ``V``, ``(3 · width, in_features)``.
+        write: ``O``, ``(out_features, width)``; initially 0.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        heads: Number of heads, which divides ``width``.
+        width: Width of queries, keys and values together.
+        causal: Whether a position attends to itself and earlier ones only, as language models need.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
+
+    Raises:
+        ValueError: A width is below 1, the heads do not divide the width, or the dtype is not floating point.
+
+    Example:
+        >>> AttentionStitch(4, 6, heads=2, width=8)(torch.randn(5, 3, 4)).shape
+        torch.Size([5, 3, 6])
+    """
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "an affine map with an attention block beside it"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int,
+        width: int,
+        causal: bool = False,
+        dtype: torch.dtype | str = torch.float32,
+    ) -> None:
+        super().__init__(in_features, out_features, causal)
+        if heads < 1 or width < 1 or width % heads:
+            raise ValueError(f"the number of heads must divide the width of the attention, got {heads} and {width}")
+        self.heads, self.width = heads, width
+        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
+        self.read = nn.Parameter(torch.empty(3 * width, in_features, dtype=kind).uniform_(-bound, bound))
+        self.write = nn.Parameter(torch.zeros(out_features, width, dtype=kind))
+
+    def transform_sequence(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """``Wx + b + O · attention(Qx, Kx, Vx)``."""
+        q, k, v = functional.linear(x, self.read).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
+        attends = None
+        if mask is not None:
+            itself = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)  # an empty row would be NaN
+            attends = mask[..., None, None, :] | itself
+            if self.causal:
+                attends = attends & itself.new_ones(itself.shape).tril()
+        alone = self.causal and attends is None
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=attends, is_causal=alone)
+        beside = functional.linear(found.transpose(-3, -2).flatten(-2), self.write)
+        return functional.linear(x, self.weight, self.bias) + beside

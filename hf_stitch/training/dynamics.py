@@ -21,9 +21,10 @@ from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.options import Count, checked
 from hf_stitch.processes import Processes
+from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
-from hf_stitch.results import Result, decode
+from hf_stitch.results import Result
 from hf_stitch.running import Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import decoding, write_whole
@@ -425,7 +426,7 @@ class _Index:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
         with decoding(path):
-            record = decode(Mapping[str, float | None], json.loads(path.read_text(encoding="utf-8")), "the index")
+            record = read(Mapping[str, float | None], json.loads(path.read_text(encoding="utf-8")), "the index")
             return cls(folder, {int(step): epoch for step, epoch in record.items()})
 
     @classmethod

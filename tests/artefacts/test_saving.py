@@ -447,7 +447,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
         FileNotFoundError,
-        "has no config.json: it contains no stitched model",
+        "has neither stitcher.json nor config.json: it contains no stitcher and no stitched model",
     ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),

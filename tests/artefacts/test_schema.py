@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +22,7 @@ from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
-from hf_stitch.artefacts.record import check_counts, read_record
-from hf_stitch.artefacts.schema import read_model, read_stitcher
+from hf_stitch.artefacts.record import check_counts, read_model, read_record, read_stitcher
 from hf_stitch.representation import RepresentationSpec
 
 from records import rewrite  # isort: skip
@@ -68,35 +68,35 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "source.blueprint.library", None, "a text, got None"),
     ("model", "source.cut.layer", 7, "a text, got 7"),
     ("model", "source.cut.path", 0, "a list, got 0"),
-    ("model", "source.cut.path", [None], "a text or a whole number, got None"),
+    ("model", "source.cut.path", [None], "an integer or a text, got None"),
     ("model", "source.cut.path", [3], "the way to a tensor of 3 axes in plan.entry"),
     ("model", "source.cut.path", ["x"], "the way to a tensor of 3 axes in plan.entry"),
-    ("model", "source.cut.spec.layout", "dbn", "one of bd, bnd, bchw, bhwc, got 'dbn'"),
-    ("model", "source.cut.spec.width", 0, "a whole number, at least 1, got 0"),
-    ("model", "source.cut.spec.width", True, "a whole number, at least 1, got True"),
-    ("model", "source.cut.spec.width", 1.5, "a whole number, at least 1, got 1.5"),
+    ("model", "source.cut.spec.layout", "dbn", "one of 'bd', 'bnd', 'bchw', 'bhwc', got 'dbn'"),
+    ("model", "source.cut.spec.width", 0, "an integer >= 1, got 0"),
+    ("model", "source.cut.spec.width", True, "an integer >= 1, got True"),
+    ("model", "source.cut.spec.width", 1.5, "an integer >= 1, got 1.5"),
     ("model", "source.cut.spec.grid", [2], "a list of 2, got [2]"),
-    ("model", "source.cut.spec.prefix_tokens", -1, "a whole number, at least 0, got -1"),
+    ("model", "source.cut.spec.prefix_tokens", -1, "an integer >= 0, got -1"),
     ("model", "source.cut.dtype", "__loader__", "a dtype of torch, got '__loader__'"),
-    ("model", "source.cut.cost", float("nan"), "a number from 0 to 1, got nan"),
+    ("model", "source.cut.cost", float("nan"), "a number >= 0 and <= 1, got nan"),
     ("model", "source.cut.axes", [0, 0, 1], "an order of the 3 axes of bnd, got [0, 0, 1]"),
-    ("model", "source.cut.padding", "none", "one of masked, behind, absent, unknown, got 'none'"),
-    ("model", "target.plan.kind", "x", "one of stubs, full, got 'x'"),
+    ("model", "source.cut.padding", "none", "one of 'masked', 'behind', 'absent', 'unknown', got 'none'"),
+    ("model", "target.plan.kind", "x", "one of 'stubs', 'full', got 'x'"),
     ("model", "target.plan.stubs", None, "an object, got None"),
     ("model", "target.plan.entry", {"tensor": {}}, "an object with dims and dtype, got []"),
     ("model", "target.plan.entry", {"x": 1}, "an object with one of tensor, argument, value, tuple, list, dict"),
     ("model", "target.plan.entry", {"tuple": [{"tensor": {"dims": [[1, 0, 0]], "dtype": "cut"}}]}, "a list of 4"),
     ("model", "target.plan.entry", {"tensor": {"dims": [], "dtype": "x"}}, "a dtype of torch, got 'x'"),
-    ("model", "target.plan.materialise", "yes", "true or false, got 'yes'"),
+    ("model", "target.plan.materialise", "yes", "True or False, got 'yes'"),
     ("model", "source.interface.content", [], "a list of one text or more, got []"),
-    ("model", "source.interface.modality", "sound", "one of image, text, tensor"),
-    ("model", "source.interface.special_ids", ["x"], "a whole number, got 'x'"),
-    ("model", "source.interface.max_tokens", 0, "a whole number, at least 1, got 0"),
+    ("model", "source.interface.modality", "sound", "one of 'image', 'text', 'tensor'"),
+    ("model", "source.interface.special_ids", ["x"], "an integer, got 'x'"),
+    ("model", "source.interface.max_tokens", 0, "an integer >= 1, got 0"),
     ("model", "source.reference.id", 5, "a text, got 5"),
     ("model", "source.reference.kwargs", [], "an object, got []"),
-    ("model", "stitch.pooling", "max", "one of none, flatten, mean, cls, last"),
+    ("model", "stitch.pooling", "max", "one of 'none', 'flatten', 'mean', 'cls', 'last'"),
     ("model", "stitch.body", None, "an object, got None"),
-    ("model", "stitch.body.in_features", -1, "a whole number, at least 1"),
+    ("model", "stitch.body.in_features", -1, "an integer >= 1"),
     ("model", "recipe", "x", "an object, got 'x'"),
     ("model", "recipe.matcher", "x", "an object, got 'x'"),
     ("model", "recipe.matcher.name", [], "a text, got []"),
@@ -104,23 +104,23 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "recipe.changed_since_fit", 5, "a list, got 5"),
     ("model", "scores", [1], "an object, got [1]"),
     ("model", "scores", {"scores": {}}, "an object with task and n and data, got ['scores']"),
-    ("model", "scores.n", "x", "a whole number, at least 0, got 'x'"),
-    ("model", "scores.fitted_share", "x", "a number, 'nan', 'inf' or '-inf', got 'x'"),
+    ("model", "scores.n", "x", "an integer >= 0, got 'x'"),
+    ("model", "scores.fitted_share", "x", "a number, got 'x'"),
     ("model", "scores.scores", [], "an object, got []"),
     ("model", "scores.scores.stitched", 5, "an object, got 5"),
     ("model", "scores.scores.stitched.accuracy", 0.5, "an object, got 0.5"),
     ("model", "scores.scores.stitched.accuracy", {"value": 1}, "an object with low and high, got ['value']"),
-    ("model", "scores.scores.stitched.accuracy.low", [], "a number, 'nan', 'inf' or '-inf', got []"),
-    ("model", "scores.scores.stitched.accuracy.value", 10**400, "a number, 'nan', 'inf' or '-inf', got 1"),
+    ("model", "scores.scores.stitched.accuracy.low", [], "a number, got []"),
+    ("model", "scores.scores.stitched.accuracy.value", 10**400, "a number, got 1"),
     ("model", "requires", [{}], "an object with registry and name and distribution and version"),
-    ("model", "num_hidden_layers", "x", "a whole number, at least 0, got 'x'"),
+    ("model", "num_hidden_layers", "x", "an integer >= 0, got 'x'"),
     ("model", "id2label", {"0": 5}, "a text, got 5"),
     ("model", "manifest", [], "an object, got []"),
     ("model", "manifest", {"x": 5}, "a text, got 5"),
     ("stitcher", "source", None, "an object, got None"),
     ("stitcher", "source.layer", 1, "a text, got 1"),
     ("stitcher", "target.reference.library", 1, "a text, got 1"),
-    ("stitcher", "stitch.source.width", "8", "a whole number, at least 1, got '8'"),
+    ("stitcher", "stitch.source.width", "8", "an integer >= 1, got '8'"),
     ("stitcher", "recipe", 1, "an object, got 1"),
     ("stitcher", "manifest", None, "an object, got None"),
 ]  # fmt: skip
@@ -183,6 +183,25 @@ def test_more_layers_or_classes_than_any_network_has_are_refused(
     record["target"]["blueprint"]["config"][key] = number
     with pytest.raises(ValueError, match=f"a file is damaged: {key} is .*, and no network has more than 1"):
         read_model(record, "a file")
+
+
+@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize("key", ["requires", "recipe"])
+def test_a_list_that_no_record_has_is_refused_at_once(kind: str, key: str, records: dict[str, Any]) -> None:
+    record = {**records[kind], key: [{}] * 10**7}
+    start = time.process_time()
+    with pytest.raises(ValueError, match="a file is damaged: it has more values than any record"):
+        READ[kind](record, "a file")
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_values_that_are_nested_deeper_than_any_are_refused(kind: str, records: dict[str, Any]) -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = {"a": deep}
+    with pytest.raises(ValueError, match="a file has values nested more than 100 deep"):
+        READ[kind]({**records[kind], "recipe": deep}, "a file")
 
 
 def test_unknown_fields_are_named_with_their_place(records: dict[str, Any]) -> None:

@@ -156,7 +156,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no config": (
         lambda f: (f / "stitcher.json").unlink(),
         FileNotFoundError,
-        "has no stitcher.json: it contains no stitcher",
+        "has neither stitcher.json nor config.json: it contains no stitcher and no stitched model",
     ),
     "no weights": (lambda f: (f / "stitch.safetensors").unlink(), FileNotFoundError, "has no stitch.safetensors"),
     "config not JSON": (

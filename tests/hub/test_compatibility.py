@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import hf_stitch.auto  # noqa: F401
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.parents import _warn_once
+from hf_stitch.artefacts.parents import warn_if_only_weights_are_pinned
 
 from records import rewrite  # isort: skip
 
@@ -34,7 +34,7 @@ def test_an_artefact_of_an_earlier_version_has_the_same_outputs(version: str) ->
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
         stitcher = Stitcher.from_pretrained(FIXTURES / version / "stitcher")
-        _warn_once.cache_clear()
+        warn_if_only_weights_are_pinned.cache_clear()
         with pytest.warns(UserWarning, match="only the weights of its networks are compared with the record"):
             stitcher.attach(*networks())
         found = stitcher.attach(*networks())(input=expected["input"])  # warns no more

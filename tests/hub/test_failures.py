@@ -89,8 +89,10 @@ def test_shards_of_an_earlier_push_are_deleted(hub: Hub, model: StitchedModel) -
     model.push_to_hub("alice/new", max_shard_size="20KB")
     assert any("-of-" in name for name in hub.files("alice/new"))
     model.save_pretrained("unused", is_main_process=False)
+    hub.put("alice/new", {**hub.files("alice/new"), "models/model.safetensors": b"of another artefact"})
     model.push_to_hub("alice/new")
-    assert sorted(n for n in hub.files("alice/new") if n.startswith("model")) == ["model.safetensors"]
+    kept = sorted(n for n in hub.files("alice/new") if n.startswith("model"))
+    assert kept == ["model.safetensors", "models/model.safetensors"]
     again = StitchedModel.from_pretrained("alice/new")
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 

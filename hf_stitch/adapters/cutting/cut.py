@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.options import Fraction, Natural
+from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
 
 Padding = Literal["masked", "behind", "absent", "unknown"]
@@ -28,7 +30,7 @@ class NotACutError(ValueError):
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(Record):
     """A layer at which a network can be cut exactly.
 
     :meth:`hf_stitch.Adapter.cut` returns the cut at a layer together with its plan.
@@ -60,31 +62,10 @@ class Cut:
     layer: str
     path: tree.Path
     spec: RepresentationSpec
-    dtype: str
-    cost: float
-    axes: tuple[int, ...] = ()
+    dtype: Dtype
+    cost: Fraction
+    axes: tuple[Natural, ...] = ()
     padding: Padding = "masked"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cut as JSON values, from which :meth:`from_dict` restores it.
-
-        Returns:
-            A dictionary with one entry per attribute.
-        """
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Cut:
-        """Restore a cut from the output of :meth:`to_dict`.
-
-        Args:
-            config: Dictionary with one entry per attribute; ``axes`` and ``padding`` may be missing.
-
-        Returns:
-            The cut.
-        """
-        lists = {"path": tuple(config["path"]), "axes": tuple(config.get("axes", ()))}
-        return cls(**{**config, **lists, "spec": RepresentationSpec(**config["spec"])})
 
     @property
     def around(self) -> tuple[str, ...]:

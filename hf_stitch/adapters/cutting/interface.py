@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_stitch.adapters.cutting.surgery import noise
+from hf_stitch.options import Count
+from hf_stitch.records import Dtype, Record
 
 MASK = "attention_mask"
 
@@ -24,7 +26,7 @@ def mask_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Interface:
+class Interface(Record):
     """How a model takes its input.
 
     Attributes:
@@ -55,14 +57,14 @@ class Interface:
 
     content: tuple[str, ...]
     modality: str
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, Dtype] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     special_ids: tuple[int, ...] = ()
     filler_id: int = 0
     pad_id: int | None = None
     arguments: tuple[str, ...] = ()
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     given: tuple[str, ...] = ()
     start_id: int | None = None
 
@@ -70,28 +72,6 @@ class Interface:
     def mask(self) -> str:
         """Name of the attention mask that belongs to the content."""
         return mask_of(self.content[0])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the interface as JSON values, from which :meth:`from_dict` restores it.
-
-        Returns:
-            A dictionary with one entry per attribute.
-        """
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Interface:
-        """Restore an interface from the output of :meth:`to_dict`.
-
-        Args:
-            config: Dictionary with one entry per attribute; entries other than ``content``, ``modality`` and ``shapes``
-                may be missing.
-
-        Returns:
-            The interface.
-        """
-        lists = {key: tuple(config.get(key, ())) for key in ("content", "special_ids", "arguments", "given")}
-        return cls(**{**config, **lists, "shapes": {name: tuple(shape) for name, shape in config["shapes"].items()}})
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.

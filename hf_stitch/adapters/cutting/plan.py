@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -12,11 +12,12 @@ from hf_stitch.adapters.cutting.cut import Cut, size_of
 from hf_stitch.adapters.cutting.flow import Flow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import Entry, Exit, Gone, Outline, Slot, Stub, swapped
+from hf_stitch.records import Record
 from hf_stitch.representation import Representation
 
 
 @dataclass(frozen=True)
-class CutPlan:
+class CutPlan(Record):
     """Which modules are replaced so that either part of a network runs without the other.
 
     :meth:`hf_stitch.Adapter.cut` returns the verified plan of a cut.
@@ -43,32 +44,12 @@ class CutPlan:
         ('stubs', ['0'], ['2'])
     """
 
-    kind: str
+    kind: Literal["stubs", "full"]
     stubs: Mapping[str, Outline]
     entry: Outline | None
     materialise: bool = False
     after: Mapping[str, Outline | None] = field(default_factory=dict)
     records: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values, from which :meth:`from_dict` restores it.
-
-        Returns:
-            A dictionary with one entry per attribute.
-        """
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> CutPlan:
-        """Restore a plan from the output of :meth:`to_dict`.
-
-        Args:
-            config: Dictionary with one entry per attribute; those with defaults may be missing.
-
-        Returns:
-            The plan.
-        """
-        return cls(**config)
 
     def context(self, representation: Representation, interface: Interface) -> Mapping[str, Any]:
         """Return the arguments of the forward of the part after the cut.

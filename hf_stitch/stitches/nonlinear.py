@@ -1,4 +1,4 @@
-"""The stitch with an affine correction for each region."""
+"""Affine stitches with more beside them: a correction for each region, or a small network."""
 
 from __future__ import annotations
 
@@ -77,3 +77,51 @@ class PiecewiseStitch(Stitch):
             correction = functional.linear(x, self.weights[piece], self.biases[piece])
             mapped = mapped + shares[..., piece, None] * correction
         return mapped
+
+
+class ResidualMLPStitch(Stitch):
+    """``x ↦ Wx + b + V gelu(Ux + a)``: an affine map, and a network with one hidden layer beside it.
+
+    Attributes:
+        weight: ``W``, ``(out_features, in_features)``.
+        bias: ``b``, ``(out_features,)``.
+        down: ``U``, ``(hidden, in_features)``.
+        down_bias: ``a``, ``(hidden,)``.
+        up: ``V``, ``(out_features, hidden)``; initially 0.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        hidden: Width of the hidden layer, at least 1.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
+
+    Raises:
+        ValueError: A width is below 1, or the dtype is not floating point.
+
+    Example:
+        >>> stitch = ResidualMLPStitch(4, 3, hidden=8)
+        >>> stitch(torch.randn(5, 4)).shape
+        torch.Size([5, 3])
+    """
+
+    name: ClassVar[str] = "residual_mlp"
+    title: ClassVar[str] = "an affine map with a small network beside it"
+
+    def __init__(
+        self, in_features: int, out_features: int, hidden: int, dtype: torch.dtype | str = torch.float32
+    ) -> None:
+        super().__init__(in_features, out_features)
+        if hidden < 1:
+            raise ValueError(f"the hidden layer needs a width >= 1, got {hidden}")
+        self.hidden = hidden
+        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
+        self.down = nn.Parameter(torch.empty(hidden, in_features, dtype=kind).uniform_(-bound, bound))
+        self.down_bias = nn.Parameter(torch.zeros(hidden, dtype=kind))
+        self.up = nn.Parameter(torch.zeros(out_features, hidden, dtype=kind))
+
+    def transform(self, x: Tensor) -> Tensor:
+        """``Wx + b + V gelu(Ux + a)``."""
+        hidden = functional.gelu(functional.linear(x, self.down, self.down_bias))
+        return functional.linear(x, self.weight, self.bias) + functional.linear(hidden, self.up)
