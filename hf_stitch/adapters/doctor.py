@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from rich.console import Group
@@ -77,6 +77,11 @@ class Diagnosis(Result):
     error: str = ""
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Read a record; those of 0.2 also have a script, ``snippet``."""
+        return super().from_dict({name: value for name, value in record.items() if name != "snippet"})
 
     @property
     def cuts(self) -> tuple[str, ...]:
