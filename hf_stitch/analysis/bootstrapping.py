@@ -82,10 +82,11 @@ class ConfidenceInterval(Result):
         Returns:
             The matplotlib figure, with the value and the ends of the interval marked.
         """
-        from hf_stitch.plots import histogram
+        from hf_stitch.plots.histogram import binned, histogram
 
-        about = self.values - self.values.mean() + self.value
-        return histogram(about, {"low": self.low, "value": self.value, "high": self.high}, label=self.metric)
+        edges, counts = binned(self.values - self.values.mean() + self.value)
+        marks = {"low": self.low, "value": self.value, "high": self.high}
+        return histogram(edges, {"resampled": counts}, marks=marks, label=self.metric)
 
     def __rich__(self) -> str:
         """Return one line, e.g. ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""

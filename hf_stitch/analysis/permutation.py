@@ -112,9 +112,13 @@ class PermutationTestResult(Result):
         Returns:
             The matplotlib figure, with the observed value marked.
         """
-        from hf_stitch.plots import histogram
+        from hf_stitch.plots.histogram import binned, histogram
 
-        return histogram(self.values, {"observed": self.observed}, label=self.metric, title=f"p = {self.p_value:.3g}")
+        edges, counts = binned(self.values)
+        return histogram(
+            edges, {"permuted": counts}, marks={"observed": self.observed}, label=self.metric,
+            title=f"p = {self.p_value:.3g}",
+        )  # fmt: skip
 
     def __rich__(self) -> str:
         """Return one line, e.g. ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""

@@ -10,7 +10,6 @@ from hf_stitch.plots.curves import curves
 from hf_stitch.plots.heatmap import heatmap, heatmaps
 from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import interval_panels, intervals
-from hf_stitch.plots.overlaid import overlaid
 from hf_stitch.plots.strips import strips
 
 if find_spec("matplotlib") is None:
@@ -25,6 +24,5 @@ __all__ = [
     "histogram",
     "interval_panels",
     "intervals",
-    "overlaid",
     "strips",
 ]

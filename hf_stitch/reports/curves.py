@@ -42,11 +42,11 @@ def ends(series: Mapping[str, Points], axis: str) -> str:
     changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in found.items()}
     most = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
     parts = [
-        f"{name} {series[name][first][0]:.3f} at {axis} {first:g}, {series[name][last][0]:.3f} at {axis} {last:g}"
-        for name, (first, last) in ((name, found[name]) for name in most[:3])
+        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in found[name]) for name in most[:3]
     ]
     if len(most) == 1:
-        return f"{parts[0]}."
+        return f"{most[0]} {parts[0]}."
+    then = "; ".join(f"{name} {part}" for name, part in zip(most[1:3], parts[1:], strict=True))
     rest = len(most) - 3
     more = f"; {rest} more curve{'s' * (rest > 1)} changed less" if rest > 0 else ""
-    return f"{most[0]} changed most. {'; '.join(parts)}{more}."
+    return f"{most[0]} changed most: {parts[0]}; then {then}{more}."

@@ -19,8 +19,8 @@ def section(grid: StitchGrid) -> Section:
     """Describe a grid."""
     names = ", ".join(grid.matchers)
     asked = (
-        f"Which of {len(grid.layers_a)} layers of a can be stitched into which of {len(grid.layers_b)} layers of b by "
-        f"{names} (pooling {grid.pooling}), scored on {grid.n} samples?"
+        f"Which of {len(grid.layers_a)} layers of the source can be stitched into which of {len(grid.layers_b)} of the "
+        f"target by {names} (pooling {grid.pooling}), scored on {grid.n} samples?"
     )
     figures = [figure for matcher in grid.matchers for figure in _figures(grid, matcher)]
     notes = [f"Undefined: {stitch}: {why}." for stitch, why in list(grid.undefined.items())[:5]]
@@ -102,7 +102,7 @@ def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
 
 
 def _beside(layout: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return the layout of several heat maps in a row, which share the layers of a; each has its colours above."""
+    """Return the layout of several heat maps in a row, which share the rows; each has its colours above."""
     found = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
     for place in range(count):
         number = "" if place == 0 else str(place + 1)
@@ -158,4 +158,5 @@ def _table(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str])
         for i, a in enumerate(grid.layers_a)
         for j, b in enumerate(grid.layers_b)
     ]
-    return Table(("layer of a", "layer of b", *(f"{figure}, 95% interval" for figure in figures)), rows[:SHOWN])
+    columns = ("layer of the source", "layer of the target", *(f"{figure}, 95% interval" for figure in figures))
+    return Table(columns, rows[:SHOWN])

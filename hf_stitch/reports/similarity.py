@@ -109,7 +109,9 @@ def _view(
         starred, meaning = atlas._stars(metric, LEVEL)
         stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(starred[cells])]  # type: ignore[index]
         over.append(marks(stars, name=meaning, symbol="star"))
-        caption += "" if stars else f" No pair has a star ({meaning})."
+        if starred is not None and not starred.any():
+            which = "All pairs are" if (test.p_values <= LEVEL).all() else "No pair is"
+            caption += f" {which} beyond chance (p ≤ {LEVEL:g}, adjusted for the search)."
     heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), beside=beside)
     columns = atlas._beside(metric)
     rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *columns.values(), strict=True)]

@@ -14,7 +14,7 @@ from torch import nn
 
 from hf_stitch import metrics
 from hf_stitch.analysis import ConfidenceInterval, PermutationTestResult, bootstrap, permutation_test
-from hf_stitch.plots import histogram
+from hf_stitch.plots.histogram import binned, histogram
 from hf_stitch.registry import registries
 
 ROUTES = [
@@ -272,10 +272,11 @@ def test_undefined_values_are_nan_or_infinite() -> None:
 
 
 def test_histogram_rejects_bad_input() -> None:
-    with pytest.raises(ValueError, match=r"at least one number, got the shape \(0,\)"):
-        histogram([], {})
-    with pytest.raises(ValueError, match="must be finite"):
-        histogram([0.0], {"observed": float("nan")})
+    for values in ([], [float("nan")]):
+        with pytest.raises(ValueError, match="at least one finite number, got"):
+            binned(values)
+    with pytest.raises(ValueError, match="marks must be finite"):
+        histogram(range(4), {"permuted": [1, 2, 1]}, marks={"observed": float("nan")})
 
 
 @pytest.mark.parametrize(

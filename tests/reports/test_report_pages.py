@@ -497,7 +497,8 @@ def test_stars_are_on_the_fewer_pairs(many: bool) -> None:
         return atlas_of(tests={"linear_cka": MaximumTest(ones / 5, scores, ones, null[:, 0], null, null, 0)})
 
     (view,) = figures_of(page([tested(scores)]))[0]["figures"][0]["views"]
-    assert view["caption"].endswith(f"No pair has a star ({meaning}).")
+    which = "All pairs are" if many else "No pair is"
+    assert view["caption"].endswith(f" {which} beyond chance (p ≤ 0.05, adjusted for the search).")
     one = tested(np.where(np.arange(9).reshape(3, 3) == 1, -scores, scores))
     (view,) = figures_of(page([one]))[0]["figures"][0]["views"]
     (stars,) = [trace for trace in view["traces"] if trace.get("marker", {}).get("symbol") == "star"]
@@ -511,7 +512,7 @@ def test_the_page_of_a_training_begins_with_what_changed_most() -> None:
     moves = {"cka/a": 0.01, "cka/b": 0.02, "cka/c": 0.03, "cka/d": -0.4, "cka/e": float("nan")}
     measured = tuple(Measurement(s, None, {f"x/{name}": 1 + s * by for name, by in moves.items()}) for s in range(2))
     found = history(History("x", measured))
-    assert found.verdict.startswith("cka/d changed most. cka/d 1.000 at step 0, 0.600 at step 1; cka/c 1.000")
+    assert found.verdict.startswith("cka/d changed most: 1.000 at step 0, 0.600 at step 1; then cka/c 1.000")
     assert found.verdict.endswith("; 2 more curves changed less.")
     dynamics = dynamics_of()
     dynamics = replace(dynamics, values=dict(reversed(dynamics.values.items())))

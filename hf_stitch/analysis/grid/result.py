@@ -416,7 +416,7 @@ class StitchGrid(Result):
             KeyError: If the grid has no such layer, detector or matcher.
             ValueError: If there are no detectors or no histograms, or the stitch, or the detector there, is undefined.
         """
-        from hf_stitch.plots import overlaid
+        from hf_stitch.plots import histogram
 
         if not self.detections:
             raise ValueError("the grid has no detectors; pass detectors= to stitch_grid")
@@ -433,7 +433,7 @@ class StitchGrid(Result):
             )
         place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
         found = {part: values[place] for part, values in self.detections[label].histograms[name].items()}
-        return overlaid(
+        return histogram(
             found["edges"], {part: found[part] for part in ("own", "stitched")}, label=f"score of {label}",
             title=f"{cell_name(name, layer_a, layer_b)}, AUROC {value}",
         )  # fmt: skip
