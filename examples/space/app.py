@@ -116,6 +116,7 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
 
     compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas])
     gr.on([demo.load, a.change, b.change], list_cuts, [a, b], [la, lb])
+    gr.on([a.change, b.change], lambda: (None, None), None, [atlas, stitched])  # which are of other networks
     stitch_button.click(stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched])
     example_button.click(example, None, image)
     try_button.click(answer, [stitched, image, text], [own, target])
