@@ -152,6 +152,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "grid": "hf_stitch.cli.grid:grid",
         "swap": "hf_stitch.cli.swap:swap",
         "evaluate": "hf_stitch.cli.evaluate:evaluate",
+        "audit": "hf_stitch.cli.evaluate:audit",
         "push": "hf_stitch.cli.push:push",
         "pull": "hf_stitch.cli.pull:pull",
         "info": "hf_stitch.cli.info:info",

@@ -30,7 +30,7 @@ class RunOptions(TypedDict, total=False):
         progress: Whether to show progress bars. Default: yes.
         accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
             launched.
-        checkpoint_dir: Folder for the state of the job. A repeated call resumes an interrupted one from there, with
+        checkpoint_dir: Folder for the state of the job, from which a repeated call resumes an interrupted one with
             bitwise identical results. Use one folder per job, and as many processes as before. Default: no state is
             kept.
 

@@ -23,7 +23,7 @@ import torch
 
 import hf_stitch
 from hf_stitch.cli import networks
-from hf_stitch.cli.options import read_samples
+from hf_stitch.data import Samples, read_data
 from hf_stitch.training import DynamicsRecorder
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ COMMANDS = (
 
 def main() -> None:
     """Make all pictures."""
-    train, test = (read_samples("sklearn:digits", None, split, None, seed=0) for split in ("train", "test"))
+    train, test = (Samples.of(read_data("sklearn:digits", split=split)) for split in ("train", "test"))
     cnn, twin, vit = (trained(*which, train) for which in (("cnn", 0), ("cnn", 1), ("vit", 0)))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

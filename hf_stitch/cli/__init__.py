@@ -32,29 +32,35 @@ class _OfPlugin(TyperCommand):
         super().__init__(name, callback=None, help=f"{entry.summary or 'A command'} ({entry.origin}).")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        found: Any = registries.commands.get(str(self.name))
-        registries.commands.check_kind(str(self.name), found)
-        alone = found
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(self.name)(found)
-        command: Any = get_command(alone)
-        return command.make_context(info_name, args, parent=parent, **extra)
+        return _command(str(self.name)).make_context(info_name, args, parent=parent, **extra)
+
+
+def _command(name: str) -> Any:
+    """Import a command."""
+    found: Any = registries.commands.get(name)
+    registries.commands.check_kind(name, found)
+    alone = found
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name)(found)
+    command: Any = get_command(alone)
+    command.name = name
+    return command
 
 
 class _Group(TyperGroup):
-    """A command group with the commands of plugins.
+    """A command group of all registered commands, of which those that are needed are imported.
 
     It prints warnings and errors as one line; an error as a traceback with ``--debug``.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return own + [name for name in registries.commands if name not in own]
+        return list(dict.fromkeys([*BUILT_INS["commands"], *registries.commands]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        own = super().get_command(ctx, cmd_name)
-        return own if own is not None or cmd_name not in registries.commands else _OfPlugin(cmd_name)
+        if cmd_name not in registries.commands:
+            return None
+        return _command(cmd_name) if cmd_name in BUILT_INS["commands"] else _OfPlugin(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and (hint := install_hint("commands", args[0])):
@@ -116,14 +122,6 @@ def hf_stitch(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Compare, stitch and exchange neural networks at their layers."""
-
-
-for _name in BUILT_INS["commands"]:
-    _command: Any = registries.commands.get(_name)
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name)(_command)
 
 
 def main() -> None:

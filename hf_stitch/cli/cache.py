@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hf_stitch.cli.options import AsJson
 from hf_stitch.cli.output import Output
+from hf_stitch.resources import sized
 from hf_stitch.storage.cache import DEFAULT_LIMIT, FOLDER, LIMIT, Cache, Entry, bytes_of
 
 SHOWN = 8
@@ -24,7 +25,12 @@ cache = typer.Typer(
 )
 
 Folder = Annotated[
-    Path | None, typer.Option(help=f"Folder of the cache. [default: {FOLDER}, or hf-stitch in ~/.cache]", metavar="DIR")
+    Path | None,
+    typer.Option(
+        help="Folder of the cache.",
+        metavar="DIR",
+        show_default=f"{FOLDER}, or hf-stitch in ~/.cache",
+    ),
 ]
 
 
@@ -46,7 +52,7 @@ def listed(folder: Folder = None, json: AsJson = False) -> None:
     if not entries:
         output.show(f"{place.folder} is empty")
     else:
-        output.show(_table(entries, f"{place.folder}: {_size(total)} of at most {_size(place.limit)}"))
+        output.show(_table(entries, f"{place.folder}: {sized(total)} of at most {sized(place.limit)}"))
     record = {"folder": str(place.folder), "size": total, "limit": place.limit}
     output.record({**record, "entries": [_record(entry) for entry in entries]})
 
@@ -68,7 +74,7 @@ def removed(
         raise typer.BadParameter("give keys (hf-stitch cache ls shows them) or --all, not both")
     entries = place.entries()
     chosen = entries if everything else list({_one(key, entries): None for key in keys or ()})
-    total = _size(sum(entry.size for entry in chosen))
+    total = sized(sum(entry.size for entry in chosen))
     if chosen and not yes:
         typer.confirm(f"Remove {_count(chosen)} ({total}) from {place.folder}?", abort=True, err=True)
     _tell(output, place.remove(chosen), place)
@@ -80,7 +86,8 @@ def collected(
         str | None,
         typer.Option(
             callback=_checked,
-            help=f"Largest size that stays, for example 5GB. [default: {LIMIT}, or {DEFAULT_LIMIT}]",
+            help="Largest size that stays, for example 5GB.",
+            show_default=f"{LIMIT}, or {DEFAULT_LIMIT}",
         ),
     ] = None,
     folder: Folder = None,
@@ -106,7 +113,7 @@ def _one(key: str, entries: list[Entry]) -> Entry:
 def _tell(output: Output, gone: list[Entry], place: Cache) -> None:
     left = place.entries()
     size, remains = (sum(entry.size for entry in entries) for entries in (gone, left))
-    output.show(f"removed {_count(gone)} ({_size(size)}); {_count(left)} ({_size(remains)}) left in {place.folder}")
+    output.show(f"removed {_count(gone)} ({sized(size)}); {_count(left)} ({sized(remains)}) left in {place.folder}")
     keys = [entry.key for entry in gone]
     output.record({"folder": str(place.folder), "removed": keys, "removed_size": size, "size": remains})
 
@@ -128,7 +135,7 @@ def _table(entries: list[Entry], title: str) -> Table:
         used = datetime.fromtimestamp(entry.used).astimezone().strftime("%Y-%m-%d %H:%M")
         table.add_row(
             entry.key[:SHOWN], about.get("network", "(broken)"), layer, data, samples,
-            about.get("pooling", "–"), about.get("dtype", "–"), _size(entry.size), used,
+            about.get("pooling", "–"), about.get("dtype", "–"), sized(entry.size), used,
         )  # fmt: skip
     return table
 
@@ -140,11 +147,3 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 def _count(entries: list[Entry]) -> str:
     return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

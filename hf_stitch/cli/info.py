@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def info(
     place: Annotated[str, typer.Argument(metavar="ID_OR_FOLDER", help="A stitcher or stitched model.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub. [default: main]")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.", show_default="main")] = None,
     json: AsJson = False,
 ) -> None:
     """Show the parents, recipe and scores of an artefact. No weights are downloaded."""

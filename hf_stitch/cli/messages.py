@@ -15,10 +15,9 @@ COLUMN = "text_pair"
 def in_options(message: str, command: Any) -> str:
     """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``."""
     options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
-    options |= {f"{name}s": option for name, option in options.items() if f"{name}s" not in options}
-    for side, layer in (("a", "source_layer"), ("b", "target_layer")):
-        if option := options.get(f"layer_{side}") or options.get(layer):
-            options[f"layers_{side}"] = option
+    for side, layer in (("a", "source_layer"), ("b", "target_layer")):  # of a comparison inside of the verb
+        if layer in options:
+            options[f"layers_{side}"] = options[layer]
     if not options:
         return message
     long = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)

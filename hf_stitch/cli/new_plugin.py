@@ -65,7 +65,7 @@ def new_plugin(
     name: Annotated[str, typer.Argument(help="Name of the method, e.g. sliced-distance.")],
     kind: Annotated[Kind, typer.Option(help="What the plugin adds.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Folder to write; it must be empty or new. [default: hf-stitch-NAME]")
+        Path | None, typer.Option(help="Folder to write; it must be empty or new.", show_default="hf-stitch-NAME")
     ] = None,
 ) -> None:
     """Write a distribution with one example method, whose tests pass at once: replace the example by your own."""

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from rich.console import Console
 from hf_stitch.printing import Visible, visible
 from hf_stitch.processes import Processes
 from hf_stitch.reference import short_names
+from hf_stitch.storage.folders import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.results import Result
@@ -80,6 +81,15 @@ def output_folder(folder: Path) -> Iterator[None]:
             for place in created:
                 place.rmdir()
         raise
+
+
+def save(result: Any, folder: Path, name: str, figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    """Save a result under a name, and its figures: file -> arguments of its ``plot``."""
+    with replacing(folder) as fresh:
+        result.save(fresh / name)
+        for file, options in figures.items():
+            result.plot(**options).savefig(fresh / file, dpi=150)
+    return {file: folder / file for file in (name, *figures)}
 
 
 def figure_name(number: int, label: str, figure: str = "") -> str:

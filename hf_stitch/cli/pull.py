@@ -15,7 +15,7 @@ from hf_stitch.cli.output import Output
 def pull(
     repo_id: Annotated[str, typer.Argument(metavar="ID", help="A stitcher or stitched model on the Hub.")],
     out: Annotated[Path, typer.Option(help="Output folder. An artefact in it is replaced.", file_okay=False)],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. [default: main]")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.", show_default="main")] = None,
     json: AsJson = False,
 ) -> None:
     """Download a stitcher or stitched model from the Hub into a folder, and verify its files."""

@@ -18,9 +18,15 @@ def push(
     ],
     private: Annotated[
         bool | None,
-        typer.Option("--private/--public", help="Visibility of a new repository. [default: the setting of the owner]"),
+        typer.Option(
+            "--private/--public",
+            help="Visibility of a new repository.",
+            show_default="the setting of the owner",
+        ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch. Created if it does not exist. [default: main]")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch. Created if it does not exist.", show_default="main")
+    ] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     create_pr: Annotated[
         bool, typer.Option("--create-pr", help="Open a pull request instead of a commit to the branch.")

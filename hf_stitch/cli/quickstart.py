@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from hf_stitch.cli import stitch
-from hf_stitch.cli.options import AsJson, DataDir, read_samples
+from hf_stitch.cli.options import AsJson, DataDir
 from hf_stitch.cli.output import Output
 from hf_stitch.resources import one_thread
 
@@ -80,7 +80,9 @@ def quickstart(
 
 def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples:
     """Read the images of a split: a random subset if there are more."""
-    samples = read_samples(dataset, data_dir, split, None, seed=0)
+    from hf_stitch.data import Samples, read_data
+
+    samples = Samples.of(read_data(dataset, data_dir=data_dir, split=split))
     if samples.modality != "image" or samples.labels is None:
         raise ValueError(f"the quickstart needs images with labels, got {samples} from {dataset}")
     return samples if len(samples) <= most else samples.split(most, seed=0)[1]

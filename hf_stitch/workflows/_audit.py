@@ -86,7 +86,7 @@ def audit(
         stitched: The stitched model, or several with the same target. They must have heads.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
             :meth:`hf_stitch.Samples.of` accepts.
-        detectors: Names in ``hf_stitch.registries.detectors``, or detectors. The defaults read positions
+        detectors: Detectors: names in ``hf_stitch.registries.detectors``, or objects. The defaults read positions
             (``mahalanobis``) and their mean (``knn``); what one of them does not tell apart, the other may.
         max_dose: Relative residual of noise up to which activations do not count as strange. With noise of .2, Tiny-10
             keeps .69 to .87 of its accuracy, and at least ``min_relative_accuracy`` at six of its eight layers.

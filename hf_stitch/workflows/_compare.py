@@ -50,8 +50,8 @@ def compare(
             candidates of a (:attr:`hf_stitch.Adapter.candidates`). Metrics of weights take these modules and the
             modules in them; by default, all that they read.
         layers_b: Layers of b. Default: all candidates of b.
-        metrics: Names in ``hf_stitch.registries.metrics``, with options if needed (``"linear_cka:debiased=True"``), or
-            metric objects (``registries.metrics.build("linear_cka", debiased=True)``).
+        metrics: Metrics: names in ``hf_stitch.registries.metrics``, with options if needed
+            (``"linear_cka:debiased=True"``), or objects (``registries.metrics.build("linear_cka", debiased=True)``).
         pooling: Which vectors of a sample become rows: ``mean``, ``none``, ``flatten``, ``cls`` or ``last``
             (:meth:`hf_stitch.Representation.rows`).
         align: How rows of texts are paired with ``pooling="none"``. ``tokens`` pairs token i of a with token i of b,

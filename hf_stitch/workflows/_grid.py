@@ -69,11 +69,11 @@ def stitch_grid(
         test_data: Separate held-out samples for the scores, instead of a split of ``data``.
         layers_a: Layers of the source. Default: all its verified cuts (:attr:`hf_stitch.Adapter.layers`).
         layers_b: Layers of the target. Default: all its verified cuts.
-        matchers: Names in ``hf_stitch.registries.matchers``, or matcher objects, closed-form or trained. Where one is
+        matchers: Matchers, closed-form or trained: names in ``hf_stitch.registries.matchers``, or objects. Where one is
             undefined for a pair of layers (too few samples for the width, or its training diverges), its scores are NaN
             and ``StitchGrid.undefined`` has the reason.
-        detectors: Names in ``hf_stitch.registries.detectors``, or detectors: how unlike the target's own activations
-            are stitched ones? They are fitted to the target's activations of the samples in ``data``, once for each
+        detectors: Detectors of stitched activations that are unlike the target's own: names in
+            ``hf_stitch.registries.detectors``, or objects. They are fitted to the target's activations of the samples in ``data``, once for each
             layer, for which the target runs once more (more often if its activations take more than 2 GiB). Those that
             learn from stitched activations are fitted to one half of the test samples and score the other; for them, 8
             positions of each test sample are kept in memory and in checkpoints, for each stitch and 16 times for each

@@ -64,9 +64,9 @@ def stitch(
         source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.
         target: The network of the back half, given in the same way.
         data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
-        source_layer: The layer at which the source is cut. ``"auto"`` selects the cut with the highest linear CKA to
+        source_layer: The layer at which the source is cut; ``"auto"`` selects the cut with the highest linear CKA to
             the target's cut, on the mean over positions of the training samples (:func:`hf_stitch.compare`).
-        target_layer: The layer at which the target is cut. ``"auto"`` selects the cut most similar to the source's; if
+        target_layer: The layer at which the target is cut; ``"auto"`` selects the cut most similar to the source's; if
             both are ``"auto"``, the most similar pair.
         matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object.
         paired_data: Samples for the target, if it takes other samples than the source (the same sentences in another
@@ -77,7 +77,7 @@ def stitch(
         test_data: Separate held-out samples, instead of a split of ``data``.
         task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
             builds a model without a head, whose outputs are compared with those of the target.
-        align: How positions of texts correspond. ``"tokens"``: both networks have one tokenizer. ``"prefix"``: two
+        align: How positions of texts correspond: ``"tokens"`` if both networks have one tokenizer, ``"prefix"`` for two
             decoders with different tokenizers. At each token of the target, the source reads the text up to the end of
             that token (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`).
         own: With ``align="prefix"``, whether the map also takes the embedding of each token in the target.

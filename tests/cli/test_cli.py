@@ -47,7 +47,7 @@ def stitched(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     out = tmp_path_factory.mktemp("out") / "run"
     record = recorded(
         "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
-        "--matcher", "low_rank", "--option", "rank=4", *DIGITS, "--test-size", "40", "--out", out,
+        "--matcher", "low_rank:rank=4", *DIGITS, "--test-size", "40", "--out", out,
     )  # fmt: skip
     return out, record
 
@@ -211,25 +211,27 @@ def test_evaluate_scores_both_artefacts_the_same(
     assert model["scores"].keys() == record["evaluation"]["scores"].keys()
 
 
-def test_evaluate_runs_an_audit(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
-    arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits")
-    result = run(*arguments, "--split", "train", "--max-samples", 300, "--audit", "--train-split", "test", "--json")
+def test_audit_tells_whether_states_are_like_those_of_the_target(
+    stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    arguments = ("audit", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
+    result = run(
+        *arguments, "train", "--max-samples", 300, "--train-data", "sklearn:digits:test", "--out", tmp_path / "out",
+        "--json",
+    )  # fmt: skip
     record, shown = json.loads(result.stdout), result.stderr
     assert record["evaluation"]["n"] == 300
     assert set(record["detections"]["body"]) == {"mahalanobis", "knn"}
     assert record["verdict"] in " ".join(shown.split()) and "mahalanobis" in shown and "mean_only" in shown
-    others = run(
-        *arguments, "--split", "train", "--max-samples", 300, "--audit", "--detector", "knn:k=3", "--max-dose", 0.5,
-        "--far-data", "sklearn:digits:test", "--json",
+    assert {*record["saved"]} == {"audit.json", "audit.png"} == {path.name for path in (tmp_path / "out").iterdir()}
+    found = recorded(
+        *arguments, "train", "--max-samples", 300, "--detector", "knn:k=3", "--max-dose", 0.5, "--far-data",
+        "sklearn:digits:test",
     )  # fmt: skip
-    assert others.exit_code == 0, others.output
-    found = json.loads(others.stdout)
     assert list(found["detections"]["body"]) == ["knn(k=3)"] and found["max_dose"] == 0.5
     assert "far" in found["detections"]["body"]["knn(k=3)"]["controls"]
-    fitted = run(*arguments, "--split", "test", "--max-samples", 300, "--audit")
-    assert fitted.exit_code == 1 and "on which an audit shows nothing" in " ".join(fitted.stderr.split())
-    refused = run(*arguments, "--split", "test", "--train-split", "train")
-    assert refused.exit_code == 2 and "--audit" in refused.stderr
+    line = error_line(*arguments, "test", "--max-samples", 300)
+    assert "on which an audit shows nothing" in line
 
 
 def test_evaluate_warns_about_samples_used_for_fitting(
@@ -269,12 +271,12 @@ def test_stitch_rejects_more_samples_than_available(folders: dict[str, Path], tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--matcher", "ridge", "--option", "rigde=1"), "did you mean 'ridge'"),
+        (("--matcher", "ridge:rigde=1"), "did you mean 'ridge'"),
         (("--matcher", "low_rank"), "needs the option 'rank'"),
         (("--matcher", "procustes"), "did you mean 'procrustes'?"),
-        (("--matcher", "ridge", "--option", "ridge=-1"), "ridge"),
-        (("--option", "rank"), "are written key=value"),
-        (("--pooling", "all"), "must be one of none"),
+        (("--matcher", "ridge:ridge=-1"), "ridge"),
+        (("--matcher", "ridge:rank"), "are written key=value"),
+        (("--pooling", "all"), "is not one of 'none'"),
         (("--test-size", "1.5"), "must be a share below 1"),
     ],
 )
@@ -317,7 +319,7 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
     assert record["recipe"]["samples"] == 90
     again = recorded(
         "swap", record["saved"]["model"], folders["vit"], "--encoder-layer", "vit.layers.3", "--pooling", "cls",
-        "--matcher", "ridge", "--option", "ridge=0.1", *DIGITS[:4], "--max-samples", "60", "--out", tmp_path / "two",
+        "--matcher", "ridge:ridge=0.1", *DIGITS[:4], "--max-samples", "60", "--out", tmp_path / "two",
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
     # The anchor set already contains this encoder, and the anchors are left out of scoring as before.
@@ -337,8 +339,7 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
         (("--anchors", "9"), "which need --target-layer"),
         (("--selection", "random"), "which need --target-layer"),
         (("--task", "image-classification"), "which need --target-layer"),
-        (("--option", "ridge=1"), "requires --matcher"),
-        (("--target-layer", "x", "--selection", "kmeans"), "must be one of random, stratified"),
+        (("--target-layer", "x", "--selection", "kmeans"), "is not one of 'random', 'stratified'"),
     ],
 )
 def test_swap_rejects_options_without_effect(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
@@ -420,8 +421,8 @@ def test_networks_that_do_not_exist_are_named_before_data_are_read(command: str,
 
 def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_path: Path) -> None:
     shown = run(
-        "grid", folders["cnn"], folders["vit"], "--source-layer", "layer1.0", "--source-layer", "layer2.0",
-        "--target-layer", "vit.layers.1", "--matcher", "ridge:ridge=0.5", "--detector", "knn:k=3", "--out",
+        "grid", folders["cnn"], folders["vit"], "--layer-a", "layer1.0", "--layer-a", "layer2.0",
+        "--layer-b", "vit.layers.1", "--matcher", "ridge:ridge=0.5", "--detector", "knn:k=3", "--out",
         tmp_path / "out", "--json", *DIGITS,
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
@@ -436,27 +437,24 @@ def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_
 
 def test_samples_of_another_data_set_are_drawn_from_all_classes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    from hf_stitch.cli.options import read_other
+    from hf_stitch.cli.options import Shared
 
     rows = {"first": ["a"] * 60, "second": [f"text {i}" for i in range(60)], "label": [i // 20 for i in range(60)]}
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
-    columns = {"text": "second", "text_pair": None, "image": "pixels"}
-    drawn = read_other(str(tmp_path), None, 12, 3, **columns)
-    assert drawn is not None and sorted(drawn.labels or []) == [0] * 4 + [1] * 4 + [2] * 4
+    options = Shared(text="second", image="pixels")
+    drawn = options.read_other(str(tmp_path), 12, 3)
+    assert sorted(drawn.labels or []) == [0] * 4 + [1] * 4 + [2] * 4
     assert next(iter(drawn.batches(12))).samples == [f"text {i}" for i in drawn.ids]
-    other = read_other(str(tmp_path), None, 12, 4, **columns)
-    assert other is not None and other.ids != drawn.ids
-    whole = read_other(str(tmp_path), None, 99, 3, **columns)
-    assert whole is not None and len(whole) == 60
-    assert read_other(None, None, 12, 3) is None
+    assert options.read_other(str(tmp_path), 12, 4).ids != drawn.ids
+    assert len(options.read_other(str(tmp_path), 99, 3)) == 60
 
 
 def test_messages_name_options_not_arguments_of_python(folders: dict[str, Path]) -> None:
     several = ("grid", folders["cnn"], folders["vit"], *DIGITS, "--test-size", "40")
     line = error_line(*several, "--detector", "energy")
     assert "pass --auxiliary-data, other samples than --far-data" in line and "auxiliary_data" not in line
-    line = error_line(*several, "--source-layer", "layer2.0", "--source-layer", "layer2.0")
-    assert line == "error: --source-layer contains 'layer2.0' more than once; name each layer once"
+    line = error_line(*several, "--layer-a", "layer2.0", "--layer-a", "layer2.0")
+    assert line == "error: --layer-a contains 'layer2.0' more than once; name each layer once"
     line = error_line(*several, "--far-data", "sklearn:digits:train")
     assert "--far-data is a control of detectors, but none are named: pass --detector, or leave" in line
 
@@ -474,6 +472,6 @@ def test_a_failed_command_leaves_no_empty_folder(command: str, folders: dict[str
 def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_path: Path) -> None:
     line = error_line(
         "stitch", folders["cnn"], folders["cnn"], "--source-layer", "layer2.0", "--target-layer", "layer2.0", *DIGITS,
-        "--matcher", "task_loss", "--option", "lr=1e37", "--option", "max_steps=20", "--out", tmp_path / "out",
+        "--matcher", "task_loss:lr=1e37,max_steps=20", "--out", tmp_path / "out",
     )  # fmt: skip
     assert "diverged, as the loss is nan at step" in line and not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--align", "words"), "must be one of tokens, prefix, got 'words'"), (("--own",), "needs --align prefix")],
+    [(("--align", "words"), "'words' is not one of 'tokens', 'prefix'"), (("--own",), "needs --align prefix")],
 )
 @pytest.mark.parametrize("command", ["stitch", "grid"])
 def test_options_that_do_not_fit(command: str, options: tuple[str, ...], message: str, tmp_path: Path) -> None:
