@@ -176,7 +176,8 @@ def _registry(parameter: Parameter) -> str | None:
 
 def _option_of(each: Parameter, others: Mapping[str, Parameter]) -> inspect.Parameter | None:
     """Return the argument or option of a parameter, if a command line can give its value."""
-    kind, taken, about, more = each.kind, each.kind.names, first_sentence(each.about), dict[str, Any]()
+    kind, taken = each.kind, each.kind.names - {"Mapping"}
+    about, more = first_sentence(each.about), dict[str, Any]()
     head, typed = re.split(r" ?[:(]|[,.]", about)[0], cast("Any", str)
     if taken == {"StitchedModel"}:
         about = "A saved stitched model, or its Hub id, or a saved stitcher."
@@ -203,7 +204,7 @@ def _option_of(each: Parameter, others: Mapping[str, Parameter]) -> inspect.Para
         typed, about = list[typed], about if each.is_positional else f"{about} Repeatable."
     about = without_markup(about, {name: other.option for name, other in others.items()})
     if each.is_positional:
-        return _option(each.name, Annotated[typed, typer.Argument(help=about)], REQUIRED)
+        return _option(each.name, Annotated[typed, typer.Argument(help=about)], REQUIRED)  # type: ignore[valid-type]
     flags = f"{each.option}/--no-{each.option[2:]}" if each.default is True else each.option
     default = list(each.default) if isinstance(each.default, tuple) else each.default
     whole: Any = typed | None if default is None else typed

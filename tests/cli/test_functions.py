@@ -178,8 +178,8 @@ def test_two_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         "first/mine.py:small", "second/mine.py:small",
     ]  # fmt: skip
     names = recorded(
-        "bench", "procrustes", f"--network={first}:small", "--network", f"{second}:small", "--network",
-        f"{first}:third", *DIGITS, "--layer", "0", "--references", "2",
+        "bench", f"{first}:small", f"{second}:small", f"{first}:third", "--metric", "procrustes", *DIGITS, "--layer",
+        "0", "--references", "2",
     )["recipe"]["networks"]  # fmt: skip
     assert [*names] == ["first/mine.py:small", "second/mine.py:small", "mine.py:third"]
 
@@ -207,7 +207,7 @@ def test_a_stitch_is_evaluated_with_the_functions_again(mine: Path, tmp_path: Pa
 
 
 def test_a_grid_and_a_swap_take_functions(mine: Path, tmp_path: Path) -> None:
-    grid = recorded("grid", f"{mine}:small", f"{mine}:large", *DIGITS, "--source-layer", "0", "--target-layer", "1")
+    grid = recorded("grid", f"{mine}:small", f"{mine}:large", *DIGITS, "--layer-a", "0", "--layer-b", "1")
     assert grid["recipe"]["a"]["summary"].startswith("mine.py:small, ")
     result = run(
         "swap", f"{mine}:small", f"{mine}:third", "--encoder-layer", "2", "--target-layer", "2", "--pooling", "flatten",

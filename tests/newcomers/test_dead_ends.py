@@ -279,10 +279,11 @@ def test_one_of_many_columns_of_texts_is_chosen_by_the_call_that_the_message_nam
 def test_every_command_that_reads_data_takes_its_columns() -> None:
     from hf_stitch.cli import app
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     taken = {name: {option for each in command.params for option in each.opts} for name, command in commands.items()}
     options = {name: given for name, given in taken.items() if "--data" in given}
-    assert {"compare", "stitch", "swap", "evaluate"} <= options.keys()
+    assert {"compare", "stitch", "swap", "evaluate", "audit"} <= options.keys()
     for name, given in options.items():
         assert {"--label", "--text", "--text-pair", "--image", "--split", "--data-dir"} <= given, name
 

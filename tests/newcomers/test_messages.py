@@ -191,7 +191,8 @@ def commands() -> dict[str, set[str]]:
 
     from hf_stitch.cli import app
 
-    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    found = {name: group.get_command(None, name) for name in group.list_commands(None)}
     return {name: {option for each in command.params for option in each.opts} for name, command in found.items()}
 
 
@@ -391,7 +392,7 @@ def test_list_metrics_describes_each_and_imports_nothing() -> None:
         (["compare", "a", "b", "--data", "d", "--align", "offsets"], 2),
         (["compare", "a", "b", "--data", "d", "--pooling", "none", "--permutations", "9"], 2),
         (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
-        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "ridge", "--option", "ridge=-1"], 2),
+        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "ridge:ridge=-1"], 2),
         (["stitch", "a", "b", "--data", "d", "--out", "o", "--pooling", "nosuch"], 2),
         (["swap", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
         (["layers", "timm:nosuch"], 1),

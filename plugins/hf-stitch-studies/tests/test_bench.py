@@ -260,11 +260,11 @@ def test_the_command_writes_scores_and_figure(tmp_path: Path) -> None:
     digits = hf_stitch.Samples.of(read_data("sklearn:digits", split="test"))
     for seed in range(3):
         networks.save(networks.build("cnn", seed, digits), tmp_path / str(seed))
-    named = [part for seed in range(3) for part in ("--network", str(tmp_path / str(seed)))]
+    named = [str(tmp_path / str(seed)) for seed in range(3)]
     common = ["--data", "sklearn:digits", "--split", "test", "--max-samples", "200"]
     options = ["--layer", "layer1.0", "--layer", "layer2.0", "--rank", "4", "--matcher", "ridge:ridge=0.5"]
     result = CliRunner().invoke(
-        app, ["bench", "procrustes", "rsa", *named, *common, *options, "--out", str(tmp_path / "out"), "--json"]
+        app, ["bench", *named, "--metric", "procrustes", "--metric", "rsa", *common, *options, "--out", str(tmp_path / "out"), "--json"]
     )
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
@@ -273,7 +273,7 @@ def test_the_command_writes_scores_and_figure(tmp_path: Path) -> None:
         "probing, other half",
     ]  # fmt: skip
     assert Bench.load(tmp_path / "out" / "bench.json").n == 20 and (tmp_path / "out" / "bench.png").is_file()
-    wrong = CliRunner().invoke(app, ["bench", "procrustis", *named, *common])
+    wrong = CliRunner().invoke(app, ["bench", *named, "--metric", "procrustis", *common])
     assert wrong.exit_code == 2 and "'procrustis'" in wrong.output
-    few = CliRunner().invoke(app, ["bench", "procrustes", *named[:4], *common])
+    few = CliRunner().invoke(app, ["bench", *named[:2], *common])
     assert few.exit_code == 2 and "at least three different networks" in few.output

@@ -93,7 +93,7 @@ def bench(
             :meth:`hf_stitch.Samples.of` accepts.
         test_data: Separate held-out samples, instead of a split of ``data``.
         layers: Layers of all networks, or name -> layers. Default: all candidates of each.
-        metrics: Names in ``hf_stitch.registries.metrics`` or metrics. The reference is the first argument of the
+        metrics: Metrics: names in ``hf_stitch.registries.metrics``, or objects. The reference is the first argument of the
             metric; a similarity s becomes the distance 1 − s.
         matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
             representation to the reference, fitted to the training rows. Rows are pooled.
