@@ -120,8 +120,8 @@ def without_markup(text: str, names: Mapping[str, str]) -> str:
 def _tree(module: str) -> ast.Module:
     top, *inner = module.split(".")
     spec = find_spec(top)
-    (package,) = spec.submodule_search_locations if spec and spec.submodule_search_locations else ("",)
-    place = Path(package, *inner)
+    assert spec is not None and spec.origin is not None
+    place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
     return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
@@ -44,8 +45,7 @@ class Job:
             if typed is None or typed == parameter.default or (kind := _registry(parameter)) is None:
                 continue  # a default may be another word, such as auto
             with usage(parameter.option):
-                build = registries[kind].build
-                self.given[name] = list(map(build, typed)) if parameter.kind.is_list else build(typed)
+                self.given[name] = _each(registries[kind].build, typed)
 
     @contextmanager
     def folder(self, *, needed: bool = False) -> Iterator[None]:
@@ -70,9 +70,9 @@ class Job:
         job = getattr(import_module(module), name)
         with self.folder():
             typed = {name: value for name, value in self.given.items() if name not in made}
-            names = self._of("Adapter", typed)
-            networks = {each: self.shared.load(each) for each in dict.fromkeys(names.values())}
-            arguments = typed | {name: networks[each] for name, each in names.items()}
+            load = cache(self.shared.load)
+            networks = self._of("Adapter", typed).items()
+            arguments = typed | {name: _each(load, value) for name, value in networks}
             arguments |= {name: self._read(name, place) for name, place in self._of("Data", typed).items()} | made
             if self.shared.plan:
                 planned = hf_stitch.plan(job, **arguments)
@@ -112,8 +112,7 @@ class Job:
 def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a verb (decorator).
 
-    The decorated function takes the :class:`Job`, and parameters for what is no option of the verb. Its docstring, if
-    it has one, replaces the summary of the verb.
+    The decorated function takes the :class:`Job`, and parameters for what is no option of the verb.
 
     Args:
         verb: The verb, as ``module:function``. It is imported when the command runs.
@@ -132,7 +131,8 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
             for each in fields(Shared)
             if each.name not in left_out
         ]
-        of_verb = [_option_of(each, parameters) for name, each in parameters.items() if name not in types]
+        names = {name: each.option for name, each in parameters.items()}
+        of_verb = [_option_of(each, names) for name, each in parameters.items() if name not in types]
 
         def run(**typed: Any) -> None:
             more = {each.name: typed.pop(each.name) for each in own_options}
@@ -145,7 +145,8 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
         options = [*filter(None, of_verb), *(each.replace(kind=each.KEYWORD_ONLY) for each in own_options), *shared]
         options.sort(key=lambda each: each.default is not REQUIRED)
         changed: Any = run
-        changed.__name__, changed.__module__, changed.__doc__ = work.__name__, work.__module__, work.__doc__ or summary
+        changed.__name__, changed.__module__ = work.__name__, work.__module__
+        changed.__doc__ = without_markup(summary, names)
         changed.__signature__ = inspect.Signature(options)
         changed.__annotations__ = {each.name: each.annotation for each in options}
         return run
@@ -170,11 +171,15 @@ def share_or_count(text: str) -> float | int:
     return int(size) if size >= 1 else size
 
 
+def _each(make: Callable[[str], Any], typed: str | list[str]) -> Any:
+    return [make(each) for each in typed] if isinstance(typed, list) else make(typed)
+
+
 def _registry(parameter: Parameter) -> str | None:
     return next((METHODS[name] for name in parameter.kind.names if name in METHODS), None)
 
 
-def _option_of(each: Parameter, others: Mapping[str, Parameter]) -> inspect.Parameter | None:
+def _option_of(each: Parameter, names: Mapping[str, str]) -> inspect.Parameter | None:
     """Return the argument or option of a parameter, if a command line can give its value."""
     kind, taken = each.kind, each.kind.names - {"Mapping"}
     about, more = first_sentence(each.about), dict[str, Any]()
@@ -202,7 +207,7 @@ def _option_of(each: Parameter, others: Mapping[str, Parameter]) -> inspect.Para
         return None
     if kind.is_list and taken != {"StitchedModel"}:
         typed, about = list[typed], about if each.is_positional else f"{about} Repeatable."
-    about = without_markup(about, {name: other.option for name, other in others.items()})
+    about = without_markup(about, names)
     if each.is_positional:
         return _option(each.name, Annotated[typed, typer.Argument(help=about)], REQUIRED)  # type: ignore[valid-type]
     flags = f"{each.option}/--no-{each.option[2:]}" if each.default is True else each.option

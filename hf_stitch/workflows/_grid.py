@@ -73,11 +73,11 @@ def stitch_grid(
             undefined for a pair of layers (too few samples for the width, or its training diverges), its scores are NaN
             and ``StitchGrid.undefined`` has the reason.
         detectors: Detectors of stitched activations that are unlike the target's own: names in
-            ``hf_stitch.registries.detectors``, or objects. They are fitted to the target's activations of the samples in ``data``, once for each
-            layer, for which the target runs once more (more often if its activations take more than 2 GiB). Those that
-            learn from stitched activations are fitted to one half of the test samples and score the other; for them, 8
-            positions of each test sample are kept in memory and in checkpoints, for each stitch and 16 times for each
-            layer of the target: without noise, and with three kinds of it in five doses.
+            ``hf_stitch.registries.detectors``, or objects. They are fitted to the target's activations of the samples
+            in ``data``, once for each layer, for which the target runs once more (more often if its activations take
+            more than 2 GiB). Those that learn from stitched activations are fitted to one half of the test samples and
+            score the other; for them, 8 positions of each test sample are kept in memory and in checkpoints, for each
+            stitch and 16 times for each layer of the target: without noise, and with three kinds of it in five doses.
         auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
             (``energy``).
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does

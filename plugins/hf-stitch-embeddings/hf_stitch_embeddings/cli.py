@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_stitch.cli.options import AsJson, Report, Seed, check_report
+from hf_stitch.cli.options import AsJson, Report, Seed
 from hf_stitch.cli.output import Output
 from hf_stitch_embeddings.stores import open_store, registry
 
@@ -137,7 +137,6 @@ def evaluate(
 ) -> None:
     """Compare a map with the old model, with baselines and with re-embedding, on documents and queries of its own."""
     output = Output(json)
-    check_report(report)
     from hf_stitch_embeddings import evaluate_retrieval, verdict
 
     made = _load(map_folder)

@@ -264,7 +264,20 @@ def test_the_command_writes_scores_and_figure(tmp_path: Path) -> None:
     common = ["--data", "sklearn:digits", "--split", "test", "--max-samples", "200"]
     options = ["--layer", "layer1.0", "--layer", "layer2.0", "--rank", "4", "--matcher", "ridge:ridge=0.5"]
     result = CliRunner().invoke(
-        app, ["bench", *named, "--metric", "procrustes", "--metric", "rsa", *common, *options, "--out", str(tmp_path / "out"), "--json"]
+        app,
+        [
+            "bench",
+            *named,
+            "--metric",
+            "procrustes",
+            "--metric",
+            "rsa",
+            *common,
+            *options,
+            "--out",
+            f"{tmp_path}/out",
+            "--json",
+        ],
     )
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)

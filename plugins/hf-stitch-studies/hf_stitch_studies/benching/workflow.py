@@ -87,14 +87,15 @@ def bench(
     distance without noise may exceed it a little.
 
     Args:
-        networks: Name -> network (an adapter, a module, or a name for :func:`hf_stitch.load`), at least three with
-            the same number of layers; layer i of one corresponds to layer i of another. A list names them ``0``, ….
+        networks: Three or more networks with the same number of layers (each an adapter, a module, or a name for
+            :func:`hf_stitch.load`), by name; a list names them ``0``, …. Layer i of one corresponds to layer i of
+            another.
         data: Raw training samples with labels, for probes, bases and matchers, in any form that
             :meth:`hf_stitch.Samples.of` accepts.
         test_data: Separate held-out samples, instead of a split of ``data``.
         layers: Layers of all networks, or name -> layers. Default: all candidates of each.
-        metrics: Metrics: names in ``hf_stitch.registries.metrics``, or objects. The reference is the first argument of the
-            metric; a similarity s becomes the distance 1 − s.
+        metrics: Metrics: names in ``hf_stitch.registries.metrics``, or objects. The reference is the first argument of
+            the metric; a similarity s becomes the distance 1 − s.
         matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
             representation to the reference, fitted to the training rows. Rows are pooled.
         functional: Matchers, *functional*, in the specificity test only: 1 minus the relative accuracy of the stitched
