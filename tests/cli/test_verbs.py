@@ -63,7 +63,8 @@ def options_of(made: Any) -> dict[str, tuple[Any, Any, Any]]:
     found = {}
     for name, each in inspect.signature(made).parameters.items():
         typed, about = typing.get_args(each.annotation) or (each.annotation, typer.Option())
-        written = (getattr(about, "param_decls", None) or (f"--{name.replace('_', '-')}",))[0]
+        named = about.default if isinstance(about.default, str) else None  # typer takes it for the name
+        written = named or f"--{name.replace('_', '-')}"
         found[written if isinstance(about, OptionInfo) else name] = (typed, about, each.default)
     return found
 
