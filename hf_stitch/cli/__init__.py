@@ -17,7 +17,7 @@ from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.functions import typed
 from hf_stitch.cli.messages import in_options
-from hf_stitch.plugins import PluginError, install_hint, load_plugin
+from hf_stitch.plugins import PluginError, install_hint, load_named, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries
 
@@ -99,6 +99,7 @@ def _show_version(requested: bool) -> None:
 def _load_plugins(paths: list[Path] | None) -> None:
     for path in paths or ():
         try:
+            load_named()  # else what it registers hides what the files of the environment register
             load_plugin(path)
         except (OSError, PluginError) as error:
             raise typer.BadParameter(str(error)) from error

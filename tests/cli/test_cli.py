@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from transformers import BertConfig, BertModel, T5Config
 from typer.testing import CliRunner, Result
 
 import hf_stitch
-from hf_stitch.cli import app
+from hf_stitch.cli import app, listing
 from hf_stitch.data import read_data
 from hf_stitch.registry import registries
 
@@ -119,54 +118,9 @@ def test_list_shows_source_and_summary_of_a_matcher() -> None:
     assert entry["summary"]
 
 
-PLUGIN = """
-import sys, time
-from importlib import metadata
-
-class Plugin(metadata.Distribution):
-    def read_text(self, name):
-        if name == "METADATA":
-            return "Metadata-Version: 2.1\\nName: bad-plugin\\nVersion: 3.0\\nSummary: Matchers that do not load\\n"
-        entries = "[hf_stitch.matchers]\\nmissing = no_such_module:Bad\\nslow = slow_module:Slow\\n"
-        return entries if name == "entry_points.txt" else None
-    def locate_file(self, path):
-        return path
-
-class Finder(metadata.DistributionFinder):
-    def find_spec(self, name, *arguments):
-        if name == "slow_module":
-            time.sleep(60)
-    def find_distributions(self, context=metadata.DistributionFinder.Context()):
-        return [Plugin()] if context.name in (None, "bad-plugin") else []
-
-sys.meta_path.insert(0, Finder())
-"""
-"""A module that installs a distribution with two broken matchers, in this process and in its children."""
-
-
-def test_list_reads_metadata_and_check_names_what_is_broken(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(PLUGIN)
-    code = "import hf_stitch.cli.listing as listing, sys; listing.SECONDS = 4; from hf_stitch.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    def listed(*arguments: str) -> dict[str, Any]:
-        call = [sys.executable, "-c", code, "list", "matchers", "--json", *arguments]
-        done = subprocess.run(call, capture_output=True, text=True, env=environment, check=True)
-        return {entry["name"]: entry for entry in json.loads(done.stdout)}
-
-    read = listed()
-    assert read["missing"]["origin"] == "plugin bad-plugin 3.0" and read["slow"]["source"] == "slow_module:Slow"
-    assert read["missing"]["summary"] == "Matchers that do not load"
-    checked = listed("--check")
-    assert checked["missing"]["source"] == checked["slow"]["source"] == "broken"
-    assert "no_such_module" in checked["missing"]["summary"] and "more than 4 seconds" in checked["slow"]["summary"]
-    assert checked["lstsq"]["source"] == "hf_stitch.matchers.lstsq:Lstsq"
-
-
 def test_list_check_shows_what_plugins_declare() -> None:
     pytest.importorskip("hf_stitch_diagonal")
-    (entry,) = (each for each in recorded("list", "matchers", "--check") if each["name"] == "diagonal")
-    assert entry["source"] == "hf_stitch_diagonal:Diagonal" and "least-squares line" in entry["summary"]
+    assert "least-squares line" in listing._imported("matchers", "diagonal")["summary"]
 
 
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------
@@ -389,14 +343,12 @@ def test_doctor_examines_the_decoder_of_an_encoder_decoder_with_random_weights(t
     assert [e["layer"] for e in record["layers"]] == ["decoder.block.0", "decoder.block.1"]
 
 
-def test_doctor_silences_transformers(tmp_path: Path) -> None:
-    BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)).save_pretrained(
-        tmp_path
-    )
-    shown = subprocess.run(
-        [sys.executable, "-m", "hf_stitch", "doctor", str(tmp_path)], check=True, capture_output=True, text=True
-    )
-    assert not shown.stderr
+def test_doctor_silences_transformers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=9)
+    BertModel(config).save_pretrained(tmp_path)
+    capfd.readouterr()
+    shown = run("doctor", tmp_path)
+    assert not shown.stderr and not capfd.readouterr().err
     assert shown.stdout.startswith(str(tmp_path))
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,16 +44,31 @@ def install(folder: Path, distribution: str, groups: dict[str, dict[str, str]], 
         (folder / f"{name}.py").write_text(code)
 
 
-def run(folder: Path | None, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``hf-stitch`` in a process of its own, with the distributions in a folder."""
-    path = {"PYTHONPATH": str(folder)} if folder else {}
-    return subprocess.run(
-        [sys.executable, "-m", "hf_stitch", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "200", **path, **environment},
+def run(folder: Path, *calls: list[str], **environment: str) -> list[dict[str, Any]]:
+    """Run commands in one process of its own, with the distributions in a folder; return code, stdout and stderr."""
+    code = """
+import json, sys
+from typer.testing import CliRunner
+from hf_stitch.cli import app, listing
+listing.SECONDS = 6
+done = [CliRunner().invoke(app, call, env={"COLUMNS": "200"}) for call in json.loads(sys.argv[1])]
+told = [(each.exit_code, each.stdout, f"{each.stderr}{each.exception}") for each in done]
+print(json.dumps([dict(zip(("code", "out", "err"), each)) for each in told]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
     )
+    assert found.returncode == 0, found.stderr
+    done: list[dict[str, Any]] = json.loads(found.stdout)
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +89,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bad_plugins_are_named_and_the_others_work(bad: Path) -> None:
-    found = run(bad, "list", "metrics", "--json")  # imports none of them, or it would hang
-    assert found.returncode == 0, found.stderr
-    listed = {each["name"]: each for each in json.loads(found.stdout)}
+    (found,) = run(bad, ["list", "metrics", "--json"])  # imports none of them, or it would hang
+    listed = {each["name"]: each for each in json.loads(found["out"])}
     assert {"first-plugin/double", "second-plugin/double", "raising", "hanging", "newer", "good"} <= listed.keys()
     assert "double" not in listed and listed["good"]["origin"] == "plugin good-plugin 1.0"
     assert listed["newer"]["source"] == "broken" and "built for contract_7 of metrics" in listed["newer"]["summary"]
@@ -85,12 +100,10 @@ def test_bad_plugins_are_named_and_the_others_work(bad: Path) -> None:
 def test_list_check_shows_what_is_broken_and_why(tmp_path: Path) -> None:
     for name, code in (("raising", "1 / 0"), ("hanging", "import time; time.sleep(600)"), ("good", COMMAND)):
         install(tmp_path, f"{name}-plugin", {"commands": {name: f"{name}:count"}}, **{name: code})
-    code = "from hf_stitch.cli import listing, main; listing.SECONDS = 6; main()"
-    call = [sys.executable, "-c", code, "list", "commands", "--check", "--json"]
-    found = subprocess.run(
-        call, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-    listed = {each["name"]: each for each in json.loads(found.stdout)}
+    install(tmp_path, "missing-plugin", {"commands": {"missing": "no_such_module:count"}})
+    (found,) = run(tmp_path, ["list", "commands", "--check", "--json"])
+    listed = {each["name"]: each for each in json.loads(found["out"])}
+    assert listed["missing"]["source"] == "broken" and "no_such_module" in listed["missing"]["summary"]
     assert listed["raising"]["source"] == "broken" and "ZeroDivisionError" in listed["raising"]["summary"]
     assert listed["raising"]["origin"] == "plugin raising-plugin 1.0"
     assert listed["hanging"]["summary"] == "importing it takes more than 6 seconds"
@@ -127,29 +140,28 @@ def test_commands_of_plugins_run_and_are_not_imported_for_help(tmp_path: Path) -
     )
     install(tmp_path, "list-plugin", {"commands": {"list": "count_plugin:count"}})
     install(tmp_path, "wrong-plugin", {"commands": {"wrong": "count_plugin:typer"}})
-    shown = run(tmp_path, "--help").stdout
-    assert "About count-plugin (plugin count-plugin 1.0)." in shown and "slow" in shown
-    assert "Count the letters of a name." in run(tmp_path, "count", "--help").stdout
-    assert run(tmp_path, "count", "seven", "--twice").stdout == "10\n"
-    failed = run(tmp_path, "fails")
-    assert failed.returncode == 1 and failed.stderr == "error: no letters\n"
-    assert run(tmp_path, "list-plugin/list", "four").stdout == "4\n"
-    wrong = run(tmp_path, "wrong")
-    assert wrong.returncode == 1 and "'wrong' among commands is <module 'typer'" in wrong.stderr
-    assert "No such command 'absent'" in run(tmp_path, "absent").stderr
+    names = (["count", "seven", "--twice"], ["fails"], ["list-plugin/list", "four"], ["wrong"], ["absent"])
+    shown, helped, counted, failed, listed, wrong, absent = run(tmp_path, ["--help"], ["count", "--help"], *names)
+    assert "About count-plugin (plugin count-plugin 1.0)." in shown["out"] and "slow" in shown["out"]
+    assert "Count the letters of a name." in helped["out"]
+    assert counted["out"] == "10\n" and listed["out"] == "4\n"
+    assert failed["code"] == 1 and failed["err"].startswith("error: no letters\n")
+    assert wrong["code"] == 1 and "'wrong' among commands is <module 'typer'" in wrong["err"]
+    assert "No such command 'absent'" in absent["err"]
 
 
 def test_a_file_is_named_as_an_option(tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(
-        "from hf_stitch import registries\n" + METRIC.format(name="Own", entry="own")
-        + "registries.metrics.register('own', Own)\n"
-    )  # fmt: skip
-    listed = json.loads(run(None, "--plugin", own, "list", "metrics", "--json").stdout)
-    assert next(each for each in listed if each["name"] == "own")["origin"].startswith("file own.py (sha256 ")
-    assert '"own"' in run(None, "list", "metrics", "--json", HF_STITCH_PLUGINS=str(own)).stdout
-    missing = run(None, "--plugin", tmp_path / "absent.py", "list", "metrics")
-    assert missing.returncode == 2 and "absent.py is no file" in missing.stderr
-    own.write_text("1 / 0")
-    broken = run(None, "--plugin", own, "list", "metrics")
-    assert broken.returncode == 2 and "ZeroDivisionError: division by zero" in broken.stderr
+    own, other, broken = (tmp_path / f"{name}.py" for name in ("own", "other", "broken"))
+    for place in (own, other):
+        place.write_text(
+            "from hf_stitch import registries\n" + METRIC.format(name="Own", entry=place.stem)
+            + f"registries.metrics.register({place.stem!r}, Own)\n"
+        )  # fmt: skip
+    broken.write_text("1 / 0")
+    listing = ["list", "metrics", "--json"]
+    calls = [["--plugin", str(file), *listing] for file in (own, tmp_path / "absent.py", broken)]
+    found, missing, failed = run(tmp_path, *calls, HF_STITCH_PLUGINS=str(other))
+    origins = {each["name"]: each["origin"] for each in json.loads(found["out"])}
+    assert origins["own"].startswith("file own.py (sha256 ") and "other" in origins
+    assert missing["code"] == 2 and "absent.py is no file" in missing["err"]
+    assert failed["code"] == 2 and "ZeroDivisionError: division by zero" in failed["err"]
