@@ -208,12 +208,11 @@ def _option_of(each: Parameter, names: Mapping[str, str]) -> inspect.Parameter |
     if kind.is_list and taken != {"StitchedModel"}:
         typed, about = list[typed], about if each.is_positional else f"{about} Repeatable."
     about = without_markup(about, names)
-    if each.is_positional:
-        return _option(each.name, Annotated[typed, typer.Argument(help=about)], REQUIRED)  # type: ignore[valid-type]
-    flags = f"{each.option}/--no-{each.option[2:]}" if each.default is True else each.option
     default = list(each.default) if isinstance(each.default, tuple) else each.default
+    flags = f"{each.option}/--no-{each.option[2:]}" if default is True else each.option
+    written: Any = typer.Argument(help=about) if each.is_positional else typer.Option(flags, help=about, **more)
     whole: Any = typed | None if default is None else typed
-    return _option(each.name, Annotated[whole, typer.Option(flags, help=about, **more)], default)
+    return _option(each.name, Annotated[whole, written], default)
 
 
 def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
