@@ -206,7 +206,8 @@ def _option_of(each: Parameter, names: Mapping[str, str]) -> inspect.Parameter |
     elif taken != {"str"}:
         return None
     if kind.is_list and taken != {"StitchedModel"}:
-        typed, about = list[typed], about if each.is_positional else f"{about} Repeatable."
+        typed = list[typed]  # type: ignore[valid-type]
+        about += "" if each.is_positional else " Repeatable."
     about = without_markup(about, names)
     default = list(each.default) if isinstance(each.default, tuple) else each.default
     flags = f"{each.option}/--no-{each.option[2:]}" if default is True else each.option
