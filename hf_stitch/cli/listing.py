@@ -24,17 +24,8 @@ SECONDS = 60
 
 IMPORTING = """
 import json, sys
-from hf_stitch.registry import registries
-kind, name = sys.argv[1:]
-found = registries[kind].get(name)
-registries[kind].check_kind(name, found)
-about = {"summary": (found.__doc__ or "").strip().partition("\\n")[0]}
-if kind == "metrics":
-    about |= {
-        "title": found.title, "direction": "higher" if found.higher_is_better else "lower",
-        "range": list(found.range), "invariances": list(getattr(found, "invariances", ())),
-    }
-print(json.dumps(about))
+from hf_stitch.cli.listing import imported
+print(json.dumps(imported(*sys.argv[1:])))
 """
 """Program that imports an entry and describes it."""
 
@@ -69,7 +60,7 @@ def listing(
         installed = [each for each in entries if registry.entry(each["name"]).distribution]
         of_plugins = [each for each in installed if each["source"] != BROKEN]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
-            found = pool.map(lambda each: _imported(kind, each["name"]), of_plugins)
+            found = pool.map(lambda each: _in_a_process(kind, each["name"]), of_plugins)
         for each, about in zip(of_plugins, found, strict=True):
             each |= about
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
@@ -107,15 +98,19 @@ def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
         if found.distribution is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
-            entry |= _described(CATALOGUE[name] if found.origin == BUILT_IN else _declared(registry.get(name)))
+            entry |= _described(CATALOGUE[name]) if found.origin == BUILT_IN else imported(registry.kind, name)
     return entry | {"source": BROKEN, "summary": found.problem} if found.problem else entry
 
 
-def _declared(kind: Any) -> Described:
-    """Return what the class of a metric declares."""
-    summary = (inspect.getdoc(kind) or "").partition("\n")[0]
-    invariances = getattr(kind, "invariances", ())  # metrics of weights declare none
-    return Described(kind.title, kind.higher_is_better, kind.range, invariances, summary)
+def imported(kind: str, name: str) -> dict[str, Any]:
+    """Import an entry, and return what its class states."""
+    found: Any = registries[kind].get(name)
+    registries[kind].check_kind(name, found)
+    summary = (inspect.getdoc(found) or "").partition("\n")[0]
+    if kind != "metrics":
+        return {"summary": summary}
+    invariances = getattr(found, "invariances", ())  # metrics of weights declare none
+    return _described(Described(found.title, found.higher_is_better, found.range, invariances, summary))
 
 
 def _described(about: Described) -> dict[str, Any]:
@@ -125,7 +120,7 @@ def _described(about: Described) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _imported(kind: str, name: str) -> dict[str, Any]:
+def _in_a_process(kind: str, name: str) -> dict[str, Any]:
     """Import an entry of a plugin in a child process, and return what its class states, or why it is broken."""
     call = [sys.executable, "-c", IMPORTING, kind, name]
     try:

@@ -27,34 +27,15 @@ LEARNING_RATE = 2e-3
 def residual_network(channels: int, classes: int) -> Adapter:
     """Build a narrow timm ResNet with four stages and random weights."""
     norm = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
-    model = timm.create_model(
-        "resnet10t",
-        channels=(16, 32, 64, 128),
-        stem_width=8,
-        in_chans=channels,
-        num_classes=classes,
-        pretrained_cfg_overlay={
-            "input_size": (channels, SIZE, SIZE),
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            **norm,
-        },
-    )
-    return hf_stitch.load(model)
+    images = {"input_size": (channels, SIZE, SIZE), "crop_pct": 1.0, "interpolation": "bilinear", **norm}
+    sizes: dict[str, Any] = {"channels": (16, 32, 64, 128), "stem_width": 8, "in_chans": channels}
+    return hf_stitch.load(timm.create_model("resnet10t", **sizes, num_classes=classes, pretrained_cfg_overlay=images))
 
 
 def vision_transformer(channels: int, classes: int) -> Adapter:
     """Build a small transformers ViT with four blocks and random weights."""
-    config = ViTConfig(
-        image_size=SIZE,
-        patch_size=8,
-        num_channels=channels,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=128,
-        num_labels=classes,  # type: ignore[call-arg]  # a field of every config
-    )
+    sizes: dict[str, Any] = {"image_size": SIZE, "patch_size": 8, "num_channels": channels, "num_labels": classes}
+    config = ViTConfig(**sizes, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128)
     processor = ViTImageProcessor(
         size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * channels, image_std=[0.5] * channels
     )

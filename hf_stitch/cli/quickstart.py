@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+import hf_stitch
 from hf_stitch.cli import stitch
 from hf_stitch.cli.options import AsJson, DataDir
 from hf_stitch.cli.output import Output
@@ -80,9 +81,7 @@ def quickstart(
 
 def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples:
     """Read the images of a split: a random subset if there are more."""
-    from hf_stitch.data import Samples, read_data
-
-    samples = Samples.of(read_data(dataset, data_dir=data_dir, split=split))
+    samples = hf_stitch.Samples.of(hf_stitch.data.read_data(dataset, data_dir, split))
     if samples.modality != "image" or samples.labels is None:
         raise ValueError(f"the quickstart needs images with labels, got {samples} from {dataset}")
     return samples if len(samples) <= most else samples.split(most, seed=0)[1]
@@ -94,8 +93,7 @@ def _trained(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
 
     network = networks.build(*NETWORKS[name], samples)
     steps = networks.train(network, samples, epochs, NETWORKS[name][1])
-    for _ in track(steps, f"training {name}", epochs, console=Console(stderr=True), transient=True):
-        pass
+    list(track(steps, f"training {name}", epochs, console=Console(stderr=True), transient=True))
     networks.save(network, folder)
     return folder
 
@@ -110,8 +108,6 @@ def _eligible(pair: str, grid: StitchGrid) -> Iterator[tuple[float, str, str, st
 def _check_round_trip(stitched: StitchedModel, saved: dict[str, Path], parents: list[str], test: Samples) -> None:
     """Load the saved model and the saved stitcher, and check that their logits are bit-identical."""
     import torch
-
-    import hf_stitch
 
     again = hf_stitch.StitchedModel.from_pretrained(saved["model"])
     attached = hf_stitch.Stitcher.from_pretrained(saved["stitcher"]).attach(*parents)

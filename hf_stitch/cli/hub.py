@@ -1,12 +1,14 @@
-"""``hf-stitch push``: upload a saved artefact to the Hub."""
+"""``hf-stitch push`` and ``hf-stitch pull``: upload a saved artefact to the Hub, and download one."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hf_stitch.cli.artefacts import read
 from hf_stitch.cli.options import AsJson
 from hf_stitch.cli.output import Output
 
@@ -34,8 +36,6 @@ def push(
     json: AsJson = False,
 ) -> None:
     """Upload a saved stitcher or stitched model with its card in one commit. Log in first: hf auth login."""
-    from hf_stitch.cli.artefacts import read
-
     output = Output(json)
     card = folder / "README.md"
     options: dict[str, Any] = {"commit_message": message} if message else {}
@@ -49,3 +49,27 @@ def push(
     )
     output.show(f"pushed {commit.pr_url or commit.commit_url}")
     output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})
+
+
+def pull(
+    repo_id: Annotated[str, typer.Argument(metavar="ID", help="A stitcher or stitched model on the Hub.")],
+    out: Annotated[Path, typer.Option(help="Output folder. An artefact in it is replaced.", file_okay=False)],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.", show_default="main")] = None,
+    json: AsJson = False,
+) -> None:
+    """Download a stitcher or stitched model from the Hub into a folder, and verify its files."""
+    from hf_stitch import hub
+    from hf_stitch.artefacts.files import CONFIG, MODEL_FILES, STITCH, STITCHER
+    from hf_stitch.artefacts.manifest import stale
+    from hf_stitch.storage.folders import replacing
+
+    output = Output(json)
+    folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)
+    read(folder)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    with replacing(out, lambda out: stale(out, STITCHER) | stale(out, CONFIG)) as fresh:
+        for path in files:
+            shutil.copyfile(path, fresh / path.name)
+    read(out)
+    output.show(f"pulled {repo_id} at commit {folder.name} into {out}")
+    output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})
