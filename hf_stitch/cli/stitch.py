@@ -37,7 +37,7 @@ def finish(job: Job, stitched: StitchedModel, record: dict[str, str]) -> None:
     """Save a stitched model, and show its scores."""
     evaluation = stitched.evaluation
     saved = save(stitched, job.shared.out or Path())
-    job.output.show(evaluation or f"not scored: {job.given['target']} has no head")
+    job.output.show(evaluation or "not scored: the target has no head")
     record = {**record, "evaluation": evaluation and evaluation.to_dict(), "recipe": stitched.config.recipe}
     job.tell(evaluation, saved, record)
 

@@ -120,7 +120,7 @@ def test_list_shows_source_and_summary_of_a_matcher() -> None:
 
 def test_list_check_shows_what_plugins_declare() -> None:
     pytest.importorskip("hf_stitch_diagonal")
-    assert "least-squares line" in listing._in_a_process("matchers", "diagonal")["summary"]
+    assert "least-squares line" in listing.imported("matchers", "diagonal")["summary"]
 
 
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------

@@ -154,14 +154,13 @@ def test_a_file_is_named_as_an_option(tmp_path: Path) -> None:
     own, other, broken = (tmp_path / f"{name}.py" for name in ("own", "other", "broken"))
     for place in (own, other):
         place.write_text(
-            "from hf_stitch import registries\n" + METRIC.format(name="Own", entry=place.stem)
-            + f"registries.metrics.register({place.stem!r}, Own)\n"
+            f"from hf_stitch import registries\n{COMMAND}registries.commands.register({place.stem!r}, count)\n"
         )  # fmt: skip
     broken.write_text("1 / 0")
-    listing = ["list", "metrics", "--json"]
+    listing = ["list", "commands", "--json"]
     calls = [["--plugin", str(file), *listing] for file in (own, tmp_path / "absent.py", broken)]
     found, missing, failed = run(tmp_path, *calls, HF_STITCH_PLUGINS=str(other))
     origins = {each["name"]: each["origin"] for each in json.loads(found["out"])}
-    assert origins["own"].startswith("file own.py (sha256 ") and "other" in origins
+    assert origins["own"].startswith("file own.py (sha256 ") and origins["other"].startswith("file other.py")
     assert missing["code"] == 2 and "absent.py is no file" in missing["err"]
     assert failed["code"] == 2 and "ZeroDivisionError: division by zero" in failed["err"]
