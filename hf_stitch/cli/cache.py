@@ -26,11 +26,7 @@ cache = typer.Typer(
 
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the cache.",
-        metavar="DIR",
-        show_default=f"{FOLDER}, or hf-stitch in ~/.cache",
-    ),
+    typer.Option(help="Folder of the cache.", metavar="DIR", show_default=f"{FOLDER}, or hf-stitch in ~/.cache"),
 ]
 
 

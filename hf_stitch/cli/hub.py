@@ -20,15 +20,9 @@ def push(
     ],
     private: Annotated[
         bool | None,
-        typer.Option(
-            "--private/--public",
-            help="Visibility of a new repository.",
-            show_default="the setting of the owner",
-        ),
+        typer.Option("--private/--public", help="Visibility of a new one.", show_default="the setting of the owner"),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch. Created if it does not exist.", show_default="main")
-    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, created if absent.", show_default="main")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     create_pr: Annotated[
         bool, typer.Option("--create-pr", help="Open a pull request instead of a commit to the branch.")
@@ -39,13 +33,9 @@ def push(
     output = Output(json)
     card = folder / "README.md"
     options: dict[str, Any] = {"commit_message": message} if message else {}
+    present = card.read_text(encoding="utf-8") if card.is_file() else None
     commit = read(folder).push_to_hub(
-        repo_id,
-        private=private,
-        revision=revision,
-        create_pr=create_pr,
-        present=card.read_text(encoding="utf-8") if card.is_file() else None,
-        **options,
+        repo_id, private=private, revision=revision, create_pr=create_pr, present=present, **options
     )
     output.show(f"pushed {commit.pr_url or commit.commit_url}")
     output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def layers(
-    model: Annotated[
-        str,
-        typer.Argument(help=f"Network: {NAMES}."),
-    ],
+    model: Annotated[str, typer.Argument(help=f"Network: {NAMES}.")],
     task: Task = None,
     device: Device = None,
     dtype: Dtype = None,

@@ -59,7 +59,9 @@ class Parameter:
 def read(verb: str) -> tuple[str, list[Parameter]]:
     """Return the summary of a verb, ``module:function``, and its parameters, with those of the options of its run."""
     module, _, name = verb.partition(":")
-    (function,) = (each for each in _tree(module).body if isinstance(each, ast.FunctionDef) and each.name == name)
+    functions = {each.name: each for each in _tree(module).body if isinstance(each, ast.FunctionDef)}
+    if (function := functions.get(name)) is None:
+        raise ValueError(f"{module} defines no function {name!r}: name the verb of a command as module:function")
     summary, about = _described(function)
     arguments = function.args
     missing = [None] * (len(arguments.args) - len(arguments.defaults))
@@ -69,7 +71,7 @@ def read(verb: str) -> tuple[str, list[Parameter]]:
     ]
     found = [
         Parameter(
-            each.arg, kind_of(each.annotation, module), _default(default, module), about[each.arg],
+            each.arg, kind_of(each.annotation, module), _default(default, module), about.get(each.arg, ""),
             each in arguments.args,
         )
         for each, default in parts if each.annotation is not None
@@ -120,7 +122,8 @@ def without_markup(text: str, names: Mapping[str, str]) -> str:
 def _tree(module: str) -> ast.Module:
     top, *inner = module.split(".")
     spec = find_spec(top)
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module {module!r}: name the verb of a command as module:function")
     place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
     return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
 

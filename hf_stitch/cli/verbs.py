@@ -110,13 +110,10 @@ class Job:
 
 
 def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a verb (decorator).
+    """Make a command of a verb, which is named ``module:function`` and imported when the command runs (decorator).
 
-    The decorated function takes the :class:`Job`, and parameters for what is no option of the verb.
-
-    Args:
-        verb: The verb, as ``module:function``. It is imported when the command runs.
-        without: Parameters of the verb and shared options that the command does not have.
+    The decorated function takes the :class:`Job`, and parameters for what is no option of the verb. ``without`` names
+    parameters of the verb and shared options that the command does not have.
     """
 
     def decorate(work: Callable[..., None]) -> Callable[..., None]:

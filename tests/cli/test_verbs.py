@@ -111,6 +111,12 @@ def test_the_verb_gets_what_is_given(counted: Any) -> None:
     assert refused.exit_code == 2 and "did you mean 'ridge'" in " ".join(refused.output.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("verb", ["hf_stitch.running:nothing", "no_such_module:nothing"])
+def test_a_verb_that_does_not_exist_is_named(verb: str) -> None:
+    with pytest.raises((ValueError, ImportError), match=rf"{verb.partition(':')[0]}.* name the verb of a command as"):
+        command(verb)(lambda job: None)
+
+
 @pytest.mark.parametrize("name", VERBS)
 def test_commands_have_all_options_of_their_verbs(name: str) -> None:
     made: Any = registries.commands.get(name)
