@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_stitch.options import checked
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
@@ -128,8 +129,10 @@ class StitchingLayer(nn.Module):
             tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (spec.prefix_tokens, spec.width))
             mapped = torch.cat([tokens, mapped], 1)
         mask = representation.mask
-        if self.pooling in POOLED and spec.grid is None:
-            mask = torch.ones(batch, 1, dtype=torch.bool, device=mapped.device)
+        if self.pooling in POOLED:
+            mask = torch.ones(batch, 1, dtype=torch.bool, device=mapped.device) if spec.grid is None else None
+        elif mask is not None and representation.prefix_tokens != spec.prefix_tokens:
+            mask = functional.pad(mask[:, representation.prefix_tokens :], (spec.prefix_tokens, 0), value=True)
         keeps = self.pooling not in POOLED
         return Representation(
             mapped,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_stitch.registry import UnknownNameError
 from hf_stitch.representation import Representation, RepresentationSpec
-from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
+from hf_stitch.stitches import AttentionStitch, IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
 
 CNN, VIT, DEIT = (
@@ -69,6 +69,13 @@ def test_a_pooled_stitch_gives_one_position(pooling: str, target: Representation
             assert out.mask is not None and out.mask.shape == (3, 1) and bool(out.mask.all())
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_pooled_text_gives_one_position_of_an_image(pooling: str) -> None:
+    mask = torch.tensor([[True] * 6, [False, False, *[True] * 4], [True, *[False] * 5]])
+    out = layer_of(TEXT, VIT, pooling)(sample(TEXT, mask=mask))
+    assert out.values.shape == (3, 1, 5) and out.mask is None
+
+
 def test_every_position_is_mapped_by_the_same_map() -> None:
     layer = layer_of(CNN, SWIN)
     representation = sample(CNN)
@@ -90,6 +97,20 @@ def test_the_mask_is_kept_and_padding_mapped() -> None:
     out = layer(representation)
     assert out.mask is mask
     torch.testing.assert_close(out.values, layer.body(representation.values))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 0), (0, 1), (1, 2)])
+def test_what_padding_holds_reaches_no_real_token(before: int, after: int) -> None:
+    source, target = (RepresentationSpec("bnd", 5, prefix_tokens=count) for count in (before, after))
+    body = AttentionStitch(5, 5, heads=2, width=4)
+    torch.nn.init.normal_(body.write)
+    layer = StitchingLayer(source, target, "none", body, LinearStitch(5 * max(before, 1), 5 * after) if after else None)
+    tokens = torch.tensor([[True] * 6, [False, False, *[True] * 4], [True, *[False] * 5]])
+    own, mask = (torch.cat([torch.ones(3, count, dtype=torch.bool), tokens], 1) for count in (before, after))
+    representation = sample(source, mask=own)
+    other = representation.replace(values=representation.values.masked_fill(~own[..., None], 1e3))
+    assert torch.equal(layer(other).mask, mask)
+    torch.testing.assert_close(layer(other).values[mask], layer(representation).values[mask])
 
 
 @pytest.mark.parametrize("spec", [CNN, VIT, DEIT, SWIN, TEXT, VECTOR], ids=str)
