@@ -22,7 +22,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-all test-newest test-next test-oldest requirements quality style space docs dist bench \
-	results clean
+	mutants results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,9 @@ dist: $(READY) ## build wheel and sdist, and try the wheel in a clean environmen
 	$(PYTHON) -m venv build/smoke
 	$(UV) pip install --quiet --python build/smoke/bin/python dist/*.whl "gradio>=5" sentence-transformers peft lightning
 	cd build/smoke && bin/python ../../tests/smoke.py
+
+mutants: $(READY) ## make small faults in a copy, one at a time, which the tests must notice (ARGS="--jobs 4")
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -1,4 +1,4 @@
-"""The measures of the house: lines, what asks for kinds and tasks, and functions that a job crosses."""
+"""The measures of the house: lines, what asks for kinds and tasks, functions that a job crosses, and mutations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 import hf_stitch
 from benchmarks import house
+
+from mutants import ROOT, mutations  # isort: skip
 
 SOURCE = '''"""A module.
 
@@ -58,3 +60,8 @@ def test_a_verb_has_the_body_after_its_docstring_and_its_own_parameters() -> Non
 def test_named_functions_are_counted_once_and_others_not() -> None:
     names = [code.co_qualname for code in house.crossed(lambda: [hf_stitch.Samples.of(["a", "b"]) for _ in range(2)])]
     assert names.count("Samples.of") == 1 and not any("<lambda>" in name or "comp>" in name for name in names)
+
+
+def test_every_mutation_changes_one_text_and_names_tests() -> None:
+    tests = {test for each in mutations() for test in each["tests"]}
+    assert not [test for test in tests if not (ROOT / "tests" / test).is_file()]
