@@ -125,6 +125,19 @@ def serialised(change: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("padding_side", "left"), ("truncation_side", "left"), ("split_special_tokens", True),
+        ("model_input_names", ["input_ids"]),
+    ],
+)  # fmt: skip
+def test_an_attribute_that_changes_what_a_tokenizer_returns_counts(name: str, value: Any) -> None:
+    changed = bert()
+    setattr(changed, name, value)
+    assert any(name in change for change in changes(bert(), changed))
+
+
 @pytest.mark.parametrize("name", OF_TOKENIZERS)
 def test_an_option_that_tokenizers_no_longer_have_is_not_left_out(name: str) -> None:
     renamed = serialised(lambda record: None)

@@ -115,6 +115,17 @@ def test_functions_and_their_closures() -> None:
     assert pin(net(act=times(2))) == pin(net(act=times(2)))
 
 
+def test_defaults_of_functions() -> None:
+    def made(factor: float, power: int) -> Callable[..., Any]:
+        def act(x: Any, times: float = factor, *, to: int = power) -> Any:
+            return times * x**to
+
+        return act
+
+    assert pin(made(2.0, 2)) == pin(made(2.0, 2))
+    assert len({pin(made(*each)) for each in ((2.0, 2), (3.0, 2), (2.0, 3))}) == 3
+
+
 def math_like(x: Any, *, power: int = 2) -> Any:
     return x**power
 

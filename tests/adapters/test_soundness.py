@@ -18,6 +18,8 @@ from torch.nn.utils import parametrizations
 import hf_stitch
 from benchmarks.exactness import agree, bits
 from hf_stitch.adapters import Override
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.discovery.verify import unchanged
 from hf_stitch.artefacts.cache import NAME
 from hf_stitch.registry import Entry
 
@@ -426,6 +428,42 @@ def test_state_of_the_first_input_is_not_that_of_the_survey() -> None:
     _ = hf_stitch.load(model, example_inputs=torch.randn(2, 8)).layers
     assert model.scale is None
     assert model.log == []
+
+
+def test_what_a_forward_changes_is_put_back() -> None:
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.log, self.known = Block(), [1], {"a": 1}
+            self.register_buffer("seen", torch.zeros(2))
+            self.register_buffer("kept", torch.zeros(2))
+
+        def change(self) -> None:
+            self.seen += 1
+            self.kept, self.inner, self.added = torch.ones(2), nn.Identity(), True
+            self.log.append(2)
+            self.known["b"], self.flag = 2, True
+
+    def state() -> tuple[Any, ...]:
+        own = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+        return {**own, "log": [*model.log], "known": {**model.known}}, dict(model._modules), dict(model._buffers)
+
+    model = Changing()
+    before = state()
+    with unchanged(model):
+        model.change()
+    assert state() == before and not model.seen.any()
+
+
+def test_each_flag_of_each_module_is_restored_also_after_an_error() -> None:
+    model = nn.ModuleList([nn.Module() for _ in range(4)]).train()
+    for place, module in enumerate(model):
+        module.training, module.grad_checkpointing = bool(place & 1), bool(place & 2)
+    before = [dict(vars(module)) for module in model.modules()]
+    with pytest.raises(KeyError), evaluating(model):
+        assert not any(vars(module)[flag] for module in model for flag in ("training", "grad_checkpointing"))
+        raise KeyError
+    assert [dict(vars(module)) for module in model.modules()] == before
 
 
 def test_an_error_on_a_single_sample_becomes_the_reason_of_a_refusal() -> None:

@@ -366,6 +366,18 @@ class Twice(nn.Module):
         return self.layer(self.layer(x))
 
 
+def test_the_fingerprint_of_activations_changes_with_each_part() -> None:
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    parts: dict[str, Any] = {"values": {"a": torch.ones(2, 4, 3)}, "ids": [0, 1], "pooling": "none", "mask": mask}
+    others: list[dict[str, Any]] = [
+        {"values": {"b": torch.ones(2, 4, 3)}}, {"values": {"a": torch.ones(2, 4, 3).bfloat16()}},
+        {"values": {"a": torch.ones(2, 6, 2)}, "mask": None}, {"ids": [0, 2]}, {"pooling": None}, {"mask": None},
+        {"mask": mask.flip(1)}, {"grids": {"a": (2, 2)}}, {"grids": {"a": (4, 1)}},
+    ]  # fmt: skip
+    found = [Activations(**{**parts, **other}).fingerprint for other in ({}, *others)]
+    assert len({*found}) == len(found) and Activations(**parts).fingerprint == found[0]
+
+
 def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor, points: Tensor) -> None:
     def refused(match: str, *args: Any, error: type[Exception] = ValueError, **options: Any) -> None:
         with pytest.raises(error, match=match):

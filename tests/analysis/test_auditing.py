@@ -60,6 +60,29 @@ def test_least_squares_is_accurate_in_distribution_and_shrunk(direct: Audit, pla
     assert direct.known == place.train.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("task", "own", "rival", "accurate"),
+    [
+        ("image-classification", Score(0.95, 0.90, 1.00), 0.85, True),
+        ("image-classification", Score(0.95, 0.80, 1.00), 0.85, False),
+        ("image-classification", Score(0.85, 0.80, 0.90), 0.20, False),
+        ("text-generation", Score(1.05, 1.00, 1.10), 1.20, True),
+        ("text-generation", Score(1.05, 1.00, 1.30), 1.20, False),
+        ("text-generation", Score(1.30, 1.25, 1.35), 9.00, False),
+    ],
+)
+def test_accurate_is_near_the_target_and_its_interval_beyond_all_baselines(
+    task: str, own: Score, rival: float, accurate: bool
+) -> None:
+    figure = registries.tasks.get(task).compared[0]
+    for best in ("mean_only", "chance"):
+        worst = 0.0 if task == "image-classification" else 99.0
+        rivals = {"mean_only": worst, "chance": worst, best: rival}
+        scores = {"stitched": {figure: own}, **{name: {figure: Score(v, v, v)} for name, v in rivals.items()}}
+        found = Audit(Evaluation(task, 100, "sha256:0", scores), 0.9, 0.2, "none", {"body": 0.1}, {}, "sha256:0", 0)
+        assert found.is_accurate is accurate
+
+
 def test_the_model_card_contains_the_verdict(place: Any, tmp_path: Path) -> None:
     stitched = with_map(place, torch.eye(WIDTH), torch.zeros(WIDTH))
     stitched.stitcher.save_pretrained(tmp_path)

@@ -15,7 +15,7 @@ import hf_stitch
 from hf_stitch.analysis.detection import drawing, recording, watching
 from hf_stitch.analysis.detection.discrimination import auroc, binned, discrimination, equivalent_dose, sided
 from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
-from hf_stitch.analysis.detection.evidence import Evidence
+from hf_stitch.analysis.detection.evidence import Evidence, Watchers
 from hf_stitch.analysis.detection.noise import Noise
 from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection
@@ -30,6 +30,27 @@ from hf_stitch.tasks.kinds import task_named
 import tiny_networks as networks  # isort: skip
 
 DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def test_padding_has_no_structural_error() -> None:
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    own, other = (Representation(torch.randn(2, 4, 3), "bnd", mask=mask) for _ in "ab")
+    padded = own.replace(values=own.values.masked_fill(~mask[..., None], 1e3))
+    watchers = Watchers({}, hf_stitch.Samples.of(["a", "b"]))
+    for more in ((), (other,)):
+        found, expected = (watchers._squares("0", "none", each, *more) for each in (padded, own))
+        np.testing.assert_array_equal(found, expected)
+    apart = (own.values - other.values)[mask].square().sum()
+    assert watchers._squares("0", "none", own, other).sum() == pytest.approx(float(apart), rel=1e-6)
+
+
+def test_the_record_of_detectors_has_their_options_and_all_data_beside_those_of_the_job() -> None:
+    known, outliers, far = (hf_stitch.Samples.of([f"{name} {place}" for place in range(3)]) for name in "abc")
+    assert Watchers({"knn": NearestNeighbours(k=2)}, known, outliers, far).record == {
+        "detectors": {"knn": {"name": "knn", "k": 2, "normalize": False}},
+        "auxiliary_data": outliers.fingerprint, "far_data": far.fingerprint,
+    }  # fmt: skip
+    assert Watchers({}, known).record == {"detectors": {}, "auxiliary_data": None, "far_data": None}
 
 
 def test_auroc_is_that_of_scikit_learn_with_the_interval_of_the_bootstrap() -> None:
@@ -78,6 +99,15 @@ def test_scores_that_are_not_finite_are_recorded_as_undefined() -> None:
     assert "20 of 20 scores are NaN" in found.undefined["m: a -> bn1"]
     assert all(np.isnan(values).all() for values in found.figures["m"].values())
     assert np.isfinite(found.figures["n"]["auroc"]).all() and np.isnan(found.controls["train"]).all()
+
+
+def test_paired_scores_are_drawn_together() -> None:
+    scores = np.random.default_rng(0).normal(size=200)
+    spread = {}
+    for paired in (True, False):
+        found = discrimination(scores, scores, two_sided=False, paired=paired)
+        spread[paired] = found["fpr95"][2] - found["fpr95"][1]
+    assert spread[True] < 0.02 < 0.04 < spread[False]
 
 
 @pytest.mark.parametrize(("n", "m"), [(150, 150), (80, 200)])

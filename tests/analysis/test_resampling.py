@@ -223,6 +223,13 @@ def test_standard_error_of_a_mean() -> None:
     assert (narrow.high - narrow.low) / narrow.standard_error == pytest.approx(2 * 0.674, rel=0.06)
 
 
+@pytest.mark.parametrize("job", [permutation_test, bootstrap])
+def test_another_seed_draws_others(job: Any) -> None:
+    x, y = torch.randn(30, 3), torch.randn(30, 2)
+    first, again, other = (job("linear_cka", x, y, seed=seed).values for seed in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.isin(first, other).all()
+
+
 def test_samples_may_have_unequal_rows() -> None:
     counts = [3, 1, 4, 1, 5, 9, 2, 6]
     x, y, _ = related(sum(counts), 1, 2)

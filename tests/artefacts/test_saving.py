@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
+from hf_stitch.artefacts.files import load_strictly
 from hf_stitch.artefacts.joining import join
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
@@ -43,6 +44,21 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
     return left.keys() == right.keys() and all(
         value.dtype == right[name].dtype and torch.equal(value, right[name]) for name, value in left.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("numbers", torch.zeros(3)), ("numbers", torch.zeros(4, dtype=torch.long)),
+        ("weight", torch.zeros(2, 3, dtype=torch.long)), ("weight", torch.zeros(3, 2)), ("weight", torch.zeros(6)),
+    ],
+)  # fmt: skip
+def test_weights_of_another_kind_or_shape_are_refused_by_name(name: str, value: torch.Tensor, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2, bias=False)
+    model.register_buffer("numbers", torch.arange(3))
+    save_file({**model.state_dict(), name: value}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=f"weights.safetensors and its config disagree about '{name}'"):
+        load_strictly(model, [tmp_path / "weights.safetensors"])
 
 
 def saved_and_loaded(model: StitchedModel, folder: Path, **options: Any) -> StitchedModel:

@@ -37,6 +37,12 @@ def area(scorer: Scorer, strange: torch.Tensor, own: torch.Tensor) -> float:
     return float(roc_auc_score([1] * len(strange) + [0] * len(own), torch.cat(scores).numpy()))
 
 
+def test_another_seed_gives_another_classifier() -> None:
+    own, stitched = (Representation(vectors(50, seed), "bd") for seed in (0, 1))
+    first, again, other = (Classifier(seed=s).fit([own], auxiliary=[stitched]).score(own) for s in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
 @pytest.mark.parametrize("check", [part for detector in DETECTORS for part in check_detector.parts(detector)], ids=str)
 def test_conforms(check: Part) -> None:
     check()

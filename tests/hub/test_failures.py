@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import errors
+from huggingface_hub import HfApi, errors
 from parents import files_of, serve
 from server import Hub
 from typer.testing import CliRunner
@@ -143,6 +143,22 @@ def test_a_push_that_fails_changes_nothing(
     finally:
         with torch.no_grad():
             model.stitch.body.weight.copy_(other)
+
+
+def test_a_push_that_another_push_overtakes_is_refused(
+    hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.stitcher.push_to_hub("alice/new")
+    own, theirs = HfApi.create_commit, {**hub.files("alice/new"), "README.md": b"by another"}
+
+    def overtaken(*given: Any, **options: Any) -> Any:
+        hub.put("alice/new", theirs)
+        return own(*given, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", overtaken)
+    with pytest.raises(OSError, match=r"alice/new could not be uploaded: it changed while it was written"):
+        model.stitcher.push_to_hub("alice/new")
+    assert hub.files("alice/new") == theirs
 
 
 def test_an_interrupted_upload_is_retried(hub: Hub, model: StitchedModel) -> None:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.matchers import Matched, Matcher, match_each
-from hf_stitch.pairs import Collected
+from hf_stitch.data import PairedSamples
+from hf_stitch.matchers import Lstsq, Matched, Matcher, SeededRefinement, match_each
+from hf_stitch.pairs import Collected, CollectedPair, Pair
+from hf_stitch.pairs.collected import CollectedParts
 from hf_stitch.registry import Entry, registries
-from hf_stitch.stitches import LinearStitch
+from hf_stitch.representation import RepresentationSpec
+from hf_stitch.running import Run
+from hf_stitch.statistics import Features, Moments
+from hf_stitch.stitches import IdentityStitch, LinearStitch
 from hf_stitch.testing import check_matcher
 
 KINDS = {"ClosedFormMatcher", "RowsMatcher", "TrainedMatcher", "UnpairedMatcher"}
@@ -87,6 +93,34 @@ def test_a_new_kind_works_in_every_job(descent: None, tmp_path: Path) -> None:
 
 def test_a_new_kind_has_the_contract_of_matchers(descent: None) -> None:
     check_matcher("descent")
+
+
+@pytest.mark.parametrize("matcher", ["ridge", "piecewise", {"name": "task_loss", "max_steps": 1}], ids=str)
+def test_each_kind_keeps_the_mean_of_the_target_for_the_mean_baseline(matcher: Any) -> None:
+    a, b = networks()
+    pair, samples = Pair(a, b, task=CUT["task"]).at([("1", "3")]), PairedSamples.of(data(40))
+    layer = registries.matchers.build(matcher).match(CollectedPair(pair, samples, Run(16, progress=False))).only
+    read = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    mean = b.encode(read, "3")["3"].values.mean(0)
+    torch.testing.assert_close(layer.mean_only()(a.encode(read[:5], "1")["1"]).values, mean.expand(5, -1))
+
+
+def test_the_mean_of_the_target_is_also_that_of_its_rows_without_partners(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, u, v = (torch.randn(20, 3) + shift for shift in range(4))
+    spec = RepresentationSpec("bd", 3)
+    collected = CollectedParts(spec, spec, "none", {"body": Features().update(x, y)})
+    monkeypatch.setattr(collected, "unpaired", lambda cell: {"body": (u, v)})
+    monkeypatch.setattr(SeededRefinement, "fit", lambda self, *rows, **unpaired: IdentityStitch(3, 3))
+    torch.testing.assert_close(SeededRefinement().match(collected).only.body_mean, torch.cat([y, v]).mean(0))
+
+
+def test_the_baseline_of_own_tokens_is_fitted_to_them_alone() -> None:
+    x, y = torch.randn(60, 6), torch.randn(60, 3)
+    specs = RepresentationSpec("bd", 6), RepresentationSpec("bd", 3)
+    collected: Any = CollectedParts(*specs, "none", {"body": Moments(6, 3).update(x, y)})
+    collected.pair = SimpleNamespace(source=SimpleNamespace(embedding_width=2))
+    own = Lstsq().baselines(collected, Lstsq().match(collected).only)["own"].body
+    torch.testing.assert_close(own(x), Lstsq().fit(Moments(2, 3).update(x[:, 4:], y))(x[:, 4:]))
 
 
 def test_a_grid_of_one_pair_of_layers_takes_matchers_of_rows() -> None:

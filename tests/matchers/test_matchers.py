@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
+from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.matchers import (
+    Attention,
     ClosedFormMatcher,
     Identity,
     InverseRelative,
     Lasso,
     LowRank,
+    LowRankResidual,
     Lstsq,
     Permutation,
     Procrustes,
@@ -68,6 +72,55 @@ def test_r2_is_that_of_the_training_rows(matcher: ClosedFormMatcher, rows: Rows)
     expected = r2_score(rows.y, predicted, multioutput="variance_weighted")
     assert stitch.fitted["n"] == 300
     assert stitch.fitted["r2"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("matcher", [*MATCHERS, LowRankResidual(rank=2)], ids=str)
+def test_no_fit_draws_from_the_generators_of_others(matcher: ClosedFormMatcher, paired: type[Rows]) -> None:
+    def state() -> list[Any]:
+        return [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+
+    before, moments = state(), paired.draw(60, 5, 5).moments
+    matcher.fit(moments)
+    assert state() == before
+
+
+OPTIONS: dict[type[ClosedFormMatcher], dict[str, Any]] = {
+    Attention: {"heads": 2, "width": 8, "ridge": 50.0, "causal": True, "seed": 1},
+    InverseRelative: {"center": False, "scale": False, "rcond": 0.5},
+    Lasso: {"alpha": 0.5, "tolerance": 0.5},
+    LowRank: {"rank": 2, "rcond": 0.5},
+    LowRankResidual: {"rank": 3, "ridge": 50.0},
+    Lstsq: {"intercept": False, "rcond": 0.5},
+    Permutation: {"compare": "distance", "semi": True},
+    Procrustes: {"center": False, "scale": True},
+    Random: {"seed": 1, "rank": 2},
+    Recoloured: {"rcond": 0.5},
+    Ridge: {"ridge": 50.0},
+    RidgeToIdentity: {"ridge": 50.0},
+}
+"""Other values than :data:`NEEDED` and the defaults."""
+NEEDED: dict[type[ClosedFormMatcher], dict[str, Any]] = {
+    Lasso: {"alpha": 0.001}, LowRank: {"rank": 1}, LowRankResidual: {"rank": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(kind, option) for kind, options in OPTIONS.items() for option in options]
+)
+def test_every_option_changes_the_stitch(kind: type[ClosedFormMatcher], option: str, paired: type[Rows]) -> None:
+    drawn, scale = paired.draw(60, 5, 5), 3.0 ** -np.arange(5)  # in directions of unequal size
+    moments = paired(drawn.x * scale, drawn.y * scale[::-1]).moments
+    given = NEEDED.get(kind, {})
+    one, other = (kind(**each).fit(moments) for each in (given, {**given, option: OPTIONS[kind][option]}))
+    state, others = one.state_dict(), other.state_dict()
+    same = state.keys() == others.keys() and all(torch.equal(state[name], others[name]) for name in state)
+    assert not same or one.config() != other.config()
+
+
+def test_all_options_are_tried() -> None:
+    kinds = [registries.matchers.get(name) for name in BUILT_INS["matchers"]]
+    for kind in (kind for kind in kinds if issubclass(kind, ClosedFormMatcher)):
+        assert {field.name for field in dataclasses.fields(kind)} == {*OPTIONS.get(kind, ())}
 
 
 @pytest.mark.parametrize("mean", [30.0, 300.0])

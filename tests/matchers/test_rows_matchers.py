@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import Linear, ReLU, Sequential
 
 import hf_stitch
 from hf_stitch import Moments
-from hf_stitch.matchers import Piecewise, ResidualMLP, Retrieval, Ridge, RowsMatcher
+from hf_stitch.matchers import Attention, Piecewise, Random, ResidualMLP, Retrieval, Ridge, RowsMatcher
 from hf_stitch.stitches import LinearStitch
 from hf_stitch.testing import check_matcher
 
@@ -32,6 +33,19 @@ def rows(n: int = 240, dx: int = 6, dy: int = 4) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize("check", [part for matcher in MATCHERS for part in check_matcher.parts(matcher)], ids=str)
 def test_conforms(check: Callable[[], None]) -> None:
     check()
+
+
+@pytest.mark.parametrize(
+    "matcher",
+    [Piecewise(clusters=8), ResidualMLP(width=4, epochs=2), Retrieval(epochs=2), Attention(), Random(), Random(rank=2)],
+    ids=str,
+)
+def test_another_seed_gives_another_stitch(matcher: Any) -> None:
+    x, y = rows()
+    given = (x, y) if isinstance(matcher, RowsMatcher) else (Moments(6, 4).update(x, y),)
+    fits = (dataclasses.replace(matcher, seed=seed).fit(*given).state_dict() for seed in (0, 0, 1))
+    first, again, other = (torch.cat([value.flatten() for value in fit.values()]) for fit in fits)
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)

@@ -41,6 +41,12 @@ def test_random_does_not_depend_on_the_order_of_the_samples() -> None:
     assert select_anchors(DATA, 20).ids[:12] == select_anchors(DATA, 12).ids
 
 
+@pytest.mark.parametrize("name", ["random", "stratified", "farthest_point", "kmeans"])
+def test_another_seed_selects_others(name: str) -> None:
+    first, again, other = (select_anchors(DATA, 8, name, features=ROWS, seed=seed).ids for seed in (0, 0, 1))
+    assert first == again and {*first} != {*other}
+
+
 @given(st.integers(1, 60), st.integers(0, 5))
 def test_stratified_anchors_have_the_classes_in_proportion(count: int, seed: int) -> None:
     labels = select_anchors(DATA, count, "stratified", seed=seed).labels
@@ -343,6 +349,14 @@ def test_a_set_is_read_as_it_was_written(chosen: Samples, tmp_path: Path) -> Non
     assert str(tmp_path) not in (tmp_path / "set" / "anchors.json").read_text()
     AnchorSet.of(chosen).save_pretrained(tmp_path / "empty")
     assert not AnchorSet.from_pretrained(tmp_path / "empty").encoded
+
+
+def test_the_representations_of_another_set_are_refused(chosen: Samples, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        AnchorSet.of(chosen).encode(encoder(seed), "1", chosen).save_pretrained(tmp_path / str(seed))
+    (tmp_path / "1" / "anchors.safetensors").replace(tmp_path / "0" / "anchors.safetensors")
+    with pytest.raises(ValueError, match=r"anchors\.safetensors was not saved with this anchors\.json"):
+        AnchorSet.from_pretrained(tmp_path / "0")
 
 
 @pytest.mark.parametrize("damage", ["json", "format", "tensors", "key", "short"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -217,7 +219,11 @@ def test_float32_stays_float32_where_forwards_may_be_less_exact() -> None:
     exact = gram_of(rows, torch.float32).products
     try:
         torch.set_float32_matmul_precision("medium")
+        backends: Any = torch.backends
+        places = [each for each in (backends.cuda.matmul, backends.mkldnn.matmul) if hasattr(each, "fp32_precision")]
+        chosen = [place.fp32_precision for place in places]
         assert torch.equal(gram_of(rows, torch.float32).products, exact)
         assert torch.get_float32_matmul_precision() == "medium"
+        assert [place.fp32_precision for place in places] == chosen != ["ieee", "ieee"]
     finally:
         torch.set_float32_matmul_precision(before)

@@ -81,6 +81,44 @@ def test_a_kill_at_any_operation_leaves_the_old_files_or_the_new_ones(folder: Pa
     assert seen.count("old") > 5 and seen.count("new") > 5
 
 
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What reaches the disk: each sync with its inode, each rename with the inode, and each removal of the journal."""
+    happened: list[tuple[str, int]] = []
+    replace, unlink = Path.replace, Path.unlink
+
+    def renamed(path: Path, target: Path) -> Path:
+        happened.append(("rename", path.stat().st_ino))
+        return replace(path, target)
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        happened.extend([("done", path.stat().st_ino)] if path.name == JOURNAL else [])
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(os, "fsync", lambda file: happened.append(("sync", os.fstat(file).st_ino)))
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(Path, "unlink", removed)
+    return happened
+
+
+def test_a_power_failure_finds_each_file_on_the_disk_before_its_name(folder: Path, disk: list[tuple[str, int]]) -> None:
+    save(folder, NEWER, sync=True)
+    new, here = {(folder / name).stat().st_ino for name in NEWER}, folder.stat().st_ino
+    journal = next(inode for what, inode in disk if what == "done")
+    decided, done = disk.index(("rename", journal)), disk.index(("done", journal))
+    before = {inode for what, inode in disk[:decided] if what == "sync"}
+    assert {*new, journal} <= before
+    placed = [disk.index(("rename", inode)) for inode in new]
+    assert "sync" in [what for what, _ in disk[decided : min(placed)]]
+    assert ("sync", here) in disk[max(placed) : done]
+
+
+def test_a_power_failure_finds_a_whole_file_on_the_disk(tmp_path: Path, disk: list[tuple[str, int]]) -> None:
+    write_whole(tmp_path / "values.txt", lambda place: place.write_text("new"), sync=True)
+    file = (tmp_path / "values.txt").stat().st_ino
+    assert disk == [("sync", file), ("rename", file), ("sync", tmp_path.stat().st_ino)]
+
+
 def test_an_exception_leaves_the_old_files(folder: Path) -> None:
     with pytest.raises(ValueError, match="no number"), replacing(folder, lambda folder: OLD) as fresh:
         write(fresh, NEWER)

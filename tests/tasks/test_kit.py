@@ -11,12 +11,14 @@ import transformers
 from test_masked import TEXTS as MASKED_TEXTS
 from test_masked import network as masked_network
 from tiny_networks import TEXT, WORDS, adapted, build
+from torch import Tensor
 
 import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, registries
-from hf_stitch.tasks.base import Array
+from hf_stitch.tasks.base import IGNORED, Array
 from hf_stitch.tasks.classification import TextClassification
+from hf_stitch.tasks.heads import logits_of
 from hf_stitch.testing import Part, check_task
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]
@@ -60,6 +62,58 @@ def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
 )  # fmt: skip
 def test_built_in_tasks_conform(part: Part) -> None:
     part()
+
+
+@pytest.mark.parametrize(  # the positions of BERT count from the padding
+    ("name", "side"),
+    [("text-generation", "left"), *((name, "right") for name in registries.tasks if name != "image-classification")],
+)
+def test_texts_are_measured_and_trained_as_each_alone_whatever_pads_them(name: str, side: str) -> None:
+    network, data = case(name)
+    network.processor.padding_side, task = side, registries.tasks.build(name).about(network)
+
+    def read(samples: Samples) -> tuple[dict[str, Any], Tensor | None]:
+        (batch,) = samples.batches(6)
+        inputs = task.inputs(network, batch.samples)
+        with torch.no_grad():
+            measured = task.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
+        labels = task.labels(batch)
+        return measured, task.asked(network, batch.samples, labels) if task.per_token else None
+
+    together, asked = read(data.take(6))
+    for place in range(6):
+        alone, of_text = read(data.select([place]))
+        for measure, values in alone.items():
+            known = np.asarray(together[measure][place])
+            known = known[~np.isnan(known)] if known.ndim == 1 else known
+            np.testing.assert_allclose(known, np.asarray(values[0]), rtol=1e-4, atol=1e-5, err_msg=measure)
+        if asked is not None and of_text is not None:
+            assert torch.equal(asked[place][asked[place] != IGNORED], of_text[0][of_text[0] != IGNORED])
+
+
+@pytest.mark.parametrize("name", ["image-classification", *LABELS])
+def test_a_network_that_is_right_is_better_than_chance_in_each_figure(name: str) -> None:
+    network, data = case(name)
+    task = registries.tasks.build(name).about(network)
+    (batch,) = data.batches(20)
+    inputs = task.inputs(network, batch.samples)
+    with torch.no_grad():
+        logits = 100 * logits_of(network.forward(inputs))  # sure of what it predicts
+    own = task.measure({"target": logits}, (batch, inputs), (batch, inputs))["target"]
+    if task.per_token:
+        words = task.asked(network, batch.samples, None) != IGNORED
+        right = [of_text[counts].argmax(-1).tolist() for of_text, counts in zip(logits, words, strict=True)]
+    else:
+        kind = {"regression": "value", "multi-label-classification": "score"}.get(name, "class")
+        values = own[kind] > 0 if kind == "score" else own[kind]
+        right = values.astype(float if kind == "value" else int).tolist()
+    (batch,) = Samples.of([*batch.samples], label=right).batches(20)
+    measured = task.measure({"target": logits}, (batch, inputs), (batch, inputs))
+    drawn = task.drawn({**measured, "chance": task.chance(measured, 0)}, resamples=2, seed=0)
+    assert {*drawn["target"]} <= {*task.figures} and len(drawn["target"]) > 1
+    for figure in drawn["target"].keys() & drawn["chance"].keys():
+        apart = drawn["target"][figure][0] - drawn["chance"][figure][0]
+        assert np.isnan(apart) or apart * (1 if task.figures[figure] else -1) > 0, figure
 
 
 def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytest.MonkeyPatch) -> None:

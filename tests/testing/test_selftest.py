@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
 from hf_stitch.matchers import Ridge
+from hf_stitch.resources import one_thread
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.testing import SelfTest, check_installation, parametrize_with_checks, self_test, selftest
 
@@ -22,6 +23,18 @@ from hf_stitch.testing import SelfTest, check_installation, parametrize_with_che
 @parametrize_with_checks(check_installation)
 def test_the_installation_works(check: Any) -> None:
     check()
+
+
+def test_the_number_of_threads_is_restored_also_after_an_error() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(KeyError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_error_of_a_library_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

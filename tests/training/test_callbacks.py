@@ -71,7 +71,7 @@ def test_training_with_callbacks_gives_identical_weights(tmp_path: Path, referen
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
-def test_measurement_restores_all_state() -> None:
+def test_measurement_restores_all_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net().train()
     model.blocks[1].eval()  # a frozen BatchNorm stays frozen
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -87,14 +87,17 @@ def test_measurement_restores_all_state() -> None:
             [len(m._forward_hooks) for m in model.modules()],
         )  # fmt: skip
 
-    def processor(sample: torch.Tensor) -> torch.Tensor:
-        random.random(), np.random.rand(), torch.rand(1)
-        return sample
+    drawn, preprocess = [], own.preprocess
 
-    own.processor = processor
+    def draws(samples: Any) -> Any:
+        drawn.append((random.random(), np.random.rand(), torch.rand(1)))
+        return preprocess(samples)
+
+    monkeypatch.setattr(own, "preprocess", draws)
     before = everything()
     callback.measure(own, step=0)
     after = everything()
+    assert drawn
     assert all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a is b or a == b
         for x, y in zip(before, after, strict=True)

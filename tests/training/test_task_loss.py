@@ -257,6 +257,13 @@ def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> No
     matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
         matcher(lr=0.5).fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
+    for name, data, options in (
+        ("data", samples(40), {}),
+        ("validation_data", samples(), {"validation_data": samples(20)}),
+        ("augment", samples(), {"augment": lambda images, generator: images}),
+    ):
+        with pytest.raises(ValueError, match=f"another job, which differs in {name} "):
+            matcher().fit(stitched(), data, checkpoint_dir=tmp_path, progress=False, **options)
 
 
 def test_non_finite_loss_stops_and_keeps_the_last_state(tmp_path: Path) -> None:
@@ -577,12 +584,6 @@ def test_contradicting_options_raise() -> None:
         ValueError, match=r"the target has other processor than .* \(class not set, now 'user code'; im"
     ):
         matcher(labels="target").fit(model, samples(), target=target)
-
-
-def test_resuming_with_other_validation_samples_raises(tmp_path: Path) -> None:
-    matcher().fit(stitched(), samples(), validation_data=samples(20), checkpoint_dir=tmp_path, progress=False)
-    with pytest.raises(ValueError, match="differs in validation_data"):
-        matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------

@@ -51,6 +51,18 @@ def autoencoder(width: int, features: int = 12, **options: Any) -> SparseAutoenc
     return made
 
 
+@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
+def test_an_autoencoder_computes_the_formula_of_its_architecture(options: dict[str, Any]) -> None:
+    made, x = autoencoder(5, **options), rows(40, 5)
+    hidden = (x - made.b_dec if made.apply_b_dec_to_input else x) @ made.W_enc + made.b_enc
+    active = hidden > (0 if made.threshold is None else made.threshold)
+    if made.k is not None:
+        active &= hidden >= hidden.sort(1).values[:, [-made.k]]
+    assert active.any() and not active.all()
+    torch.testing.assert_close(made.encode(x), torch.where(active, hidden, 0))
+    torch.testing.assert_close(made(x), torch.where(active, hidden, 0) @ made.W_dec + made.b_dec)
+
+
 @given(p=st.integers(1, 7), q=st.integers(1, 7), seed=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_a_probe_of_the_target_reads_mapped_activations(p: int, q: int, seed: int) -> None:

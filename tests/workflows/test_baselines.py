@@ -74,6 +74,15 @@ def test_an_exact_identity_is_no_rival(b: Adapter, matcher: str) -> None:
     assert model.evaluation.no_better == ()
 
 
+def test_between_different_layers_of_one_network_the_identity_is_a_rival(b: Adapter) -> None:
+    model = stitch(b, b, labelled(b), source_layer="1", target_layer="3", matcher="ridge", **SCORED)
+    with torch.no_grad():
+        model.stitch.body.weight.copy_(torch.eye(16))
+        model.stitch.body.bias.zero_()
+    with pytest.warns(UserWarning, match="no better than identity"):
+        assert "identity" in evaluate(model, labelled(b), **QUIET).no_better
+
+
 def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
     from hf_stitch.scoring.measured import not_beaten
     from hf_stitch.tasks.kinds import task_named

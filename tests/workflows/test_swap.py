@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,15 @@ def test_invalid_relative_models_are_rejected(given: dict[str, Any], message: st
 
 
 # -- swapping
+
+
+def test_a_swap_leaves_out_the_scores_and_the_verdict_of_the_model_before() -> None:
+    model = copy.deepcopy(RELATIVE)
+    model.keep_scores(audit={"verdict": "accurate"})
+    model.config.scores = {"task": "image-classification"}
+    swapped = hf_stitch.swap(model, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, progress=False)
+    assert model.config.recipe.keys() - swapped.config.recipe.keys() >= {"audit", "scored_weights"}
+    assert swapped.config.scores is None
 
 
 def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_model_unchanged() -> None:
