@@ -189,11 +189,14 @@ def test_invalid_relative_models_are_rejected(given: dict[str, Any], message: st
 # -- swapping
 
 
-def test_a_swap_leaves_out_the_scores_and_the_verdict_of_the_model_before() -> None:
+@pytest.mark.parametrize(
+    "new", [{"encoder": B, "encoder_layer": LAYER, "anchors": ANCHORS}, {"encoder": RELATIVE}], ids=["network", "model"]
+)
+def test_a_swap_leaves_out_the_scores_and_the_verdict_of_the_model_before(new: dict[str, Any]) -> None:
     model = copy.deepcopy(RELATIVE)
     model.keep_scores(audit={"verdict": "accurate"})
     model.config.scores = {"task": "image-classification"}
-    swapped = hf_stitch.swap(model, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, progress=False)
+    swapped = hf_stitch.swap(model, progress=False, **new)
     assert model.config.recipe.keys() - swapped.config.recipe.keys() >= {"audit", "scored_weights"}
     assert swapped.config.scores is None
 
