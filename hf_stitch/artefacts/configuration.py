@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
 from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
+from hf_stitch.plugins import PluginError
 from hf_stitch.records import warn_of_unknown
 from hf_stitch.tasks.kinds import task_named
 
@@ -121,7 +122,7 @@ class StitchConfig(PreTrainedConfig):
             values = read_model(values, where)
             warn_of_unknown(values.keys() - {*cls().to_dict()} - KNOWN, where)
             return super().from_dict(values, **kwargs)
-        except ValueError:
+        except (ValueError, PluginError):
             raise
         except Exception as error:
             raise damaged(where, error) from error

@@ -15,11 +15,7 @@ COLOURS = ("#31688e", "#e6550d", "#35b779", "#756bb1")
 
 
 def binned(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return edges of bins and how many of the values are in each, for :func:`histogram`.
-
-    Raises:
-        ValueError: If there are no values, or not all are finite.
-    """
+    """Return edges of bins and how many of the values are in each, for :func:`histogram`."""
     numbers = np.asarray(values, np.float64)
     if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
         raise ValueError(f"values must be a list of at least one finite number, got {numbers}")

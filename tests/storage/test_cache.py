@@ -303,6 +303,20 @@ def work(folder: Path, seed: int, kills: bool) -> None:
         assert found is None or same(found, number)  # its file may be gone
 
 
+def test_an_entry_that_another_process_removes_while_it_is_read_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    cache.write("a", {"x": torch.ones(2)}, {})
+
+    def removed(path: Path, key: str) -> Any:
+        path.unlink()
+        raise RuntimeError("unable to open file in read-only mode")  # as safetensors says it
+
+    monkeypatch.setattr("hf_stitch.storage.tensors._read", removed)
+    assert cache.read("a") is None
+
+
 def test_four_processes_write_read_and_remove_at_once_while_others_are_killed(tmp_path: Path) -> None:
     workers = [start(work, tmp_path, seed, False) for seed in range(4)]
     for seed in range(4, 9):

@@ -128,7 +128,7 @@ def test_an_expected_failure_is_no_failure(check: Any) -> None:
 
 
 def test_an_expected_failure_that_passes_or_raises_another_error_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_words.py").write_text("""
+    (tmp_path / "test_of_a_kit_alone.py").write_text("""
 from hf_stitch.testing import conformance, parametrize_with_checks
 from unittest import SkipTest
 
