@@ -307,14 +307,14 @@ def test_an_entry_that_another_process_removes_while_it_is_read_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
-    cache.write("a", {"x": torch.ones(2)}, {})
+    cache.write(key(1), tensors(1), {"number": 1})
 
-    def removed(path: Path, key: str) -> Any:
+    def removed(path: Path, name: str) -> Any:
         path.unlink()
         raise RuntimeError("unable to open file in read-only mode")  # as safetensors says it
 
     monkeypatch.setattr("hf_stitch.storage.tensors._read", removed)
-    assert cache.read("a") is None
+    assert cache.read(key(1)) is None
 
 
 def test_four_processes_write_read_and_remove_at_once_while_others_are_killed(tmp_path: Path) -> None:
