@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_networks import network
+from tiny_networks import adapted, build, network
 from torch import Tensor, nn
 
 import hf_stitch
@@ -173,7 +173,7 @@ def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read(
 
 
 def test_a_computed_plan_takes_the_options_of_the_job_and_leaves_live_networks_as_they_are() -> None:
-    net = network("cnn")
+    net = adapted("cnn", build("cnn", 0))
     net.model.train()
     before, size = weights_hash(net.model), {}
     for batch in (8, 64):
