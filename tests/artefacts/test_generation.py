@@ -44,10 +44,16 @@ def prompts(adapter: Any, texts: list[str], side: str = "left") -> dict[str, tor
     return {name: found[name] for name in ("input_ids", "attention_mask")}
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
-def model(request: Any, net: Any, texts: Any) -> StitchedModelForCausalLM:
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def made(request: Any, net: Any, texts: Any) -> StitchedModelForCausalLM:
+    """A stitched model, which no test changes."""
     source, target = request.param
     return stitched(net(source), net(target, 1), texts, (LAYERS[source], LAYERS[target]))
+
+
+@pytest.fixture
+def model(made: StitchedModelForCausalLM) -> StitchedModelForCausalLM:
+    return copy.deepcopy(made)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])

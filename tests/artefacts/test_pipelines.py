@@ -217,6 +217,7 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_another_process_only_needs_to_import_auto(net: Any, images: Any, tmp_path: Path) -> None:
     """``hf_stitch.auto`` registers the model classes."""
     model = hf_stitch.stitch(

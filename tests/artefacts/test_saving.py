@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable
@@ -79,10 +80,16 @@ def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, tor
     assert again.config.scores == model.config.scores
 
 
-@pytest.fixture
-def cnn_vit(net: Any, images: Any) -> StitchedModel:
-    """A stitched model of images."""
+@pytest.fixture(scope="module")
+def made(net: Any, images: Any) -> StitchedModel:
+    """A stitched model of images, which no test changes."""
     return stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+
+
+@pytest.fixture
+def cnn_vit(made: StitchedModel) -> StitchedModel:
+    """A stitched model of images."""
+    return copy.deepcopy(made)
 
 
 @pytest.fixture
@@ -161,7 +168,9 @@ def test_a_model_with_an_adapter_of_peft_is_refused_in_a_sentence(texts: Any, tm
 
 
 @pytest.mark.parametrize("matcher", CLOSED_FORMS)
-@pytest.mark.parametrize("layers", [("cnn", "deit"), ("swin", "cnn")], ids="-".join)
+@pytest.mark.parametrize(
+    "layers", [("cnn", "deit"), pytest.param(("swin", "cnn"), marks=pytest.mark.slow)], ids=["cnn-deit", "swin-cnn"]
+)
 def test_every_matcher(
     matcher: str, layers: tuple[str, str], net: Any, images: Any, inputs: Any, tmp_path: Path
 ) -> None:

@@ -45,10 +45,21 @@ def content(stitcher: Stitcher) -> tuple[Any, ...]:
     return (*ends, stitcher.task, stitcher.scores, stitcher.stitch.to_dict(), json.loads(json.dumps(stitcher.recipe)))
 
 
-@pytest.mark.parametrize("matcher", CLOSED_FORMS)
-@pytest.mark.parametrize(
-    "pair", [("cnn", "deit"), ("vit", "vit"), ("gpt2", "llama"), ("roberta", "bert")], ids="-".join
-)
+PAIRS = [("cnn", "deit"), ("vit", "vit"), ("gpt2", "llama"), ("roberta", "bert")]
+CASES = [
+    pytest.param(
+        matcher,
+        pair,
+        id=f"{'-'.join(pair)}-{matcher}",
+        marks=[pytest.mark.slow] * (pair != PAIRS[0] and number % 3 > 0),
+    )
+    for pair in PAIRS
+    for number, matcher in enumerate(CLOSED_FORMS)
+]
+"""Of all pairs but the first, two thirds of the matchers are slow tests."""
+
+
+@pytest.mark.parametrize(("matcher", "pair"), CASES)
 def test_a_saved_loaded_and_attached_stitcher_is_the_same_model(
     matcher: str, pair: tuple[str, str], net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
 ) -> None:

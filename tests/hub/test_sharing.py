@@ -144,6 +144,7 @@ json.dump(found, open(out, "w"))
 """
 
 
+@pytest.mark.slow
 def test_pipelines_of_pushed_models_give_the_same_outputs(
     shared_hub: Hub, pushed: Path, texts: Any, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ def test_wrong_devices_and_dtypes_are_wrong_usage(folder: Path, option: str, val
     assert message in " ".join(failed.stderr.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_stitch_in_another_dtype_is_evaluated_and_attached_again(folder: Path, tmp_path: Path) -> None:
     place = ("--data", "sklearn:digits", "--split", "test", "--max-samples", 16, "--batch-size", 16, "--device", "cpu")
     cut = ("--source-layer", "layer2.0", "--target-layer", "layer2.0")
