@@ -151,10 +151,14 @@ def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
 def recorded(blueprint: Mapping[str, Any], model: nn.Module) -> nn.Module:
     """Return the network of the blueprint of a model, without weights and only to compare the model with.
 
-    It is built once for all models of one blueprint, since every job compares its networks several times.
+    It is built once for all models of one blueprint, since every job compares its networks several times; one that
+    needs code of plugins or users is built again, since that may have changed.
     """
+    text = json.dumps(blueprint)
+    if any(f'"{name}"' in text for name in (REWRITES, *registries.networks)):
+        return network_of(blueprint)
     classes = frozenset(type(module) for module in model.modules())  # a notebook may define them again
-    return _skeleton(json.dumps(blueprint), classes)
+    return _skeleton(text, classes)
 
 
 @lru_cache(maxsize=8)

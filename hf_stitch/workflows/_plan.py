@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, ParamSpec
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,8 +37,8 @@ PLANNED = (audit, compare, compare_all, evaluate, extract_activations, relative_
 """Jobs that can be planned."""
 OF_NETWORKS = ("source", "target", "a", "b", "networks", "model")
 """Arguments of jobs that are networks, which can be described without weights."""
-SAMPLES, TOKENS = 1000, 512
-"""Number of samples of a computed plan, and tokens of a text unless the network reads fewer."""
+SAMPLES, TOKENS, SMALL = 1000, 512, 2**16
+"""Number of samples of a computed plan, tokens of a text unless the network reads fewer, and size of small tensors."""
 
 
 def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
@@ -58,7 +61,7 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
 
     Raises:
         TypeError: If the function is no job with a plan.
-        ValueError: If the job would refuse its arguments.
+        ValueError: If the job would refuse its arguments. Without data, of its options only those of a run are checked.
 
     Example:
         >>> import torch, hf_stitch
@@ -86,16 +89,28 @@ def _computed(job: str, given: dict[str, Any], run: Run) -> Plan:
     networks = {**given, **(several if isinstance(several, dict) else {str(i): each for i, each in enumerate(several)})}
     if not networks:
         raise ValueError(f"{job} without data has no networks to compute a plan of: pass its data")
-    stages, memory, largest, operations = {}, {NETWORKS: 0}, 0, speed(torch.float32)
+    stages, held, largest, operations = dict[str, float](), dict[int, torch.Tensor](), 0, speed(torch.float32)
+    known: dict[Any, Adapter | Described] = {}  # a network that is given twice is in memory once
     for name, network in networks.items():
-        found = network if isinstance(network, (Adapter, Described)) else described(network)
-        flops, size = _cost(found)
+        key = network if isinstance(network, (str, os.PathLike)) else id(network)
+        try:
+            if key not in known:
+                known[key] = network if isinstance(network, (Adapter, Described)) else described(network)
+            flops, size = _cost(known[key])
+        except RuntimeError as error:
+            raise ValueError(f"{name} cannot be run without weights ({error}): plan {job} with its data") from error
         stages[f"{SAMPLES} samples through {name}"] = SAMPLES * flops / operations / run.processes.count
-        memory[NETWORKS] += sum(each.nbytes for each in (*found.model.parameters(), *found.model.buffers()))
+        model = known[key].model
+        held |= {id(each): each for each in (*model.parameters(), *model.buffers())}
         largest = max(largest, size)
-    memory["largest output"] = run.batch_size * largest
+    memory = {NETWORKS: sum(each.nbytes for each in held.values()), "largest output": run.batch_size * largest}
     told = "computed from the configs, not measured; fitting and scoring are not included"
     return Plan.of(f"{job} without data", stages, memory, {}, torch.device("cpu"), run, told, computed=True)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor, without memory if it is large; forwards ask for the values of small ones."""
+    return tensor.detach().clone() if tensor.numel() <= SMALL else tensor.detach().to("meta")
 
 
 def _cost(found: Adapter | Described) -> tuple[float, int]:
@@ -110,10 +125,12 @@ def _cost(found: Adapter | Described) -> tuple[float, int]:
     def note(module: nn.Module, given: Any, output: Any) -> None:
         outputs.extend(each.nbytes for each in tree_leaves(output) if isinstance(each, torch.Tensor))
 
+    tensors = dict(chain(found.model.named_parameters(), found.model.named_buffers()))
+    copies = {name: _copy(tensor) for name, tensor in tensors.items()}  # a forward may change buffers
     hooks = [module.register_forward_hook(note) for module in found.model.modules()]
     try:
         with torch.no_grad(), evaluating(found.model), weightless(), FlopCounterMode(display=False) as counter:
-            found.model(**inputs)
+            functional_call(found.model, copies, (), inputs)
     finally:
         for hook in hooks:
             hook.remove()

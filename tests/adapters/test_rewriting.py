@@ -70,6 +70,24 @@ def test_only_rewritten_networks_have_rewrites_in_their_records() -> None:
     assert [change.partition(" ")[0] for change in before.changes(after)] == ["rewrites"]
 
 
+def test_pins_follow_a_rewrite_whose_code_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an edit of a plugin: what was built with the old code is no longer compared with."""
+    old = build("deit", 0)
+    rewrite(old, Factorise(3, ["fc1"]))
+    assert not [key for key in load(old).pinned.config.chosen if key.startswith("modules.")]
+
+    class Further(Factorise):
+        def apply(self, model: nn.Module) -> None:
+            super().apply(model)
+            model.set_submodule("norm", nn.Identity())
+
+    monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Further))
+    assert any(key.startswith("modules.norm") for key in load(old).pinned.config.chosen)
+    new = build("deit", 0)
+    rewrite(new, {"name": "factorise", "rank": 3, "ending": ["fc1"]})
+    assert not [key for key in load(new).pinned.config.chosen if key.startswith("modules.")]
+
+
 def test_a_rewrite_that_fails_is_not_recorded() -> None:
     model = build("deit", 0)
     for given, error, message in (

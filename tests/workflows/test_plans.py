@@ -184,3 +184,22 @@ def test_a_computed_plan_takes_the_options_of_the_job_and_leaves_live_networks_a
     with pytest.raises(ValueError, match="the config names MyLlama, which is no class of transformers: pass the"):
         own = transformers.LlamaConfig(architectures=["MyLlama"])
         hf_stitch.plan(hf_stitch.compare, own, own, None)
+
+
+def test_a_computed_plan_leaves_buffers_that_a_forward_changes_and_counts_a_network_once() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 2**22), nn.Linear(8, 2)
+            self.register_buffer("mean", torch.ones(1))
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.first(x)
+            self.mean.mul_(0.9).add_(h.mean().reshape(1) * 0.1)
+            return self.last(h[:, :8] - self.mean)
+
+    net = hf_stitch.load(Counting().eval(), example_inputs=torch.randn(2, 4))
+    before = net.model.mean.clone()
+    found = hf_stitch.plan(hf_stitch.stitch, net, net, None)
+    assert torch.equal(net.model.mean, before)
+    assert found.memory["networks"] == sum(each.nbytes for each in net.model.state_dict().values())
