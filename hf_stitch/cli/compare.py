@@ -7,6 +7,9 @@ import typer
 from hf_stitch.cli.output import figure_name
 from hf_stitch.cli.verbs import Job, command, usage
 
+OF_DATA = ("data_dir", "split", "max_samples", "label", "text", "text_pair", "image")
+"""Shared options that only tell how data are read."""
+
 
 @command("hf_stitch.workflows._compare:compare")
 def compare(job: Job) -> None:
@@ -26,6 +29,9 @@ def _check(job: Job) -> None:
     from hf_stitch.analysis.comparison.asking import Asked
     from hf_stitch.running import Run
 
+    idle = [f"--{name.replace('_', '-')}" for name in OF_DATA if getattr(job.shared, name) is not None]
+    if job.shared.data is None and idle:
+        raise typer.BadParameter(f"{', '.join(idle)} choose samples of a data set: name one", param_hint="--data")
     asks = {name: job.given[name] for name in ("pooling", "align") if name in job.given}
     with usage(", ".join(f"--{name}" for name in ("metric", *asks))):
         asked = Asked.of(job.given.get("metrics", ("linear_cka",)), **asks)

@@ -414,3 +414,9 @@ def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_p
         "--matcher", "task_loss:lr=1e37,max_steps=20", "--out", tmp_path / "out",
     )  # fmt: skip
     assert "diverged, as the loss is nan at step" in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("idle", [("--split", "nope"), ("--max-samples", 5), ("--label", "q"), ("--text", "t")])
+def test_options_of_data_without_data_are_refused(idle: tuple[str, object]) -> None:
+    failed = run("compare", "timm:nosuch", "timm:nosuch", "--metric", "weight_cosine", *idle)
+    assert failed.exit_code == 2 and " ".join(failed.stderr.split()).find(f"{idle[0]} choose") > 0
