@@ -84,8 +84,6 @@ WAYS: dict[str, Way] = {"hf-stitch": ours, "hf-stitch in chunks": in_chunks, "pl
 class Drawn:
     """A virtual array of random rows, generated one slice at a time."""
 
-    ndim = 2
-
     def __init__(self, n: int, width: int) -> None:
         self.shape = (n, width)
 

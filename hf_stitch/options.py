@@ -383,8 +383,9 @@ def _problem(kind: Any, name: str, value: Any) -> str | None:
         if alone or not (indexed or listed or isinstance(value, origin)):
             return ""
         return "; ".join(islice(filter(None, _inside(origin, parts, name, value)), 5)) or None
-    elif isinstance(kind := origin or kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False):
-        valid = isinstance(value, kind)
+    elif isinstance(kind := origin or kind, type) and kind is not Any:
+        protocol = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
+        valid = protocol or isinstance(value, kind)
     return None if valid else ""
 
 

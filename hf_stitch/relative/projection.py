@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,12 +22,21 @@ from hf_stitch.stitches.base import as_dtype
 
 Aggregate = Literal["concatenate", "mlp_sum"]
 Normalise = Literal["l2", "layer"]
-Rows = Tensor | NDArray[np.floating[Any]]
 _ALIKE = 100
 """Rows are equal if the norm of their difference is at most this multiple of eps times their norm."""
 _NEARBY = 4
 """Number of neighbours along a direction that are compared."""
 _Named = str | Similarity | Mapping[str, Any]
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """A tensor, an array, or what is read like one: a data set of h5py or zarr."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...
 
 
 class RelativeProjection(Stitch):
@@ -206,7 +214,8 @@ class RelativeProjection(Stitch):
         What depends only on the anchors is computed once. There are no gradients.
 
         Args:
-            rows: ``(n, d)``: a tensor or an array, which may be memory-mapped; one chunk is read at a time.
+            rows: ``(n, d)``: a tensor, an array, which may be memory-mapped, or a data set of h5py or zarr; one chunk
+                is read at a time.
             chunk: Rows per chunk.
 
         Yields:
@@ -220,7 +229,7 @@ class RelativeProjection(Stitch):
             >>> [part.shape for part in projection.stream(np.ones((10, 3), np.float32), chunk=8)]
             [torch.Size([8, 3]), torch.Size([2, 3])]
         """
-        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+        if len(rows.shape) != 2 or rows.shape[1] != self.in_features:
             raise ValueError(f"rows must have the shape (n, {self.in_features}), got {tuple(rows.shape)}")
         return self._stream(rows, chunk)
 
