@@ -30,7 +30,7 @@ _Named = str | Similarity | Mapping[str, Any]
 
 
 @runtime_checkable
-class Rows(Protocol):
+class Array(Protocol):
     """A tensor, an array, or what is read like one: a data set of h5py or zarr."""
 
     @property
@@ -208,7 +208,7 @@ class RelativeProjection(Stitch):
         return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 
     @checked
-    def stream(self, rows: Rows, chunk: Count = 4096) -> Iterator[Tensor]:
+    def stream(self, rows: Array, chunk: Count = 4096) -> Iterator[Tensor]:
         """Compute the relative representations of many rows in chunks; memory does not grow with their number.
 
         What depends only on the anchors is computed once. There are no gradients.
@@ -233,7 +233,7 @@ class RelativeProjection(Stitch):
             raise ValueError(f"rows must have the shape (n, {self.in_features}), got {tuple(rows.shape)}")
         return self._stream(rows, chunk)
 
-    def _stream(self, rows: Rows, chunk: int) -> Iterator[Tensor]:
+    def _stream(self, rows: Array, chunk: int) -> Iterator[Tensor]:
         with torch.no_grad():
             project = self._against(self.anchors.dtype)
         for start in range(0, len(rows), chunk):
