@@ -151,8 +151,8 @@ def _check_kept(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise an error if options are given with an adapter, which keeps its own."""
     if given := [*(name for name, value in chosen.items() if value is not None), *options]:
         raise TypeError(
-            f"an adapter keeps what it was loaded with, got {', '.join(given)}: load its network, adapter.model, "
-            "with them"
+            f"an adapter keeps what it was loaded with, got {', '.join(given)}: pass them to the hf_stitch.load that "
+            "makes it, or load its network, adapter.model, with them"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import can_return_tuple
 
@@ -147,12 +147,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _describe_in_config(self) -> None:
         """Set in the config what libraries read there of any text or image encoder."""
         config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
-        if network is not None:
+        if isinstance(network, PreTrainedConfig):  # your own network may keep anything under this name
             config.hidden_size = getattr(network.get_text_config(), "hidden_size", None)
         if interface.modality == "text":
             config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
             first = getattr(self.source.model, "config", None)
-            config.vocab_size = None if first is None else getattr(first.get_text_config(), "vocab_size", None)
+            text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
+            config.vocab_size = getattr(text, "vocab_size", None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the parents."""

@@ -38,8 +38,8 @@ _EQUAL, _UNEQUAL = ((12, 12),), ((12, 8), (8, 12))
 def check_matcher(matcher: str | Matcher, **options: Any) -> _MatcherKit:
     """Check that a matcher satisfies the contract of ``Matcher``.
 
-    The parts; all but the first apply to closed-form matchers and to matchers of rows, which are fitted to rows of
-    widths 12 to 12, 12 to 8 and 8 to 12, or to their moments:
+    The parts; all but the first apply to matchers that need no networks (all but subclasses of ``TrainedMatcher``),
+    which are fitted to rows of widths 12 to 12, 12 to 8 and 8 to 12, or to their moments:
 
     - ``config``: it is a frozen config that can be rebuilt from JSON, and ``collects`` is what plans know.
     - ``pure``: a fit does not modify the moments or the rows.

@@ -192,7 +192,9 @@ class _TaskKit(Kit):
         require(torch.allclose(twice, loss, rtol=1e-4), f"the loss of twice the same samples is {twice}, not {loss}")
         count = (labels != IGNORED).sum() if self.task.per_token else len(labels)
         mean = self.task.summed_loss(logits, labels) / count
-        require(torch.allclose(mean, loss, rtol=1e-4), f"the summed loss, divided by {count}, is {mean}, not {loss}")
+        require(
+            torch.allclose(mean, loss, rtol=1e-4), f"summed_loss, divided by {count}, is {mean}, but loss is {loss}"
+        )
 
     def imitation(self) -> None:
         wanted, _ = self._logits()

@@ -26,6 +26,15 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
     )
 
 
+def test_a_config_of_another_kind_is_not_read() -> None:
+    """Your own network may keep its own dataclass under the name ``config``."""
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)) for _ in range(2)]
+    for net in nets:
+        net.config = object()
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    assert stitched(a, b, torch.randn(60, 4), ("1", "1")).stitch.widths == (4, 4)
+
+
 @pytest.mark.parametrize("pair", [("cnn", "vit"), ("vit", "cnn"), ("cnn", "cnn")], ids="-".join)
 def test_weights_of_loaded_halves_are_not_initialised_again(
     pair: tuple[str, str], net: Any, images: Any, tmp_path: Path
