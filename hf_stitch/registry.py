@@ -84,15 +84,22 @@ def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
 
 
 def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
+    """Read the first line of the docstring of a built-in entry, without importing it.
+
+    A command that is made of a verb shares its docstring; a typer app has that of its module.
+    """
     module, _, name = source.partition(":")
     root = Path(__file__).parent.joinpath(*module.split(".")[1:])
     path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    tree = ast.parse(path.read_bytes())
+    for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            for each in node.decorator_list:
+                match each:
+                    case ast.Call(args=[ast.Constant(str(verb))]) if ":" in verb:
+                        return _docstring(verb)
             return first_line(ast.get_docstring(node))
-    return first_line(ast.get_docstring(tree))  # of a typer app, which has none
+    return first_line(ast.get_docstring(tree))
 
 
 class Registry(Generic[T]):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import typer
 from PIL import Image
 from tiny_networks import LAYERS, WORDS, network, plain_tokenizer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hf_stitch
 from benchmarks import tiny
-from hf_stitch import Samples
+from hf_stitch import Samples, registries
+from hf_stitch.cli import command_of
 from hf_stitch.training import SimilarityCallback, StitchabilityCallback
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
@@ -277,10 +277,7 @@ def test_one_of_many_columns_of_texts_is_chosen_by_the_call_that_the_message_nam
 
 
 def test_every_command_that_reads_data_takes_its_columns() -> None:
-    from hf_stitch.cli import app
-
-    group: Any = typer.main.get_command(app)
-    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    commands = {name: command_of(name) for name in registries.commands}
     taken = {name: {option for each in command.params for option in each.opts} for name, command in commands.items()}
     options = {name: given for name, given in taken.items() if "--data" in given}
     assert {"compare", "stitch", "swap", "evaluate", "audit"} <= options.keys()

@@ -20,7 +20,8 @@ import hf_stitch
 from hf_stitch import analysis, metrics
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.analysis import Activations
-from hf_stitch.cli import app
+from hf_stitch.cli import app, command_of
+from hf_stitch.registry import registries
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.training import SimilarityCallback
 
@@ -187,13 +188,7 @@ def test_a_cached_network_loads_at_once_without_a_connection(tmp_path: Path, mon
 
 def commands() -> dict[str, set[str]]:
     """The options of each command."""
-    import typer
-
-    from hf_stitch.cli import app
-
-    group: Any = typer.main.get_command(app)
-    found = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    return {name: {option for each in command.params for option in each.opts} for name, command in found.items()}
+    return {name: {option for each in command_of(name).params for option in each.opts} for name in registries.commands}
 
 
 def test_every_command_that_runs_a_network_takes_its_device_and_dtype() -> None:
@@ -204,10 +199,6 @@ def test_every_command_that_runs_a_network_takes_its_device_and_dtype() -> None:
 
 
 def invoke(*arguments: Any) -> Any:
-    from typer.testing import CliRunner
-
-    from hf_stitch.cli import app
-
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
