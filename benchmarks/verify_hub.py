@@ -154,11 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = {"error": " ".join(f"{type(error).__name__}: {error}".split()), "exact": False}
         kept[name] = {**found, "seconds": round(time.perf_counter() - start, 1), "versions": record["versions"]}
         print(f"{name}: {found.get('error') or ('exact' if found['exact'] else 'differs')}", flush=True)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, indent=1) + "\n"
-        write_whole(given.out, lambda place: place.write_text(text, encoding="utf-8"))
-        write_whole(given.out.with_suffix(".md"), lambda place: place.write_text(page(record), encoding="utf-8"))
+        _write(given.out, json.dumps(record, indent=1) + "\n")
+        _write(given.out.with_suffix(".md"), page(record))
     return 0 if all(kept[name]["exact"] for name in asked) else 1
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def _is_done(found: dict[str, Any] | None, name: str) -> bool:
