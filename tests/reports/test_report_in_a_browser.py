@@ -90,13 +90,13 @@ def test_texts_and_curves_stand_out_and_the_keyboard_reaches_everything(
     wanted = page.locator("select, input, summary, [tabindex='0']").evaluate_all(
         "all => all.filter(each => each.offsetParent && !each.closest('details:not([open]) > :not(summary)')).length"
     )
+    focus = (
+        "(each => { const first = !each.dataset.seen; each.dataset.seen = 1;"
+        " return [first, getComputedStyle(each).outlineStyle] })(document.activeElement)"
+    )
     for _ in range(wanted):
         page.keyboard.press("Tab")
-        focus = page.evaluate(
-            "(e => { const first = !e.dataset.seen; e.dataset.seen = 1; return [first, getComputedStyle(e).outlineStyle] })"
-            "(document.activeElement)"
-        )
-        assert focus == [True, "solid"]
+        assert page.evaluate(focus) == [True, "solid"]
 
 
 def test_hover_click_and_choice(browser: Any, tmp_path: Path) -> None:
