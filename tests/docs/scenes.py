@@ -48,6 +48,7 @@ class Scene(Namespace):
 # -- networks and samples ----------------------------------------------------------------------------------------------
 
 
+@cache
 def pictures(n: int, seed: int = 0) -> Dataset:
     """Create a data set of random labelled images."""
     random = np.random.default_rng(seed)
@@ -56,6 +57,7 @@ def pictures(n: int, seed: int = 0) -> Dataset:
     return Dataset.from_dict({"image": images, "label": [i % CLASSES for i in range(n)]}, features=features)
 
 
+@cache
 def sentences(n: int, seed: int = 0) -> Dataset:
     """Create a data set of random labelled texts."""
     random = np.random.default_rng(seed)
@@ -133,8 +135,15 @@ def _written(write: Callable[[], None]) -> Path:
 _FOLDERS = tempfile.TemporaryDirectory()
 
 
+@cache
+def _loaded(seed: int = 0, name: str = "") -> Adapter:
+    """Load a CNN once for all pages, of which none changes it; there is one for each name."""
+    return hf_stitch.load(cnn(seed))
+
+
+@cache
 def _vision_pair() -> tuple[Adapter, Adapter]:
-    return hf_stitch.load(cnn()), hf_stitch.load(vit(), processor=vit_processor())
+    return _loaded(), hf_stitch.load(vit(), processor=vit_processor())
 
 
 def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
@@ -161,15 +170,15 @@ def readme() -> Namespace:
 def bench() -> Namespace:
     """Three networks with different seeds, and their data."""
     train, test = Samples.of(pictures(90)).split(0.5, 0)
-    return {**{name: hf_stitch.load(cnn(seed)) for seed, name in enumerate("abc")}, "train": train, "test": test}
+    return {**{name: _loaded(seed) for seed, name in enumerate("abc")}, "train": train, "test": test}
 
 
 def compare() -> Namespace:
     """Two image networks, two text networks, and saved activations."""
     np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
     return {
-        "a": hf_stitch.load(cnn()),
-        "b": hf_stitch.load(cnn(1)),
+        "a": _loaded(),
+        "b": _loaded(1),
         "dataset": pictures(40),
         "bert": text_network("bert"),
         "gpt2": text_network("gpt2"),
@@ -196,7 +205,7 @@ def relative() -> Namespace:
         "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
         pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE), "crop_pct": 1.0},
     )  # fmt: skip
-    a, b = hf_stitch.load(cnn()), hf_stitch.load(deit.eval())
+    a, b = _loaded(), hf_stitch.load(deit.eval())
     train, test = Samples.of(pictures(340)), Samples.of(pictures(12, seed=1))
     np.save("a_million.npy", np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32))
     return {"a": a, "b": b, "train": train, "test": test, "my_images": train, "network": a}
@@ -264,9 +273,8 @@ def stitch() -> Namespace:
         **{name: partial(at, source_layer=f"layer{i}.0") for i, name in enumerate(("one", "two", "three"), 1)},
         "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
         "gpt2": partial(text_network, "gpt2"), "other": partial(text_network, "gpt2", 1),
-        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
-        "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
-        "pairs": dataset, "before": hf_stitch.load(cnn()), "after": hf_stitch.load(cnn()),
+        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": _loaded(0, "0"), "seed_1": _loaded(1),
+        "test": held_out, "pairs": dataset, "before": _loaded(0, "before"), "after": _loaded(0, "after"),
         "llama": partial(decoder, "llama"), "gpt2_small": partial(decoder, "gpt2"),
     }  # fmt: skip
 
@@ -287,7 +295,7 @@ def train() -> Namespace:
         "args": transformers.TrainingArguments(
             "run/trainer", num_train_epochs=2, report_to=[], disable_tqdm=True, use_cpu=True, eval_strategy="epoch"
         ),
-        "probe": labelled.remove_columns("label"), "labelled": labelled, "reference": hf_stitch.load(cnn()),
+        "probe": labelled.remove_columns("label"), "labelled": labelled, "reference": _loaded(),
         "loader": DataLoader([row["pixel_values"] for row in examples], batch_size=8),
         "accelerator": Accelerator(cpu=True), "processor": processor,
     }  # fmt: skip
