@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
+    RUNNING,
     Entry,
     PluginError,
     first_line,
@@ -26,7 +27,6 @@ from hf_stitch.plugins import (
     installed,
     load_named,
     normalized,
-    running,
 )
 from hf_stitch.printing import warn
 
@@ -68,18 +68,7 @@ class UnknownNameError(ValueError, KeyError):
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
-    """Return the classes of a list that no other class of the list extends.
-
-    Args:
-        kinds: Classes.
-
-    Returns:
-        Those without a subclass among them, in the same order.
-
-    Example:
-        >>> most_special([object, int, bool])
-        [<class 'bool'>]
-    """
+    """Return the classes of a list that no other class of the list extends."""
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
@@ -395,7 +384,7 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{name!r} among {self.kind} is taken ({entry.origin}, {entry.source}); choose another name"
             )
-        file = running()
+        file = RUNNING.get()
         self._entries[name] = Entry.of(name, factory, file)
         if file is not None:
             file.undo.append(partial(self._entries.pop, name))

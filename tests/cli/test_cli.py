@@ -59,11 +59,6 @@ def test_runs_as_a_module() -> None:
     assert shown.stdout == f"hf-stitch {hf_stitch.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [("wrong",), ("layers",), ("layers", "a", "--wrong"), ("list", "matcher")])
-def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
-    assert run(*arguments).exit_code == 2
-
-
 def test_debug_raises_the_error(tmp_path: Path) -> None:
     result = run("--debug", "layers", tmp_path)
     assert isinstance(result.exception, ValueError)
@@ -350,12 +345,6 @@ def test_doctor_silences_transformers(tmp_path: Path, capfd: pytest.CaptureFixtu
     shown = run("doctor", tmp_path)
     assert not shown.stderr and not capfd.readouterr().err
     assert shown.stdout.startswith(str(tmp_path))
-
-
-@pytest.mark.parametrize("command", ["compare", "stitch"])
-def test_networks_that_do_not_exist_are_named_before_data_are_read(command: str, tmp_path: Path) -> None:
-    arguments = (command, "timm:nosuch", "timm:nosuch", "--data", "nosuch/data", "--out", tmp_path / "out")
-    assert "'nosuch'" in error_line(*arguments)
 
 
 def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 import hf_stitch
 from benchmarks import tiny
-from hf_stitch import Samples, registries
-from hf_stitch.cli import command_of
+from hf_stitch import Samples
 from hf_stitch.training import SimilarityCallback, StitchabilityCallback
 
 # -- data as people hold them ------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def test_items_are_read_when_they_are_needed() -> None:
 # -- networks with the special ids of their own configs ----------------------------------------------------------------
 
 OWN_IDS = [
-    *(("text", kind) for kind in ("gpt2", "llama", "bloom", "falcon", "gpt_neox", "perceiver", "qwen3", "bert")),
+    *(("text", kind) for kind in ("gpt2", "bloom", "perceiver", "qwen3", "bert")),  # all in the slow test
     *(("causal", kind) for kind in ("codegen", "cpmant", "rwkv")),
 ]
 
@@ -274,15 +273,6 @@ def test_one_of_many_columns_of_texts_is_chosen_by_the_call_that_the_message_nam
     ):
         Samples.of(ntrex)
     assert next(Samples.of(ntrex, text="deu_Latn").batches(1)).samples == ["a sentence in deu"]
-
-
-def test_every_command_that_reads_data_takes_its_columns() -> None:
-    commands = {name: command_of(name) for name in registries.commands}
-    taken = {name: {option for each in command.params for option in each.opts} for name, command in commands.items()}
-    options = {name: given for name, given in taken.items() if "--data" in given}
-    assert {"compare", "stitch", "swap", "evaluate", "audit"} <= options.keys()
-    for name, given in options.items():
-        assert {"--label", "--text", "--text-pair", "--image", "--split", "--data-dir"} <= given, name
 
 
 # -- two tokenizers ----------------------------------------------------------------------------------------------------
