@@ -5,6 +5,7 @@ Commands import torch, transformers and timm when they run, so that ``--help`` s
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +43,8 @@ def command_of(name: str) -> Any:
     alone = found
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(name)(found)
+        paragraphs = (inspect.getdoc(found) or "").split("\n\n")  # each is broken into lines by the width of its reader
+        alone.command(name, help="\n\n".join(" ".join(each.split()) for each in paragraphs))(found)
     command: Any = get_command(alone)
     command.name = name
     return command
