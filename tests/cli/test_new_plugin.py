@@ -45,13 +45,10 @@ def test_what_it_writes_passes_its_own_tests(tmp_path: Path) -> None:
     folders = {kind: write(tmp_path / kind.value, kind) for kind in Kind}
     for folder in folders.values():
         install(folder)
-    call = [
-        sys.executable,
-        *["-m", "pytest", "-q", "--doctest-modules", "-p", "no:cacheprovider", "--junitxml=report.xml"],
-    ]
+    options = ["-q", "--doctest-modules", "-p", "no:cacheprovider", "--junitxml=report.xml"]
+    call = [sys.executable, "-m", "pytest", *options, *Kind]
     path = os.pathsep.join([*map(str, folders.values()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
-    call += [kind.value for kind in Kind]
     found = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stdout + found.stderr
     cases = ElementTree.parse(tmp_path / "report.xml").iter("testcase")

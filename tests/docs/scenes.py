@@ -33,6 +33,7 @@ from tiny_networks import BODY, SIZE, TEXT, WORDS, plain_tokenizer  # isort: ski
 from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
+ERRORS = sorted((Path(__file__).parents[2] / "docs" / "errors").glob("*.md"))
 Namespace = dict[str, Any]
 """Name -> value, or a ``partial`` that creates it when it is asked for."""
 
@@ -146,17 +147,10 @@ def _vision_pair() -> tuple[Adapter, Adapter]:
     return _loaded(), hf_stitch.load(vit(), processor=vit_processor())
 
 
-def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
+def _stitched() -> hf_stitch.StitchedModel:
     source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
-    return hf_stitch.stitch(
-        source,
-        target,
-        pictures(60),
-        source_layer="features.8",
-        target_layer="vit.layers.6",
-        progress=False,
-        **arguments,
-    )
+    layers = {"source_layer": "features.8", "target_layer": "vit.layers.6"}
+    return hf_stitch.stitch(source, target, pictures(60), **layers, progress=False)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -334,20 +328,10 @@ def trust_a_stitch() -> Namespace:
 
     source, target = _vision_pair()
     train, test = Samples.of(pictures(360)).split(0.5, 0)
-    stitched = hf_stitch.stitch(
-        source, target, train, source_layer="layer2.0", target_layer="vit.layers.3", progress=False
-    )
+    place: Any = {"source_layer": "layer2.0", "target_layer": "vit.layers.3", "progress": False}
+    stitched = hf_stitch.stitch(source, target, train, **place)
     first, second = (TaskLoss(epochs=1, seed=seed).fit(stitched, train, progress=False) for seed in range(2))
-    bottleneck = hf_stitch.stitch(
-        source,
-        target,
-        train,
-        source_layer="layer2.0",
-        target_layer="vit.layers.3",
-        matcher="low_rank",
-        rank=4,
-        progress=False,
-    )
+    bottleneck = hf_stitch.stitch(source, target, train, matcher="low_rank", rank=4, **place)
     return {
         "stitched": stitched, "train": train, "test": test, "first": first, "second": second, "other": bottleneck,
         "noise": pictures(60, seed=9), "source": source, "target": target,
@@ -448,23 +432,7 @@ def nothing() -> Namespace:
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
-    **{
-        f"docs/errors/{name}.md": errors
-        for name in (
-            "not-a-cut",
-            "no-example",
-            "other-weights",
-            "no-name",
-            "other-tokens",
-            "too-few-samples",
-            "other-order",
-            "other-labels",
-            "heads",
-            "damaged-file",
-            "not-saved",
-            "too-large",
-        )
-    },
+    **{f"docs/errors/{page.name}": errors for page in ERRORS if page.stem != "index"},
     "docs/how-to/bench.md": bench,
     "docs/how-to/cache.md": compare,
     "docs/how-to/compare.md": compare,
