@@ -108,15 +108,17 @@ def on_the_hub() -> dict[str, dict[str, bytes]]:
     return {
         "timm/rexnet_100.nav_in1k": _timm_files(cnn(0, "rexnet_100", **rexnet), rexnet),
         "timm/resnet18.a1_in1k": _timm_files(cnn(1), {"channels": (16, 24, 32, 32)}),
-        "google/vit-base-patch16-224": _files(vit().save_pretrained, vit_processor().save_pretrained),
+        "google/vit-base-patch16-224": files_of(vit().save_pretrained, vit_processor().save_pretrained),
     }
 
 
 def _timm_files(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, bytes]:
-    return _files(lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True))
+    return files_of(
+        lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    )
 
 
-def _files(*writers: Callable[[str], object]) -> dict[str, bytes]:
+def files_of(*writers: Callable[[str], object]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         for write in writers:
             write(name)
