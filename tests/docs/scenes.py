@@ -329,7 +329,7 @@ def trust_a_stitch() -> Namespace:
     from hf_stitch.training import TaskLoss
 
     source, target = _vision_pair()
-    train, test = Samples.of(pictures(360)).split(0.5, 0)
+    train, test = Samples.of(pictures(240)).split(0.5, 0)
     place: Any = {"source_layer": "layer2.0", "target_layer": "vit.layers.3", "progress": False}
     stitched = hf_stitch.stitch(source, target, train, **place)
     first, second = (TaskLoss(epochs=1, seed=seed).fit(stitched, train, progress=False) for seed in range(2))
