@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["CONTRACT", "Entry", "FilePlugin", "PluginError", "installed", "load_plugin"]
+__all__ = ["CONTRACT", "Entry", "FilePlugin", "PluginError", "load_plugin"]
 
 CONTRACT = "contract_1"
 """The present contract of all registries. It rises when entries of plugins must be adapted."""
@@ -183,29 +183,15 @@ def install_hint(kind: str, name: str) -> str:
 
 
 def installed(kind: str) -> list[Entry]:
-    """Return the entries that installed distributions add to a registry; imports nothing.
-
-    Args:
-        kind: Name of the registry.
-
-    Returns:
-        The entries, sorted by their full names.
-
-    Example:
-        >>> installed("no_such_registry")
-        []
-    """
+    """Return the entries that installed distributions add to a registry, by their full names; imports nothing."""
     found = (entry_of(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
     return sorted(found, key=lambda entry: entry.full_name)
 
 
-_RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
+RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
+"""The file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`."""
+
 _LOADED: dict[Path, FilePlugin] = {}
-
-
-def running() -> FilePlugin | None:
-    """Return the file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`."""
-    return _RUNNING.get()
 
 
 def load_plugin(path: str | Path) -> FilePlugin:
@@ -251,7 +237,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
     name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', place.stem)}_{plugin.sha256[:8]}"
     if place.suffix != ".py":
         raise PluginError(f"the plugin {place} is no Python file; its name must end in .py")
-    token = _RUNNING.set(plugin)
+    token = RUNNING.set(plugin)
     try:
         run_file(name, place, code)
         if not plugin.undo:
@@ -262,7 +248,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
         what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         raise PluginError(f"the plugin {place} could not be loaded: {what}") from error
     finally:
-        _RUNNING.reset(token)
+        RUNNING.reset(token)
     _LOADED[place] = plugin
     return plugin
 
@@ -282,7 +268,7 @@ def run_file(name: str, place: Path, code: bytes) -> ModuleType:
 
 def load_named() -> None:
     """Load the files that the environment variable ``HF_STITCH_PLUGINS`` names, unless they are loaded already."""
-    if running() is not None:  # a file looks something up while it is loaded
+    if RUNNING.get() is not None:  # a file looks something up while it is loaded
         return
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         if Path(path).expanduser().resolve() not in _LOADED:

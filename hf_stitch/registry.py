@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
 from hf_stitch.plugins import (
+    RUNNING,
     Entry,
     PluginError,
     first_line,
@@ -26,7 +27,6 @@ from hf_stitch.plugins import (
     installed,
     load_named,
     normalized,
-    running,
 )
 from hf_stitch.printing import warn
 
@@ -68,31 +68,27 @@ class UnknownNameError(ValueError, KeyError):
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
-    """Return the classes of a list that no other class of the list extends.
-
-    Args:
-        kinds: Classes.
-
-    Returns:
-        Those without a subclass among them, in the same order.
-
-    Example:
-        >>> most_special([object, int, bool])
-        [<class 'bool'>]
-    """
+    """Return the classes of a list that no other class of the list extends."""
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
 def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in class, or of its module, without importing it."""
+    """Read the first line of the docstring of a built-in entry, without importing it.
+
+    A command that is made of a verb shares its docstring; a typer app has that of its module.
+    """
     module, _, name = source.partition(":")
     root = Path(__file__).parent.joinpath(*module.split(".")[1:])
     path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    tree = ast.parse(path.read_bytes())
+    for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            for each in node.decorator_list:
+                match each:
+                    case ast.Call(args=[ast.Constant(str(verb))]) if ":" in verb:
+                        return _docstring(verb)
             return first_line(ast.get_docstring(node))
-    return first_line(ast.get_docstring(tree))  # of a typer app, which has none
+    return first_line(ast.get_docstring(tree))
 
 
 class Registry(Generic[T]):
@@ -388,7 +384,7 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{name!r} among {self.kind} is taken ({entry.origin}, {entry.source}); choose another name"
             )
-        file = running()
+        file = RUNNING.get()
         self._entries[name] = Entry.of(name, factory, file)
         if file is not None:
             file.undo.append(partial(self._entries.pop, name))

@@ -208,7 +208,7 @@ def _results(scores: Mapping[str, Any], pipeline: str) -> list[dict[str, Any]]:
             "name": figure.replace("_", " ") + ("" if who == "stitched" else f" of the baseline: {who}"),
             "args": {"predictor": who},
         }
-        for who, figures in _ordered(scores).items()
+        for who, figures in ordered(scores).items()
         for place, (figure, score) in enumerate(figures.items())
         if (place == 0 or who == "stitched") and _number(score["value"]) is not None
     ]
@@ -241,7 +241,7 @@ def _kind(body: Mapping[str, Any]) -> str:
 
 def _headline(scores: Mapping[str, Any]) -> str:
     """Return a sentence with the first figure and its baselines."""
-    table = _ordered(scores)
+    table = ordered(scores)
     if not table.get("stitched"):
         return ""
     figure = next(iter(table["stitched"]))
@@ -302,7 +302,7 @@ def _held_out(recipe: Mapping[str, Any]) -> str:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
-    table = _ordered(scores)
+    table = ordered(scores)
     figures = list(dict.fromkeys(figure for row in table.values() for figure in row))
     return {
         "figures": [figure.replace("_", " ") for figure in figures],
@@ -319,7 +319,7 @@ def _samples(scores: Mapping[str, Any]) -> str:
     return held_out(scores["n"], None if share is None else _number(share))
 
 
-def _ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return predictor -> figure -> score in reading order, because a saved config is sorted by name."""
 
     def sort(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:

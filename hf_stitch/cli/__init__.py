@@ -5,6 +5,7 @@ Commands import torch, transformers and timm when they run, so that ``--help`` s
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,7 @@ from typer.main import get_command
 
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
-from hf_stitch.cli.functions import typed
-from hf_stitch.cli.messages import in_options
+from hf_stitch.cli.messages import GIVEN, in_options
 from hf_stitch.plugins import PluginError, install_hint, load_named, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries
@@ -24,32 +24,34 @@ from hf_stitch.registry import registries
 __all__ = ["app", "main"]
 
 
-class _OfPlugin(TyperCommand):
-    """A command of a plugin, which is imported when it runs; help shows the summary of its distribution."""
+class _Listed(TyperCommand):
+    """A command that is imported when it runs; until then, only its summary is known."""
 
     def __init__(self, name: str) -> None:
         entry = registries.commands.entry(name)
-        super().__init__(name, callback=None, help=f"{entry.summary or 'A command'} ({entry.origin}).")
+        origin = "" if entry.origin == "built-in" else f" ({entry.origin})."
+        super().__init__(name, callback=None, help=f"{entry.summary or 'A command'}{origin}")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return _command(str(self.name)).make_context(info_name, args, parent=parent, **extra)
+        return command_of(str(self.name)).make_context(info_name, args, parent=parent, **extra)
 
 
-def _command(name: str) -> Any:
+def command_of(name: str) -> Any:
     """Import a command."""
     found: Any = registries.commands.get(name)
     registries.commands.check_kind(name, found)
     alone = found
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(name)(found)
+        paragraphs = (inspect.getdoc(found) or "").split("\n\n")  # each is broken into lines by the width of its reader
+        alone.command(name, help="\n\n".join(" ".join(each.split()) for each in paragraphs))(found)
     command: Any = get_command(alone)
     command.name = name
     return command
 
 
 class _Group(TyperGroup):
-    """A command group of all registered commands, of which those that are needed are imported.
+    """A command group of all registered commands, of which the one that runs is imported.
 
     It prints warnings and errors as one line; an error as a traceback with ``--debug``.
     """
@@ -58,26 +60,24 @@ class _Group(TyperGroup):
         return list(dict.fromkeys([*BUILT_INS["commands"], *registries.commands]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in registries.commands:
-            return None
-        return _command(cmd_name) if cmd_name in BUILT_INS["commands"] else _OfPlugin(cmd_name)
+        return _Listed(cmd_name) if cmd_name in registries.commands else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None and (hint := install_hint("commands", args[0])):
+        if args[0] not in registries.commands and (hint := install_hint("commands", args[0])):
             ctx.fail(f"There is no command {args[0]!r} here; {hint}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         def line(message: object) -> str:
             text = visible(" ".join(str(message).split()))
-            command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            return text if command is None else in_options(text, command)
+            return in_options(text, command_of(ctx.invoked_subcommand)) if ctx.invoked_subcommand else text
 
         def show_warning(message: Warning | str, *_: Any) -> None:
             typer.secho(f"warning: {line(message)}", fg="yellow", err=True)
 
+        GIVEN.set(ctx.args)
         try:
-            with warnings.catch_warnings(), typed(ctx.args):
+            with warnings.catch_warnings():
                 warnings.showwarning = show_warning  # type: ignore[assignment]  # by position, as warnings calls it
                 return super().invoke(ctx)
         except (ValueError, OSError, ImportError, FloatingPointError) as error:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from hf_stitch.cli.options import AsJson
 from hf_stitch.cli.output import Output
+from hf_stitch.cli.verbs import usage
 from hf_stitch.resources import sized
 from hf_stitch.storage.cache import DEFAULT_LIMIT, FOLDER, LIMIT, Cache, Entry, bytes_of
 
@@ -28,14 +29,6 @@ Folder = Annotated[
     Path | None,
     typer.Option(help="Folder of the cache.", metavar="DIR", show_default=f"{FOLDER}, or hf-stitch in ~/.cache"),
 ]
-
-
-def _checked(size: str | None) -> str | None:
-    try:
-        bytes_of(size or DEFAULT_LIMIT)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return size
 
 
 @cache.command("ls")
@@ -80,11 +73,7 @@ def removed(
 def collected(
     max_size: Annotated[
         str | None,
-        typer.Option(
-            callback=_checked,
-            help="Largest size that stays, for example 5GB.",
-            show_default=f"{LIMIT}, or {DEFAULT_LIMIT}",
-        ),
+        typer.Option(help="Largest size that stays, for example 5GB.", show_default=f"{LIMIT}, or {DEFAULT_LIMIT}"),
     ] = None,
     folder: Folder = None,
     json: AsJson = False,
@@ -93,8 +82,10 @@ def collected(
 
     Every write does this with the default size. What processes that were killed have left is removed, too.
     """
-    output, place = Output(json), Cache(folder, None if max_size is None else bytes_of(max_size))
-    _tell(output, place.shrink(), place)
+    with usage("--max-size"):
+        most = None if max_size is None else bytes_of(max_size)
+    place = Cache(folder, most)
+    _tell(Output(json), place.shrink(), place)
 
 
 def _one(key: str, entries: list[Entry]) -> Entry:
@@ -115,14 +106,18 @@ def _tell(output: Output, gone: list[Entry], place: Cache) -> None:
 
 
 def _table(entries: list[Entry], title: str) -> Table:
-    table = Table("key", title=title, title_justify="left")
-    for column in ("network", "layer", "data"):
-        table.add_column(column, overflow="fold")
-    table.add_column("samples", justify="right")
-    for column in ("pooling", "dtype"):
-        table.add_column(column)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("last used", no_wrap=True)
+    folded = (Column(name, overflow="fold") for name in ("network", "layer", "data"))
+    sizes = Column("size", justify="right", no_wrap=True), Column("last used", no_wrap=True)
+    table = Table(
+        "key",
+        *folded,
+        Column("samples", justify="right"),
+        "pooling",
+        "dtype",
+        *sizes,
+        title=title,
+        title_justify="left",
+    )
     for entry in entries:
         about = entry.about
         layer = "(their names)" if "candidates" in about else about.get("layer", "–")

@@ -11,9 +11,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hf_stitch.cli.messages import GIVEN
 from hf_stitch.options import did_you_mean
 from hf_stitch.plugins import run_file
 from hf_stitch.printing import visible
@@ -31,24 +31,11 @@ if TYPE_CHECKING:
 
 RETURNS = "the network (an nn.Module), (network, processor), or the result of hf_stitch.load(network, …)"
 
-_TYPED: ContextVar[Sequence[str]] = ContextVar("typed", default=())
-"""The arguments of the command that runs, among which names must differ."""
-
 _RUN: dict[tuple[Path, str], ModuleType] = {}
 """Path and hash of the files that have run -> module."""
 
 _BESIDE: dict[str, Path] = {}
 """Modules that files have imported from their folder -> the folder."""
-
-
-@contextmanager
-def typed(arguments: Sequence[str]) -> Iterator[None]:
-    """Set the arguments of a command while it runs."""
-    token = _TYPED.set([re.sub(r"^--[\w-]+=", "", each) for each in arguments])
-    try:
-        yield
-    finally:
-        _TYPED.reset(token)
 
 
 def is_function(name: str) -> bool:
@@ -68,7 +55,8 @@ def check_artefact(name: str, argument: str) -> None:
 
 def shown(name: str) -> str:
     """Return the name of a network in results: that of a file or folder without its path, as far as it tells apart."""
-    places = {each: os.path.abspath(Path(each).expanduser()) for each in (*_TYPED.get(), name) if _is_path(each)}
+    given = [re.sub(r"^--[\w-]+=", "", each) for each in GIVEN.get()]
+    places = {each: os.path.abspath(Path(each).expanduser()) for each in (*given, name) if _is_path(each)}
     return short_names(places.values())[places[name]] if name in places else name
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from hf_stitch.cli.output import figure_name
-from hf_stitch.cli.stitch import check_own
 from hf_stitch.cli.verbs import Job, command
 
 
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
-    check_own(job)
     found = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}

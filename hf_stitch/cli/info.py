@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,48 +49,34 @@ def _record(found: Description) -> dict[str, Any]:
 
 
 def _evaluation(found: Description) -> Evaluation | None:
-    """Return the scores that the artefact was saved with, or ``None``."""
+    """Return the scores that the artefact was saved with, in the order of a card: a saved config is sorted by name."""
     from hf_stitch.analysis.evaluation import Evaluation
+    from hf_stitch.artefacts.card import ordered
     from hf_stitch.artefacts.record import damaged
 
     if not found.scores.get("scores"):
         return None
-    kept = {key: value for key, value in found.scores.items() if key in ("task", "n", "data", "scores")}
+    kept = {key: found.scores[key] for key in ("task", "n", "data", "scores") if key in found.scores}
     try:
         scored = Evaluation.from_dict(kept)
-        return dataclasses.replace(scored, scores=dict(sorted(scored.scores.items(), key=lambda row: _place(row[0]))))
     except ValueError as error:
         raise damaged("config.json" if found.whole else "stitcher.json", error) from error
-
-
-def _place(predictor: str) -> int:
-    """Return the place of a predictor in the table: the stitched model first, then further baselines, chance last."""
-    order = ("stitched", "", "identity", "mean_only", "source", "target", "chance")
-    return order.index(predictor if predictor in order else "")
+    return replace(scored, scores=ordered(vars(scored)))
 
 
 def _table(place: str, found: Description) -> Table:
     from hf_stitch.data.overlap import FITTED
-    from hf_stitch.relative import RelativeProjection
 
-    record, body, (width, other) = _record(found), found.body, found.widths
+    record, (width, other) = _record(found), found.widths
     table = Table("entry", "value", title=f"{place}: a {record['kind']}", title_justify="left")
     for side in ("source", "target"):
         end = record[side]
         name = end["id"] or end["summary"] or "a network that is not on the Hub"
         table.add_row(side, name + (f" at {end['revision']}" if end.get("revision") else ""))
         table.add_row("", f"cut after {end['layer']}; weights {end.get('weights_hash') or 'unknown'}")
-    recipe = dict(record["recipe"])
-    table.add_row(
-        "stitching layer", f"{body['name']}, {width} → {other}; {_pairs(body.get('fitted') or {})}".strip("; ")
-    )
-    matcher = dict(recipe.pop("matcher", None) or {})
-    recipe.pop(FITTED, None)
-    if matcher:
-        table.add_row("matcher", f"{matcher.pop('name', 'unknown')} {_pairs(matcher)}".strip())
-    elif body["name"] == RelativeProjection.name:
-        table.add_row("matcher", "none: similarities to anchors need no fit")
-    for row in _rows(recipe):
+    fitted = _pairs(found.body.get("fitted") or {})
+    table.add_row("stitching layer", f"{found.body['name']}, {width} → {other}; {fitted}".strip("; "))
+    for row in _rows({key: value for key, value in found.recipe.items() if key != FITTED}):
         table.add_row(*row)
     return table
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
+
+GIVEN: ContextVar[Sequence[str]] = ContextVar("given", default=())
+"""The arguments of the command that runs."""
 
 CALL = re.compile(r"([\w.]+\([^()]*\))")
 """Calls of Python, which keep their arguments."""

@@ -18,6 +18,7 @@ import hf_stitch
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Samples
 from hf_stitch.storage.folders import replacing
+from hf_stitch.tasks.heads import logits_of
 
 SIZE = 32
 BATCH = 32
@@ -62,7 +63,7 @@ def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterato
     for _ in range(epochs):
         model.train()
         for batch in torch.randperm(len(labels)).split(BATCH):
-            loss = functional.cross_entropy(_logits(model(inputs[batch])), labels[batch])
+            loss = functional.cross_entropy(logits_of(model(inputs[batch])), labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -86,7 +87,3 @@ def _inputs(network: Adapter, samples: Samples) -> Tensor:
     """Preprocess all images once."""
     batches = (network.preprocess(batch.samples) for batch in samples.batches(256))
     return torch.cat([next(iter(batch.values())) for batch in batches])
-
-
-def _logits(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output.logits

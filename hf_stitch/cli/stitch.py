@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from hf_stitch.cli.output import as_json
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.printing import warn
@@ -19,18 +17,11 @@ if TYPE_CHECKING:
 
 @command("hf_stitch.workflows._stitch:stitch")
 def stitch(job: Job) -> None:
-    check_own(job)
     with job.folder(needed=True):
         stitched = job.run()
         layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
         job.output.show(" → ".join(layers.values()))
         finish(job, stitched, layers)
-
-
-def check_own(job: Job) -> None:
-    """Check that ``--own`` is given with ``--align prefix``, where it has an effect."""
-    if job.given.get("own") and job.given.get("align") != "prefix":
-        raise typer.BadParameter("needs --align prefix", param_hint="--own")
 
 
 def finish(job: Job, stitched: StitchedModel, record: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from rich.table import Table
@@ -19,6 +19,7 @@ from hf_stitch import __version__
 from hf_stitch.plugins import installed as of_plugins
 from hf_stitch.plugins import normalized
 from hf_stitch.registry import registries
+from hf_stitch.storage.files import decoding
 
 NAME = "hf-stitch"
 SYSTEM = platform.platform()
@@ -27,7 +28,8 @@ OPTIONAL = ("sentence-transformers", "peft", "torchvision", "evaluate", "matplot
 """Distributions that are listed if they are installed."""
 NETWORKS = ("transformers", "tokenizers", "torch", "timm")
 """Distributions that are named first if a part of the self-test fails."""
-TESTED, NEWER, OLDER, UNTESTED = "tested", "newer than tested", "older than tested", "not tested"
+TESTED, NEWER, OLDER = "tested", "newer than tested", "older than tested"
+UNTESTED, UNKNOWN = "not tested", "unknown"
 MISSING, OUTSIDE = "missing", "outside of its bounds"
 
 
@@ -48,43 +50,49 @@ class Installed:
 
 
 def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
-    r"""Read the versions with which hf-stitch was tested."""
+    """Read the versions with which hf-stitch was tested."""
     places = (package / "tested.txt", package.parent / "requirements" / "tested.txt")
     place = next(filter(Path.is_file, places), None)
     if place is None:
         raise FileNotFoundError(f"the list of tested versions is neither {places[0]} nor {places[1]}: reinstall {NAME}")
-    found = {}
-    for line in place.read_text(encoding="utf-8").splitlines():
-        if text := line.partition("#")[0].strip():
-            try:
-                requirement = Requirement(text)
-                (pin,) = requirement.specifier
-            except (InvalidRequirement, ValueError) as error:
-                raise ValueError(f"{place} must contain lines 'name==version ; marker', got {text!r}") from error
-            if requirement.marker is None or requirement.marker.evaluate():
-                found[normalized(requirement.name)] = pin.version
-    return found
+    with decoding(place):
+        lines = (line.partition("#")[0].strip() for line in place.read_text(encoding="utf-8").splitlines())
+        pins = [each for each in map(Requirement, filter(None, lines)) if each.marker is None or each.marker.evaluate()]
+        return {normalized(each.name): version.version for each in pins for (version,) in [tuple(each.specifier)]}
 
 
 def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...]:
     """List Python, hf-stitch, its requirements, and optional libraries and plugins that are installed."""
-    required = {normalized(each.name): str(each.specifier) for each in _requirements()}
+    required = {
+        normalized(each.name): str(each.specifier)
+        for each in map(Requirement, _declared("Requires-Dist"))
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+    }
     of_kinds = (entry.distribution for kind in registries for entry in of_plugins(kind))
     plugins = sorted({normalized(distribution[0]) for distribution in of_kinds if distribution})
-    pythons = _tested_pythons()
+    pythons = tested_pythons()
     series = ".".join(platform.python_version_tuple()[:2])
-    of_python = TESTED if series in pythons else _compare(series, pythons[-1] if pythons else "", "unknown")
+    of_python = _status(series, series if series in pythons else "".join(pythons[-1:]), "", UNKNOWN)
     rows = [
         Installed("python", platform.python_version(), ", ".join(pythons), "", of_python),
         Installed(NAME, __version__, "", "", ""),
     ]
-    without = UNTESTED if tested is not None else "unknown"
+    without = UNTESTED if tested is not None else UNKNOWN
     for name in dict.fromkeys([*required, "tokenizers", *OPTIONAL, *plugins]):
-        present = _version(name)
+        try:
+            present = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            present = ""
         if present or name not in OPTIONAL:
             bounds, known = required.get(name, ""), (tested or {}).get(name, "")
             rows.append(Installed(name, present, known, bounds, _status(present, known, bounds, without)))
     return tuple(rows)
+
+
+def tested_pythons() -> list[str]:
+    """Return the versions of Python in which the tests run, such as 3.11, in ascending order."""
+    names = (each.partition("Programming Language :: Python :: 3.")[2] for each in _declared("Classifier"))
+    return [f"3.{minor}" for minor in sorted(map(int, filter(None, names)))]
 
 
 def table(rows: Sequence[Installed]) -> Table:
@@ -119,49 +127,27 @@ def advise(rows: Sequence[Installed], failed: Sequence[str]) -> str:
     return f"{_and([*given, fails])}: install {install}, or open an issue with this output."
 
 
-def _requirements() -> list[Requirement]:
+def _declared(field: str) -> list[str]:
+    """Return a field of the metadata of hf-stitch, which is empty if it is on the path, but not installed."""
     try:
-        lines = metadata.requires(NAME) or []
-    except metadata.PackageNotFoundError:  # on the path, but not installed
-        return []
-    found = map(Requirement, lines)
-    return [each for each in found if each.marker is None or each.marker.evaluate({"extra": ""})]
-
-
-def _tested_pythons() -> list[str]:
-    """Versions of Python in which the tests run, such as 3.11, in ascending order, from the metadata of hf-stitch."""
-    try:
-        classifiers = metadata.metadata(NAME).get_all("Classifier") or []
+        return metadata.metadata(NAME).get_all(field) or []
     except metadata.PackageNotFoundError:
         return []
-    named = (each.rpartition(" ")[2] for each in classifiers if each.startswith("Programming Language :: Python :: 3."))
-    return sorted(named, key=Version)
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name) or ""
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _status(installed: str, tested: str, bounds: str, without: str) -> str:
+    """Compare versions without their local parts: ``2.15.0+cu132`` is 2.15.0. ``without`` stands for no tested one."""
     if not installed:
         return MISSING
     try:
-        present = Version(installed).public
+        present = Version(Version(installed).public)
     except InvalidVersion:
         return without
     if not SpecifierSet(bounds).contains(present, prereleases=True):
         return OUTSIDE
-    return _compare(present, tested, without)
-
-
-def _compare(installed: str, tested: str, without: str) -> str:
-    """Compare two versions without their local parts: ``2.15.0+cu132`` is 2.15.0. ``without`` stands for no version."""
     if not tested:
         return without
-    present, known = (Version(Version(each).public) for each in (installed, tested))
+    known = Version(Version(tested).public)
     return TESTED if present == known else NEWER if present > known else OLDER
 
 

@@ -15,8 +15,11 @@ from hf_stitch.reports.section import Trace
 DIGITS = 6
 """Significant digits of numbers on a page; the JSON of the results has all."""
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
-"""Colours that are told apart by everybody (Okabe and Ito 2008)."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#bf8400", "#3f94c9", "#8a8a8a")
+"""Colours that are told apart by everybody (Okabe and Ito 2008), with a contrast of 3 to white and to dark pages."""
+
+MARKS = {"square": ("#d55e00", "#ffffff"), "star": ("#ffffff", "#000000")}
+"""Symbol of a mark -> its colour and that of its edge, of which one is seen on each colour of a heat map."""
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 """Symbols of curves, so that colours are not needed."""
@@ -133,11 +136,11 @@ def rows_layout(count: int, title: str) -> dict[str, Any]:
 
 def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: str = "") -> Trace:
     """Return marks on cells of a heat map."""
+    colour, edge = MARKS[symbol]
     return {
         "type": "scatter", "mode": "markers", "name": texts([name])[0], "hoverinfo": "skip", "showlegend": True,
         "x": texts(column for _, column in places), "y": texts(row for row, _ in places),
-        "marker": {"symbol": symbol, "size": 16 if symbol == "square-open" else 7, "color": "#d55e00",
-                   "line": {"width": 2 if symbol == "square-open" else 0, "color": "#d55e00"}},
+        "marker": {"symbol": symbol, "size": 11, "color": colour, "line": {"width": 1.5, "color": edge}},
     } | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def _strip(parts: StitchedParts) -> Figure:
     return Figure([View("", caption, traces, Table(("network", "part", "parameters", "role"), rows))], layout)
 
 
-ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#b5b5b5"}
+ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#8a8a8a"}
 
 
 def _confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:

@@ -146,7 +146,7 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
             heat["colorbar"] |= {"yanchor": "bottom", "title": {**heat["colorbar"]["title"], "side": "top"}}
         traces.append(heat)
         if strange:
-            over = marks(strange, name="accurate, but out of distribution", symbol="square-open", axes=axes)
+            over = marks(strange, name="accurate, but out of distribution", symbol="square", axes=axes)
             traces.append({**over, "showlegend": place == 0})
     return traces
 

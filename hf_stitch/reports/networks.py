@@ -51,6 +51,6 @@ def _layers(found: NetworkAtlas) -> Figure:
         heat = heat_map(values[np.ix_(places, places)], names, names, label=metric)
         rows = [(a, b, f"{values[atlas.layers_a.index(a), atlas.layers_b.index(b)]:.4f}") for a, b in best.items()]
         table = Table(("layer", "most similar layer of another network", metric), rows)
-        over = marks(shown, name="best match in another network", symbol="square-open")
+        over = marks(shown, name="best match in another network", symbol="square")
         views.append(View(metric, f"All layers of all networks by {metric}.", [heat, over], table))
     return Figure(views, layout_of(len(names), len(names), "layer", "layer"), profiles=True)

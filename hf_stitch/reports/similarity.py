@@ -101,7 +101,7 @@ def _view(
     cells, test = np.ix_(*places), atlas.tests.get(metric)
     best, caption = atlas.best_matches(metric), _finding(atlas, metric)
     shown = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
-    over = [marks(shown, name="best match of each layer of a", symbol="square-open")]
+    over = [marks(shown, name="best match of each layer of a", symbol="square")]
     beside = {}
     if test is not None:
         p_values = test.p_values[cells]

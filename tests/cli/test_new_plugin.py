@@ -45,19 +45,10 @@ def test_what_it_writes_passes_its_own_tests(tmp_path: Path) -> None:
     folders = {kind: write(tmp_path / kind.value, kind) for kind in Kind}
     for folder in folders.values():
         install(folder)
-    call = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--doctest-modules",
-        "-p",
-        "no:cacheprovider",
-        "--junitxml=report.xml",
-    ]
+    options = ["-q", "--doctest-modules", "-p", "no:cacheprovider", "--junitxml=report.xml"]
+    call = [sys.executable, "-m", "pytest", *options, *Kind]
     path = os.pathsep.join([*map(str, folders.values()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
-    call += [kind.value for kind in Kind]
     found = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert found.returncode == 0, found.stdout + found.stderr
     cases = ElementTree.parse(tmp_path / "report.xml").iter("testcase")
@@ -74,13 +65,8 @@ def test_what_it_writes_has_no_lint(tmp_path: Path) -> None:
     for kind in Kind:
         write(tmp_path / kind.value, kind)
     for call in (["check"], ["format", "--check"]):
-        found = subprocess.run(
-            [str(Path(sys.executable).with_name("ruff")), *call, "."],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ruff = [str(Path(sys.executable).with_name("ruff")), *call, "."]
+        found = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert found.returncode == 0, found.stdout + found.stderr
 
 

@@ -55,17 +55,10 @@ done = [CliRunner().invoke(app, call, env={"COLUMNS": "200"}) for call in json.l
 told = [(each.exit_code, each.stdout, f"{each.stderr}{each.exception}") for each in done]
 print(json.dumps([dict(zip(("code", "out", "err"), each)) for each in told]))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(calls)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    call = [sys.executable, "-c", code, json.dumps(calls)]
+    given = {**os.environ, "PYTHONPATH": path, **environment}
+    found = subprocess.run(call, env=given, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     done: list[dict[str, Any]] = json.loads(found.stdout)
     return done

@@ -20,7 +20,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, 
         patch.setattr(quickstart, "NETWORKS", {"cnn-0": ("cnn", 0), "vit-0": ("vit", 0)})
         patch.setattr(quickstart, "PAIRS", (("vit-0", "cnn-0"),))
         result = CliRunner().invoke(
-            app, ["quickstart", "--out", str(out), "--epochs", "4", "--max-samples", "720", "--json"]
+            app, ["quickstart", "--out", str(out), "--epochs", "4", "--max-samples", "560", "--json"]
         )
     assert result.exit_code == 0, result.output
     return out, result.stderr, json.loads(result.stdout)
@@ -30,7 +30,7 @@ def test_every_layer_is_stitched_into_every_layer(ran: tuple[Path, str, dict[str
     grid = StitchGrid.from_dict(ran[2]["grids"]["vit-0 → cnn-0"])
     assert grid.layers_a == tuple(f"vit.layers.{i}" for i in range(4))
     assert grid.layers_b == tuple(f"layer{i + 1}.0" for i in range(4))
-    assert grid.matchers == ("lstsq", "procrustes") and grid.n == 180
+    assert grid.matchers == ("lstsq", "procrustes") and grid.n == 140
     assert grid.baselines["target"]["accuracy"][0] > 0.5
 
 
@@ -43,7 +43,7 @@ def test_best_follows_the_rule(ran: tuple[Path, str, dict[str, Any]]) -> None:
     saved = Evaluation.from_dict(json.loads((out / "best" / "evaluation.json").read_text()))
     assert saved["relative_accuracy"].value == pytest.approx(value)
     assert record["rule"] in output
-    assert "bit-identical logits on all 180 held-out images" in output
+    assert "bit-identical logits on all 140 held-out images" in output
 
 
 def test_files_contain_the_results(ran: tuple[Path, str, dict[str, Any]]) -> None:

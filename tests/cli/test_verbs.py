@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 import hf_stitch
+from hf_stitch.cli import command_of
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.registry import registries
 
@@ -23,7 +24,9 @@ VERBS = {
     "compare": hf_stitch.compare, "stitch": hf_stitch.stitch, "grid": hf_stitch.stitch_grid, "swap": hf_stitch.swap,
     "evaluate": hf_stitch.evaluate, "audit": hf_stitch.audit,
 }  # fmt: skip
-SHARED = {"--data", "--split", "--out", "--report", "--json", "--plan"}
+READ = {"--data", "--data-dir", "--split", "--label", "--text", "--text-pair", "--image", "--batch-size"}
+RUN = {"--device", "--dtype"}
+SHARED = {*READ, *RUN, "--out", "--report", "--json", "--plan"}
 ONLY_IN_PYTHON = {"baselines", "paired_anchors", "options"}
 UPWARDS = typing.Literal["up", "down"]
 VERB = '''
@@ -124,6 +127,14 @@ def test_commands_have_all_options_of_their_verbs(name: str) -> None:
     missing = inspect.signature(VERBS[name]).parameters.keys() - typing.get_type_hints(made).keys()
     assert missing <= ONLY_IN_PYTHON | ({"task"} if name in ("evaluate", "audit") else set())
     assert {"batch_size", "seed", "progress"} <= typing.get_type_hints(made).keys()
+
+
+def test_every_command_that_reads_data_or_runs_networks_takes_their_options() -> None:
+    commands = {name: command_of(name).params for name in registries.commands}
+    options = {name: {option for each in found for option in each.opts} for name, found in commands.items()}
+    reading = {name for name, given in options.items() if "--data" in given}
+    assert reading >= VERBS.keys() and not [name for name in reading if not options[name] >= READ | RUN]
+    assert options["layers"] >= RUN and options["doctor"] >= RUN
 
 
 def test_help_imports_nothing_heavy() -> None:

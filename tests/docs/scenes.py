@@ -33,6 +33,7 @@ from tiny_networks import BODY, SIZE, TEXT, WORDS, plain_tokenizer  # isort: ski
 from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
+ERRORS = sorted((Path(__file__).parents[2] / "docs" / "errors").glob("*.md"))
 Namespace = dict[str, Any]
 """Name -> value, or a ``partial`` that creates it when it is asked for."""
 
@@ -48,6 +49,7 @@ class Scene(Namespace):
 # -- networks and samples ----------------------------------------------------------------------------------------------
 
 
+@cache
 def pictures(n: int, seed: int = 0) -> Dataset:
     """Create a data set of random labelled images."""
     random = np.random.default_rng(seed)
@@ -56,6 +58,7 @@ def pictures(n: int, seed: int = 0) -> Dataset:
     return Dataset.from_dict({"image": images, "label": [i % CLASSES for i in range(n)]}, features=features)
 
 
+@cache
 def sentences(n: int, seed: int = 0) -> Dataset:
     """Create a data set of random labelled texts."""
     random = np.random.default_rng(seed)
@@ -105,15 +108,17 @@ def on_the_hub() -> dict[str, dict[str, bytes]]:
     return {
         "timm/rexnet_100.nav_in1k": _timm_files(cnn(0, "rexnet_100", **rexnet), rexnet),
         "timm/resnet18.a1_in1k": _timm_files(cnn(1), {"channels": (16, 24, 32, 32)}),
-        "google/vit-base-patch16-224": _files(vit().save_pretrained, vit_processor().save_pretrained),
+        "google/vit-base-patch16-224": files_of(vit().save_pretrained, vit_processor().save_pretrained),
     }
 
 
 def _timm_files(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, bytes]:
-    return _files(lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True))
+    return files_of(
+        lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    )
 
 
-def _files(*writers: Callable[[str], object]) -> dict[str, bytes]:
+def files_of(*writers: Callable[[str], object]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         for write in writers:
             write(name)
@@ -133,21 +138,21 @@ def _written(write: Callable[[], None]) -> Path:
 _FOLDERS = tempfile.TemporaryDirectory()
 
 
+@cache
+def _loaded(seed: int = 0, name: str = "") -> Adapter:
+    """Load a CNN once for all pages, of which none changes it; there is one for each name."""
+    return hf_stitch.load(cnn(seed))
+
+
+@cache
 def _vision_pair() -> tuple[Adapter, Adapter]:
-    return hf_stitch.load(cnn()), hf_stitch.load(vit(), processor=vit_processor())
+    return _loaded(), hf_stitch.load(vit(), processor=vit_processor())
 
 
-def _stitched(**arguments: Any) -> hf_stitch.StitchedModel:
+def _stitched() -> hf_stitch.StitchedModel:
     source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
-    return hf_stitch.stitch(
-        source,
-        target,
-        pictures(60),
-        source_layer="features.8",
-        target_layer="vit.layers.6",
-        progress=False,
-        **arguments,
-    )
+    layers = {"source_layer": "features.8", "target_layer": "vit.layers.6"}
+    return hf_stitch.stitch(source, target, pictures(60), **layers, progress=False)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -161,15 +166,15 @@ def readme() -> Namespace:
 def bench() -> Namespace:
     """Three networks with different seeds, and their data."""
     train, test = Samples.of(pictures(90)).split(0.5, 0)
-    return {**{name: hf_stitch.load(cnn(seed)) for seed, name in enumerate("abc")}, "train": train, "test": test}
+    return {**{name: _loaded(seed) for seed, name in enumerate("abc")}, "train": train, "test": test}
 
 
 def compare() -> Namespace:
     """Two image networks, two text networks, and saved activations."""
     np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
     return {
-        "a": hf_stitch.load(cnn()),
-        "b": hf_stitch.load(cnn(1)),
+        "a": _loaded(),
+        "b": _loaded(1),
         "dataset": pictures(40),
         "bert": text_network("bert"),
         "gpt2": text_network("gpt2"),
@@ -196,7 +201,7 @@ def relative() -> Namespace:
         "deit_tiny_patch16_224", img_size=SIZE, depth=12, embed_dim=24, num_classes=CLASSES,
         pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE), "crop_pct": 1.0},
     )  # fmt: skip
-    a, b = hf_stitch.load(cnn()), hf_stitch.load(deit.eval())
+    a, b = _loaded(), hf_stitch.load(deit.eval())
     train, test = Samples.of(pictures(340)), Samples.of(pictures(12, seed=1))
     np.save("a_million.npy", np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32))
     return {"a": a, "b": b, "train": train, "test": test, "my_images": train, "network": a}
@@ -264,9 +269,8 @@ def stitch() -> Namespace:
         **{name: partial(at, source_layer=f"layer{i}.0") for i, name in enumerate(("one", "two", "three"), 1)},
         "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
         "gpt2": partial(text_network, "gpt2"), "other": partial(text_network, "gpt2", 1),
-        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": hf_stitch.load(cnn()),
-        "seed_1": hf_stitch.load(cnn(1)), "test": held_out,
-        "pairs": dataset, "before": hf_stitch.load(cnn()), "after": hf_stitch.load(cnn()),
+        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": _loaded(0, "0"), "seed_1": _loaded(1),
+        "test": held_out, "pairs": dataset, "before": _loaded(0, "before"), "after": _loaded(0, "after"),
         "llama": partial(decoder, "llama"), "gpt2_small": partial(decoder, "gpt2"),
     }  # fmt: skip
 
@@ -287,7 +291,7 @@ def train() -> Namespace:
         "args": transformers.TrainingArguments(
             "run/trainer", num_train_epochs=2, report_to=[], disable_tqdm=True, use_cpu=True, eval_strategy="epoch"
         ),
-        "probe": labelled.remove_columns("label"), "labelled": labelled, "reference": hf_stitch.load(cnn()),
+        "probe": labelled.remove_columns("label"), "labelled": labelled, "reference": _loaded(),
         "loader": DataLoader([row["pixel_values"] for row in examples], batch_size=8),
         "accelerator": Accelerator(cpu=True), "processor": processor,
     }  # fmt: skip
@@ -325,21 +329,11 @@ def trust_a_stitch() -> Namespace:
     from hf_stitch.training import TaskLoss
 
     source, target = _vision_pair()
-    train, test = Samples.of(pictures(360)).split(0.5, 0)
-    stitched = hf_stitch.stitch(
-        source, target, train, source_layer="layer2.0", target_layer="vit.layers.3", progress=False
-    )
+    train, test = Samples.of(pictures(240)).split(0.5, 0)
+    place: Any = {"source_layer": "layer2.0", "target_layer": "vit.layers.3", "progress": False}
+    stitched = hf_stitch.stitch(source, target, train, **place)
     first, second = (TaskLoss(epochs=1, seed=seed).fit(stitched, train, progress=False) for seed in range(2))
-    bottleneck = hf_stitch.stitch(
-        source,
-        target,
-        train,
-        source_layer="layer2.0",
-        target_layer="vit.layers.3",
-        matcher="low_rank",
-        rank=4,
-        progress=False,
-    )
+    bottleneck = hf_stitch.stitch(source, target, train, matcher="low_rank", rank=4, **place)
     return {
         "stitched": stitched, "train": train, "test": test, "first": first, "second": second, "other": bottleneck,
         "noise": pictures(60, seed=9), "source": source, "target": target,
@@ -440,23 +434,7 @@ def nothing() -> Namespace:
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
-    **{
-        f"docs/errors/{name}.md": errors
-        for name in (
-            "not-a-cut",
-            "no-example",
-            "other-weights",
-            "no-name",
-            "other-tokens",
-            "too-few-samples",
-            "other-order",
-            "other-labels",
-            "heads",
-            "damaged-file",
-            "not-saved",
-            "too-large",
-        )
-    },
+    **{f"docs/errors/{page.name}": errors for page in ERRORS if page.stem != "index"},
     "docs/how-to/bench.md": bench,
     "docs/how-to/cache.md": compare,
     "docs/how-to/compare.md": compare,

@@ -185,29 +185,7 @@ def test_a_cached_network_loads_at_once_without_a_connection(tmp_path: Path, mon
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-def commands() -> dict[str, set[str]]:
-    """The options of each command."""
-    import typer
-
-    from hf_stitch.cli import app
-
-    group: Any = typer.main.get_command(app)
-    found = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    return {name: {option for each in command.params for option in each.opts} for name, command in found.items()}
-
-
-def test_every_command_that_runs_a_network_takes_its_device_and_dtype() -> None:
-    options = commands()
-    for name in ("layers", "doctor", "compare", "stitch", "swap", "evaluate"):
-        assert {"--device", "--dtype"} <= options[name], name
-        assert "--batch-size" in options[name] or "--data" not in options[name], name
-
-
 def invoke(*arguments: Any) -> Any:
-    from typer.testing import CliRunner
-
-    from hf_stitch.cli import app
-
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
@@ -339,8 +317,6 @@ def test_moments_take_arrays_as_metrics_do() -> None:
     np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
     kept = Features().update(x, y)
     np.testing.assert_array_equal(kept.y, y)
-    with pytest.raises(TypeError, match="x_rows must be a numpy array or a torch tensor, got list"):
-        Moments(3, 2).update(x.tolist(), y)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"real floating-point numbers, got torch\.int64"):
         Moments(3, 2).update(x.astype(int), y)
 
@@ -385,19 +361,17 @@ def test_list_metrics_describes_each_and_imports_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["list", "nosuch"], 2),
+        (["nosuch"], 2),
+        (["list", "matcher"], 2),
+        (["layers"], 2),
+        (["layers", "a", "--wrong"], 2),
         (["compare", "a", "b", "--data", "d", "--metric", "nosuch"], 2),
         (["compare", "a", "b", "--data", "d", "--metric", "linear_cka:debiased=7"], 2),
         (["compare", "a", "b", "--data", "d", "--pooling", "nosuch"], 2),
         (["compare", "a", "b", "--data", "d", "--align", "nosuch"], 2),
         (["compare", "a", "b", "--data", "d", "--align", "offsets"], 2),
         (["compare", "a", "b", "--data", "d", "--pooling", "none", "--permutations", "9"], 2),
-        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
-        (["stitch", "a", "b", "--data", "d", "--out", "o", "--matcher", "ridge:ridge=-1"], 2),
-        (["stitch", "a", "b", "--data", "d", "--out", "o", "--pooling", "nosuch"], 2),
         (["swap", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
-        (["layers", "timm:nosuch"], 1),
-        (["compare", "timm:nosuch", "timm:nosuch", "--data", "d"], 1),
         (["info", "nosuch/folder/of/nothing"], 1),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else str(part),

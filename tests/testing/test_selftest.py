@@ -17,12 +17,7 @@ from hf_stitch import StitchedModelForCausalLM
 from hf_stitch.matchers import Ridge
 from hf_stitch.resources import one_thread
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.testing import SelfTest, check_installation, parametrize_with_checks, self_test, selftest
-
-
-@parametrize_with_checks(check_installation)
-def test_the_installation_works(check: Any) -> None:
-    check()
+from hf_stitch.testing import SelfTest, check_installation, conformance, self_test, selftest
 
 
 def test_the_number_of_threads_is_restored_also_after_an_error() -> None:
@@ -38,18 +33,18 @@ def test_the_number_of_threads_is_restored_also_after_an_error() -> None:
 
 
 def test_an_error_of_a_library_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(network: Any, samples: Any) -> None:
+    def broken() -> None:
         raise KeyError("cache")
 
-    monkeypatch.setattr(selftest, "_check_comparison", broken)
+    parts = {"compare": broken, "generate": lambda: None}
+    monkeypatch.setattr(selftest, "check_installation", conformance(lambda: iter(parts.items())))
     found = self_test()
-    (error,) = [part.error for part in found.parts if part.error]
     line = broken.__code__.co_firstlineno + 1
-    assert error == f"KeyError: 'cache' (tests/testing/test_selftest.py:{line})"
+    assert [part.error for part in found.parts] == [f"KeyError: 'cache' (tests/testing/test_selftest.py:{line})", ""]
     again = SelfTest.from_dict(found.to_dict())
     assert again == found and found.to_dict()["passed"] is False
     frame = found.to_pandas()
-    assert list(frame["name"]) == [part.name for part in found.parts] and (frame["error"] != "").sum() == 1
+    assert list(frame["name"]) == [*parts] and (frame["error"] != "").sum() == 1
 
 
 @pytest.fixture
