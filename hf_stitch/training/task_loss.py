@@ -126,11 +126,7 @@ class TaskLoss(TrainedMatcher):
 
     name: ClassVar[str] = "task_loss"
     title: ClassVar[str] = "task-loss matching"
-    papers: ClassVar[tuple[Paper, ...]] = (
-        CSISZARIK_2021,
-        BALOGH_2025,
-        MAI_2026,
-    )
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021, BALOGH_2025, MAI_2026)
     initial: Any = "lstsq"
     orthogonal: bool = False
     labels: Answer | Mapping[Answer, Positive] = "target"

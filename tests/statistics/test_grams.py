@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_stitch.metrics import linear_cka, minibatch_cka
-from hf_stitch.statistics import HSIC, Grams, LayerMoments, MinibatchGrams
-from hf_stitch.statistics.grams import gram_of
+from hf_stitch.statistics.grams import Grams, gram_of
+from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 
 
 def layers(seed: int, n: int, widths: tuple[int, ...], offset: float = 0.0) -> list[Tensor]:

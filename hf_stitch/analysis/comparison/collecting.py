@@ -17,8 +17,11 @@ from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError, PairError
 from hf_stitch.running import Run
-from hf_stitch.statistics import Gram, LayerMoments, LayerRows, MinibatchGrams
 from hf_stitch.statistics.base import within
+from hf_stitch.statistics.grams import Gram
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_rows import LayerRows
+from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.storage.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
