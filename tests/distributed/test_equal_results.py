@@ -62,10 +62,18 @@ def test_distributed_weights_of_language_models(tmp_path: Path) -> None:
 
 
 def measure(rank: int, folder: Path) -> None:
+    """Measure samples in float32, and refuse networks that are random in each process."""
     np.save(folder / f"{rank}.npy", jobs.scores_of_float32())
+    torch.manual_seed(rank)
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    data, cuts = torch.ones(20, 4), {"source_layer": "0", "target_layer": "0"}
+    for job in (lambda: hf_stitch.compare(a, b, data), lambda: hf_stitch.stitch(a, b, data, **cuts)):
+        with pytest.raises(ValueError, match=r"the processes do different jobs: .* differ; load the same weights"):
+            job()
 
 
-def test_what_is_measured_of_a_sample_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_a_sample_has_the_same_bits_in_any_process_and_other_weights_are_refused(tmp_path: Path) -> None:
     """In float32 too, because each process takes whole batches."""
     torch.set_num_threads(1)
     run_ranks(2, measure, tmp_path)
@@ -82,20 +90,3 @@ def test_parts_are_a_partition_of_whole_batches_if_there_are_enough(n: int, batc
     assert all(start < stop for start, stop in parts)
     if math.ceil(n / batch) >= count:
         assert all(start % batch == 0 for start, _ in parts)
-
-
-def other_weights(rank: int, folder: Path) -> None:
-    """Networks that are random in each process."""
-    torch.manual_seed(rank)
-    nets = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)) for _ in range(2)]
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-    data, cuts = torch.ones(20, 4), {"source_layer": "0", "target_layer": "0"}
-    for job in (lambda: hf_stitch.compare(a, b, data), lambda: hf_stitch.stitch(a, b, data, **cuts)):
-        with pytest.raises(ValueError, match=r"the processes do different jobs: .* differ; load the same weights"):
-            job()
-    (folder / str(rank)).touch()
-
-
-def test_processes_with_other_weights_are_refused(tmp_path: Path) -> None:
-    run_ranks(2, other_weights, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2

@@ -30,7 +30,7 @@ from hf_stitch.metrics import (
 )
 from hf_stitch.metrics._catalogue import CATALOGUE
 from hf_stitch.metrics.base import Metric
-from hf_stitch.registry import Entry, UnknownNameError, registries
+from hf_stitch.registry import registries
 from hf_stitch.testing import Part, check_metric
 
 WEIGHT = torch.ones(5, 5, dtype=torch.float64)
@@ -197,20 +197,6 @@ def test_options_are_checked_before_rows_come() -> None:
         _cka.linear_cka(np.eye(5), np.eye(5), debiased=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"no_such"):
         _cka.linear_cka(np.eye(5), np.eye(5), no_such=1)  # type: ignore[call-arg]
-
-
-def test_a_metric_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.metrics._entries, "odd_cca", Entry.of("odd_cca", _cca.CCA))
-    monkeypatch.setitem(registries.metrics._entries, "odd", Entry.of("odd", dict))
-    built = registries.metrics.build("odd_cca", ridge=0.5)
-    assert repr(built) == "CCA(squared=False, ridge=0.5)"
-    assert registries.metrics.build(built) is built
-    with pytest.raises(TypeError, match=r"is an instance and cannot take further options"):
-        registries.metrics.build(built, ridge=1.0)
-    with pytest.raises(TypeError, match=r"not a subclass of Metric"):
-        registries.metrics.build("odd")
-    with pytest.raises(UnknownNameError):
-        registries.metrics.build("no such metric")
 
 
 def test_widths_must_stay() -> None:

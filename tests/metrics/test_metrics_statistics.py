@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
-from accelerate import Accelerator
 from metric_rows import related
-from processes import run_ranks
-from safetensors.torch import load_file, save_file
 
 from hf_stitch.metrics._cka import LinearCKA
 from hf_stitch.metrics._neighbours import Jaccard
@@ -88,23 +82,3 @@ def test_wrong_features_are_refused() -> None:
         _ = Features().x
     with pytest.raises(ValueError, match="lacks 'most'; it has x_parts"):
         Features.from_state_dict({"x_parts": X})
-
-
-def _reduce(rank: int, folder: str) -> None:
-    """What process ``rank`` of two does."""
-    accelerator = Accelerator(cpu=True)
-    rows = slice(0, 60) if rank == 0 else slice(60, 90)
-    features = Features().update(X[rows], Y[rows]).all_reduce(accelerator)
-    save_file(features.state_dict(), f"{folder}/features-{rank}.safetensors")
-
-
-def test_two_processes_end_with_the_same(tmp_path: Path) -> None:
-    run_ranks(2, _reduce, str(tmp_path))
-    features = [load_file(tmp_path / f"features-{rank}.safetensors") for rank in (0, 1)]
-    assert all(torch.equal(each["x_parts"], X) for each in features)
-
-
-def test_one_process_reduces_to_itself() -> None:
-    alone = SimpleNamespace(num_processes=1)
-    kept = Features().update(X, Y)
-    assert kept.all_reduce(alone) is kept  # type: ignore[arg-type]

@@ -15,10 +15,9 @@ from torch import nn
 import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
-from hf_stitch.registry import Entry, UnknownNameError, registries
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
-from hf_stitch.relative.selection import KMeans, Random
 from hf_stitch.testing import Part, check_selection
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
@@ -96,16 +95,6 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
         select_anchors(french, 3, "parallel", ids=["w", "d"])
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(registries.anchors.names()) - {"bootstrap", "frequency", "ood", "parallel"})
-)
-def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
-    for count in (1, 7, 60):
-        chosen = select_anchors(DATA, count, name, features=ROWS)
-        assert len(set(chosen.ids)) == len(chosen) == count
-        assert chosen.ids == select_anchors(DATA, count, name, features=ROWS).ids
-
-
 SELECTIONS = [
     part
     for name in registries.anchors.names()
@@ -136,17 +125,6 @@ def test_selections_that_need_no_other_data_conform(check: Part) -> None:
 def test_a_choice_that_cannot_be_made_is_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select_anchors(*arguments, **options)
-
-
-def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registries.anchors.build("kmeans", seed=3) == KMeans(seed=3)
-    with pytest.raises(TypeError, match="is an instance and cannot take further options"):
-        registries.anchors.build(Random(), seed=1)
-    monkeypatch.setitem(registries.anchors._entries, "odd", Entry.of("odd", dict))
-    with pytest.raises(TypeError, match="not a subclass of Selection"):
-        registries.anchors.build("odd")
-    with pytest.raises(UnknownNameError):
-        registries.anchors.build("no such")
 
 
 @pytest.mark.parametrize("seeds", [3, 8])

@@ -330,27 +330,12 @@ def test_layer_that_dies_during_training_becomes_nan_with_warning(caplog: pytest
     found = callback.measure(own, step=1)
     assert np.isnan(found[BLOCK]) and found[BLOCK.replace("blocks.1", "blocks.0")] == pytest.approx(1)
     assert any("blocks.1" in message and "dead" in message for message in caplog.messages)
+    with pytest.raises(ValueError, match=r"blocks\.1.*dead"):  # at the first measurement
+        SimilarityCallback("start", PROBE).measure(own, step=0)
 
 
-def test_layer_that_is_dead_at_the_first_measurement_raises() -> None:
-    model = net()
-    with torch.no_grad():
-        model.blocks[1][1].weight.zero_(), model.blocks[1][1].bias.fill_(-1)
-    with pytest.raises(ValueError, match=r"blocks\.1.*dead"):
-        SimilarityCallback("start", PROBE).measure(adapter(model), step=0)
-
-
-def test_stitching_nan_activations_gives_nan(reference: hf_stitch.Adapter) -> None:
-    model = net()
-    own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference))
-    callback.measure(own, step=0)
-    with torch.no_grad():
-        model.blocks[1][0].weight.fill_(float("nan"))
-    found = callback.measure(own, step=1)
-    assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
-
-
-def test_a_stitch_that_is_not_solved_is_nan_alone(reference: hf_stitch.Adapter) -> None:
+@pytest.mark.parametrize("bias", [float("nan"), 1e6])
+def test_a_stitch_of_nan_or_without_solution_is_nan_alone(reference: hf_stitch.Adapter, bias: float) -> None:
     class Unsolved(Lstsq):
         def fit(self, moments: Any, dtype: torch.dtype = torch.float32) -> Any:
             if moments.mean_x.max() > 1e3:
@@ -361,7 +346,7 @@ def test_a_stitch_that_is_not_solved_is_nan_alone(reference: hf_stitch.Adapter) 
     own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference), matcher=Unsolved())
     callback.measure(own, step=0)
     with torch.no_grad():
-        model.blocks[1][1].bias.fill_(1e6)
+        model.blocks[1][1].bias.fill_(bias)
     found = callback.measure(own, step=1)
     assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
 
@@ -422,7 +407,7 @@ def test_values_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.Mo
     assert [step for step, _ in events_logged] == [0, 4, 8]
 
 
-@pytest.mark.parametrize("every", ["eval", "epoch", 4])
+@pytest.mark.parametrize("every", ["eval", "epoch"])
 def test_values_select_the_best_model(tmp_path: Path, every: Any) -> None:
     run = trainer(
         tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
@@ -473,24 +458,19 @@ def test_resuming_restores_the_checkpoint(tmp_path: Path, kind: str) -> None:
     assert recorder.result().to_dict() == dynamics.to_dict()
 
 
-def test_recordings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+def test_recordings_after_the_checkpoint_are_dropped_and_a_start_must_be_in_it(tmp_path: Path) -> None:
     first = trainer(tmp_path, save_strategy="steps", save_steps=4)
     DynamicsRecorder(tmp_path / "recordings", PROBE, every=1).attach(first, adapter(first.model))
     first.train()
+    without = trainer(tmp_path)
+    SimilarityCallback("start", PROBE).attach(without, adapter(without.model))
+    with pytest.raises(ValueError, match=r"step 4.*start is not in the checkpoint"):
+        without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     second = trainer(tmp_path, net(), num_train_epochs=2)
     recorder = DynamicsRecorder(tmp_path / "recordings", PROBE, every=4).attach(second, adapter(second.model))
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert recorder.result().steps == (0, 1, 2, 3, 4, 8)
     assert len(list((tmp_path / "recordings").glob("*.safetensors"))) == 6
-
-
-def test_checkpoint_without_start_activations_raises(tmp_path: Path) -> None:
-    first = trainer(tmp_path, save_strategy="steps", save_steps=4)
-    first.train()
-    second = trainer(tmp_path)
-    SimilarityCallback("start", PROBE).attach(second, adapter(second.model))
-    with pytest.raises(ValueError, match=r"step 4.*start is not in the checkpoint"):
-        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_folder_of_another_training_run_raises(tmp_path: Path) -> None:
@@ -591,11 +571,6 @@ def test_dynamics_save_and_output(tmp_path: Path) -> None:
         ({"metrics": ["linear_ckaa"]}, "linear_cka"),
         ({"metrics": ["disagreement"]}, "not layers"),
         ({"every": "epochs"}, "every must be"),
-        ({"every": 0}, "every must be"),
-        ({"every": True}, "every must be"),
-        ({"every": 2.5}, "every must be"),
-        ({"pooling": "pixels"}, "pooling must be"),
-        ({"batch_size": 0}, "batch_size"),
         ({"name": "a/b"}, "slashes"),
     ],
 )
