@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
+from hf_stitch.metrics._neighbours import kept_by
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Operand
@@ -61,9 +62,7 @@ class RSA(FeaturesMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["distance"] != "correlation":
-            self.invariances = ("orthogonal", "scaling", "permutation")
-        if self.options["distance"] == "euclidean":
-            self.invariances = (*self.invariances, "translation")
+            self.invariances = kept_by(self.options["distance"])
         self.differentiable = self.options["compare"] == "pearson"
 
     @checked

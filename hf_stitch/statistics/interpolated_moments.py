@@ -64,14 +64,9 @@ class InterpolatedMoments(Statistic):
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
         """Add a batch, ``(batch, positions, width)`` for each layer."""
         small, large = (tuple(grid) for grid in self.grids.tolist())
-        batch = len(x[0])
-        for side, origins, grid in ((x, self._x, small), (y, self._y, large)):
-            expected = [(batch, math.prod(grid), len(origin)) for origin in origins]
-            if (got := [tuple(layer.shape) for layer in side]) != expected:
-                raise ValueError(f"positions must have the shapes {expected}, one per layer, got {got}")
         first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
         second = [_along(self._adjoint, v.to(o) - o, large) for v, o in zip(y, self._y, strict=True)]
-        second.append(self._ones.expand(batch, -1, -1))
+        second.append(self._ones.expand(len(x[0]), -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
         return self
 

@@ -16,7 +16,7 @@ import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
-from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
+from hf_stitch.relative import AnchorSet, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
 from hf_stitch.testing import Part, check_selection
 
@@ -187,20 +187,6 @@ def test_anchors_are_encoded_in_their_order(chosen: Samples) -> None:
     assert (len(anchors), repr(anchors)) == (12, "AnchorSet(12 anchors, encoded by 2)")
 
 
-def test_turned_encoders_have_one_relative_space(chosen: Samples) -> None:
-    a, b = encoder(), encoder(1)
-    turn = torch.linalg.qr(torch.randn(5, 5)).Q
-    b.model.load_state_dict(a.model.state_dict())
-    b = hf_stitch.load(nn.Sequential(*b.model, nn.Linear(5, 5, bias=False)), example_inputs=torch.randn(2, 4))
-    b.model[4].weight.data = turn
-    anchors = AnchorSet.of(chosen).encode(a, "3", chosen).encode(b, "4", chosen)
-    x = torch.randn(7, 4)
-    with torch.no_grad():
-        one = RelativeProjection.of(anchors.values(a, "3"))(a.model(x))
-        other = RelativeProjection.of(anchors.values(b, "4"))(b.model(x))
-    torch.testing.assert_close(one, other)
-
-
 def test_other_samples_or_another_order_are_refused(chosen: Samples) -> None:
     anchors, a = AnchorSet.of(chosen), encoder()
     with pytest.raises(ValueError, match="same samples in another order"):
@@ -269,16 +255,6 @@ def test_encoders_with_other_settings_are_kept_apart(chosen: Samples) -> None:
     assert anchors.has(ModelReference("org/name", "transformers", weights_hash="sha256:0"), "1")  # an older record
     both = anchors.add(torch.randn(12, 3), relu, "1")
     assert not torch.equal(both.values(gelu, "1"), both.values(relu, "1"))
-
-
-def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
-    reference, anchors = ModelReference(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
-    with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
-        anchors.add(torch.ones(12, 3), reference, "1")
-    rows = torch.randn(12, 3)
-    rows[7] = rows[2]
-    with pytest.raises(ValueError, match="anchors 2 and 7 have the same"):
-        anchors.add(rows, reference, "1")
 
 
 def test_a_set_keeps_a_copy() -> None:

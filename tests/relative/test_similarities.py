@@ -79,11 +79,8 @@ def test_coordinates_give_the_vector_back_and_are_the_shortest_to_do_so() -> Non
     np.testing.assert_allclose(found.T.numpy(), np.linalg.lstsq(anchors.T.numpy(), x.T.numpy())[0], atol=1e-12)
 
 
-@pytest.mark.parametrize("anchors", [draw(4, 5), draw(9, 3) @ draw(3, 5, seed=1), draw(9, 5) - 0 * draw(9, 5)])
+@pytest.mark.parametrize("anchors", [draw(4, 5), draw(9, 3) @ draw(3, 5, seed=1)])
 def test_change_of_basis_wants_anchors_that_span(anchors: torch.Tensor) -> None:
-    if torch.linalg.matrix_rank(anchors) == 5:
-        assert ChangeOfBasis()(draw(2, 5), anchors).shape == (2, 9)
-        return
     with pytest.raises(ValueError, match=r"change_of_basis: (4 anchors cannot span 5|the 9 anchors span 3 of 5)"):
         ChangeOfBasis()(draw(2, 5), anchors)
 

@@ -139,6 +139,7 @@ def of_the_trainer(folder: Path | None) -> list[Any]:
 
     model, data = stitched(), samples(96)
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(next(data.batches(96)).samples, data.labels, strict=True)]
+    frozen = copy.deepcopy((model.source.state_dict(), model.target.state_dict()))
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
             place, max_steps=20, per_device_train_batch_size=16 if folder is None else 8, learning_rate=1e-2,
@@ -146,6 +147,8 @@ def of_the_trainer(folder: Path | None) -> list[Any]:
             train_sampling_strategy="sequential", save_strategy="no", use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
         Trainer(model.freeze_networks(), arguments, train_dataset=rows).train()  # type: ignore[arg-type]
+    for half, before in zip((model.source, model.target), frozen, strict=True):
+        assert all(torch.equal(value, before[name]) for name, value in half.state_dict().items())
     return [model.stitch]
 
 
