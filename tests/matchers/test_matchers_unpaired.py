@@ -20,7 +20,7 @@ from hf_stitch.testing import check_matcher
 
 SEEDED, ALONE = SeededRefinement(iterations=10), Unsupervised(clusters=(8, 12), starts=4, iterations=10)
 MATCHERS: list[UnpairedMatcher] = [SEEDED, ALONE]
-CHECKED: list[UnpairedMatcher] = [SEEDED, Unsupervised(clusters=(12,), starts=8, iterations=10)]
+CHECKED: list[UnpairedMatcher] = [SEEDED, Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)]
 
 
 def planted(n: int = 1500, width: int = 32, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
