@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.representation import Representation
-from hf_stitch.statistics import LayerMoments, Moments
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics.layer_moments import LayerMoments
 
 
 def position_moments(activations: Iterable[Representation], what: str) -> Moments:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from hf_stitch.stitches import Stitch
 
+_Stitch = TypeVar("_Stitch", bound=Stitch)
 HELD_OUT = 0.1
 """Share of the rows that decides when to stop."""
 
 
 def descend(
-    stitch: Stitch,
+    stitch: _Stitch,
     x: Tensor,
     y: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -24,7 +26,7 @@ def descend(
     batch_size: int,
     rate: float,
     seed: int,
-) -> tuple[Stitch, dict[str, float]]:
+) -> tuple[_Stitch, dict[str, float]]:
     """Train a stitch with Adam, and keep the weights of the epoch with the least loss on held-out rows.
 
     Training stops after five epochs without improvement. The initial weights count as epoch 0, so that a stitch never

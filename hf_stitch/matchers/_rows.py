@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from hf_stitch.matchers.procrustes import Procrustes
 from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, Stitch
+
+_Stitch = TypeVar("_Stitch", bound=Stitch)
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -45,7 +49,7 @@ def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> Li
 
 
 @torch.no_grad()
-def recorded_rows(stitch: Stitch, x: Tensor, y: Tensor, **found: float | int) -> Stitch:
+def recorded_rows(stitch: _Stitch, x: Tensor, y: Tensor, **found: float | int) -> _Stitch:
     """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs together, and other results."""
     y = y.double()
     left = sum(

@@ -59,10 +59,7 @@ class InverseRelative(ClosedFormMatcher):
 
     name: ClassVar[str] = "inverse_relative"
     title: ClassVar[str] = "inverse relative projection"
-    papers: ClassVar[tuple[Paper, ...]] = (
-        MOSCHELLA_2023,
-        MAIORCA_2024,
-    )
+    papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023, MAIORCA_2024)
 
     center: bool = True
     scale: bool = True

@@ -73,6 +73,4 @@ class Piecewise(RowsMatcher):
         with torch.device("meta"):  # initialisation is free and draws no random numbers here
             stitch = PiecewiseStitch(x.shape[1], y.shape[1], pieces=count, dtype=torch.float64)
         stitch.load_state_dict(state, assign=True)
-        fitted = recorded_rows(stitch.to(dtype), x, y, clusters=count, width=width)
-        assert isinstance(fitted, PiecewiseStitch)
-        return fitted
+        return recorded_rows(stitch.to(dtype), x, y, clusters=count, width=width)

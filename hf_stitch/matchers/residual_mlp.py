@@ -68,6 +68,4 @@ class ResidualMLP(RowsMatcher):
             stitch, x, y, functional.mse_loss, epochs=self.epochs, batch_size=self.batch_size, rate=self.rate,
             seed=self.seed,
         )  # fmt: skip
-        fitted = recorded_rows(trained.to(dtype), x, y, **found)
-        assert isinstance(fitted, ResidualMLPStitch)
-        return fitted
+        return recorded_rows(trained.to(dtype), x, y, **found)

@@ -61,9 +61,7 @@ class Retrieval(RowsMatcher):
             start, x, y, self._divergence, epochs=self.epochs, batch_size=self.batch_size,
             rate=self.rate * start.weight.abs().mean().item(), seed=self.seed,
         )  # fmt: skip
-        fitted = recorded_rows(trained.to(dtype), x, y, **found)
-        assert isinstance(fitted, LinearStitch)
-        return fitted
+        return recorded_rows(trained.to(dtype), x, y, **found)
 
     def _divergence(self, mapped: Tensor, y: Tensor) -> Tensor:
         y, mapped = functional.normalize(y, dim=1), functional.normalize(mapped, dim=1)

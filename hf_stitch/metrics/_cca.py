@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
     SecondMoments,
@@ -16,7 +17,7 @@ from hf_stitch.metrics._rows import (
     check_variation,
     of_rows,
 )
-from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
 
@@ -64,19 +65,14 @@ def _cca(moments: SecondMoments, *, squared: bool, ridge: float) -> Tensor:
     return torch.linalg.svdvals(cross).mean()
 
 
+@built_in("cca")
 class CCA(MomentsMetric):
     """Streaming ``cca``."""
 
-    name = "cca"
-    title = "mean canonical correlation"
-    papers = (
-        RAGHU_2017,
-        KORNBLITH_2019,
-    )
+    papers = (RAGHU_2017, KORNBLITH_2019)
     function = staticmethod(cca)
     formula = staticmethod(_cca)
     differentiable = True
-    invariances: Invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 
     def __init__(self, **options: bool | float) -> None:
         super().__init__(**options)
@@ -149,16 +145,14 @@ def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
     return correlations @ weights / weights.sum()
 
 
+@built_in("pwcca")
 class PWCCA(MomentsMetric):
     """Streaming ``pwcca``."""
 
-    name = "pwcca"
-    title = "projection-weighted CCA"
     papers = (MORCOS_2018, DING_2021)
     function = staticmethod(pwcca)
     formula = staticmethod(_pwcca)
     symmetric = False
-    invariances: Invariances = ("scaling", "permutation", "translation")
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
@@ -202,15 +196,13 @@ def _svcca(moments: SecondMoments, *, variance: float) -> Tensor:
     return torch.linalg.svdvals(cross).mean()
 
 
+@built_in("svcca")
 class SVCCA(MomentsMetric):
     """Streaming ``svcca``."""
 
-    name = "svcca"
-    title = "singular vector CCA"
     papers = (RAGHU_2017,)
     function = staticmethod(svcca)
     formula = staticmethod(_svcca)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:

@@ -7,14 +7,17 @@ from typing import Annotated, Any, Self
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic, of_grams
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
-from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, Invariances, MomentsMetric, Operand
+from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, MomentsMetric, Operand
 from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics import HSIC, LayerMoments, MinibatchGrams, Moments
-from hf_stitch.statistics.hsic import unbiased_hsic
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics.hsic import HSIC, unbiased_hsic
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 
 _LEAST_UNBIASED = 4
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
@@ -60,6 +63,7 @@ def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
     return _cosine("linear_cka", _squares_of(moments))
 
 
+@built_in("linear_cka")
 class LinearCKA(MomentsMetric):
     """Streaming ``linear_cka``, from ``LayerMoments`` if debiased and from ``Moments`` otherwise.
 
@@ -76,12 +80,9 @@ class LinearCKA(MomentsMetric):
         1.0
     """
 
-    name = "linear_cka"
-    title = "linear CKA"
     papers = (KORNBLITH_2019,)
     function = staticmethod(linear_cka)
     formula = staticmethod(_linear_cka)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
     _layers: LayerMoments | None = None
 
@@ -159,16 +160,13 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
     return _cosine("minibatch_cka", sums + _batch(*rest))
 
 
+@built_in("minibatch_cka")
 class MinibatchCKA(ActivationMetric):
     """Streaming ``minibatch_cka``; it keeps less than two batches of rows."""
 
-    name = "minibatch_cka"
-    title = "minibatch CKA"
     papers = (NGUYEN_2021,)
     function = staticmethod(minibatch_cka)
     statistic = "grams"
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
     independent_rows = True
     minibatched = True
@@ -224,14 +222,12 @@ def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
     return _cosine("rbf_cka", _products(kernel_x, kernel_y))
 
 
+@built_in("rbf_cka")
 class RBFCKA(FeaturesMetric):
     """Streaming ``rbf_cka``."""
 
-    name = "rbf_cka"
-    title = "CKA of Gaussian kernels"
     papers = (KORNBLITH_2019,)
     function = staticmethod(rbf_cka)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
 
     def sample_matrix(self, rows: Tensor) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_widths, nonnegative, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import MomentsMetric
 from hf_stitch.papers import DOWSON_1982, HEUSEL_2017
 
 
@@ -67,17 +66,13 @@ def _root(scatter: Tensor) -> Tensor:
     return kept * values[varies].sqrt() @ kept.T
 
 
+@built_in("frechet")
 class Frechet(MomentsMetric):
     """Streaming ``frechet``."""
 
-    name = "frechet"
-    title = "relative squared Fréchet distance"
     papers = (DOWSON_1982, HEUSEL_2017)
     function = staticmethod(frechet)
     formula = staticmethod(_frechet)
-    higher_is_better = False
-    range = (0.0, math.inf)
     symmetric = False
-    invariances: Invariances = ()
     differentiable = True
     equal_widths = True

@@ -11,6 +11,7 @@ from scipy import sparse
 from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
     SecondMoments,
@@ -20,7 +21,7 @@ from hf_stitch.metrics._rows import (
     of_rows,
     variances,
 )
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import MomentsMetric
 from hf_stitch.papers import KHOSLA_2024, LI_2015
 
 
@@ -57,16 +58,13 @@ def _correlation_matching(moments: SecondMoments, *, assignment: str) -> Tensor:
     return correlations[_assigned(-correlations)].mean()
 
 
+@built_in("correlation_matching")
 class CorrelationMatching(MomentsMetric):
     """Streaming ``correlation_matching``."""
 
-    name = "correlation_matching"
-    title = "correlation of matched features"
     papers = (LI_2015,)
     function = staticmethod(correlation_matching)
     formula = staticmethod(_correlation_matching)
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
 
@@ -112,16 +110,13 @@ def _soft_matching(moments: SecondMoments, *, compare: str) -> Tensor:
     return total.sqrt()
 
 
+@built_in("soft_matching")
 class SoftMatching(MomentsMetric):
     """Streaming ``soft_matching``."""
 
-    name = "soft_matching"
-    title = "soft matching of features"
     papers = (KHOSLA_2024,)
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import check_widths, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
@@ -60,11 +61,10 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
     return shared_neighbours(x, y, k, distance).mean()
 
 
+@built_in("mutual_knn")
 class MutualKNN(NeighboursMetric):
     """Streaming ``mutual_knn``."""
 
-    name = "mutual_knn"
-    title = "mutual nearest neighbours"
     papers = (HUH_2024,)
     function = staticmethod(mutual_knn)
 
@@ -97,11 +97,10 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
     return (shared / (2 * k - shared)).mean()
 
 
+@built_in("jaccard")
 class Jaccard(NeighboursMetric):
     """Streaming ``jaccard``."""
 
-    name = "jaccard"
-    title = "Jaccard similarity of nearest neighbours"
     papers = (KLABUNDE_2023,)
     function = staticmethod(jaccard)
 
@@ -142,15 +141,13 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     return torch.where(rank <= k, 1 / rank, 0).mean()
 
 
+@built_in("mrr")
 class MRR(NeighboursMetric):
     """Streaming ``mrr``."""
 
-    name = "mrr"
-    title = "mean reciprocal rank"
     papers = (MOSCHELLA_2023,)
     function = staticmethod(mrr)
     symmetric = False
-    invariances: Invariances = ("scaling",)
     equal_widths = True
 
 
@@ -182,17 +179,14 @@ def _cosines(x: Tensor, y: Tensor) -> Tensor:
     return (directions("paired_cosine", "x", x) * directions("paired_cosine", "y", y)).sum(1)
 
 
+@built_in("paired_cosine")
 class PairedCosine(MeanMetric):
     """Streaming ``paired_cosine``; it keeps only a sum."""
 
-    name = "paired_cosine"
-    title = "cosine of paired rows"
     papers = (MOSCHELLA_2023,)
     function = staticmethod(paired_cosine)
     values = staticmethod(_cosines)
     statistic = "features"
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("scaling",)
     differentiable = True
     equal_widths = True
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import check_widths, of_rows
-from hf_stitch.metrics.base import Invariances, MeanMetric
+from hf_stitch.metrics.base import MeanMetric
 from hf_stitch.papers import KLABUNDE_2023
 
 
@@ -40,18 +40,15 @@ def _differ(x: Tensor, y: Tensor) -> Tensor:
     return (x.argmax(1) != y.argmax(1)).to(x)
 
 
+@built_in("disagreement")
 class Disagreement(MeanMetric):
     """Streaming ``disagreement``; it keeps only a sum."""
 
-    name = "disagreement"
-    title = "disagreement"
     papers = (KLABUNDE_2023,)
     function = staticmethod(disagreement)
     values = staticmethod(_differ)
     statistic = "outputs"
-    higher_is_better = False
     triangle_inequality = True
-    invariances: Invariances = ("scaling",)
     equal_widths = True
 
 
@@ -72,7 +69,7 @@ def jensen_shannon(x: Tensor, y: Tensor, *, inputs: Literal["logits", "probabili
         ValueError: The widths differ, or probabilities are negative or do not sum to 1.
 
     Example:
-        >>> import torch
+        >>> import math, torch
         >>> jensen_shannon(torch.eye(2), torch.eye(2).flip(1), inputs="probabilities").item() / math.log(2)
         1.0
     """
@@ -100,16 +97,13 @@ def _probabilities(side: str, rows: Tensor) -> Tensor:
     return rows / sums
 
 
+@built_in("jensen_shannon")
 class JensenShannon(MeanMetric):
     """Streaming ``jensen_shannon``; it keeps only a sum."""
 
-    name = "jensen_shannon"
-    title = "Jensen–Shannon divergence"
     papers = (KLABUNDE_2023,)
     function = staticmethod(jensen_shannon)
     values = staticmethod(_divergences)
     statistic = "outputs"
-    higher_is_better = False
-    range = (0.0, math.log(2))
     differentiable = True
     equal_widths = True

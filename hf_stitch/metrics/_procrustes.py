@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows, variances
-from hf_stitch.metrics.base import Invariances, MomentsMetric
+from hf_stitch.metrics.base import MomentsMetric
 from hf_stitch.papers import DING_2021
 
 
@@ -52,18 +53,14 @@ def _procrustes(moments: SecondMoments, *, squared: bool, unit_norm: bool) -> Te
     return square if squared else square.sqrt()
 
 
+@built_in("procrustes")
 class Procrustes(MomentsMetric):
     """Streaming ``procrustes``."""
 
-    name = "procrustes"
-    title = "orthogonal Procrustes distance"
     papers = (DING_2021,)
     function = staticmethod(procrustes)
     formula = staticmethod(_procrustes)
-    higher_is_better = False
     triangle_inequality = True
-    range = (0.0, math.sqrt(2))
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: bool) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, check_widths, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
 
@@ -65,16 +66,14 @@ def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | N
     return 1 - _residual(moments, *_as_given(moments, weight, bias)) / total
 
 
+@built_in("linear_regression")
 class LinearRegression(MomentsMetric):
     """Streaming ``linear_regression``."""
 
-    name = "linear_regression"
-    title = "R² of linear regression"
     papers = (KORNBLITH_2019,)
     function = staticmethod(linear_regression)
     formula = staticmethod(_linear_regression)
     symmetric = False
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -124,19 +123,13 @@ def _direct_matching(moments: SecondMoments) -> Tensor:
     return _relative(_residual(moments, *same), moments.syy.trace() + moments.n * moments.mean_y @ moments.mean_y)
 
 
+@built_in("direct_matching")
 class DirectMatching(MomentsMetric):
     """Streaming ``direct_matching``. From moments the error is a difference, accurate to 1e-15 of 1."""
 
-    name = "direct_matching"
-    title = "residual of direct matching"
-    papers = (
-        CSISZARIK_2021,
-        BALOGH_2025,
-    )
+    papers = (CSISZARIK_2021, BALOGH_2025)
     function = staticmethod(direct_matching)
     formula = staticmethod(_direct_matching)
-    higher_is_better = False
-    range = (0.0, math.inf)
     symmetric = False
     differentiable = True
     equal_widths = True

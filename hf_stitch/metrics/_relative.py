@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._pairwise import directions
 from hf_stitch.metrics._rows import of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances
+from hf_stitch.metrics.base import FeaturesMetric
 from hf_stitch.papers import MOSCHELLA_2023
 from hf_stitch.relative.similarities import Cosine
 
@@ -56,18 +57,15 @@ def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
     return torch.cat(cosines).mean()
 
 
+@built_in("relative_cosine")
 class RelativeCosine(FeaturesMetric):
     """Streaming ``relative_cosine``."""
 
-    name = "relative_cosine"
-    title = "cosine of relative representations"
     papers = (MOSCHELLA_2023,)
     function = staticmethod(relative_cosine)
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if self.options["center"]:
-            self.invariances = ("orthogonal", "scaling", "permutation", "translation")
+        if not self.options["center"]:
+            self.invariances = ("orthogonal", "scaling", "permutation")

@@ -10,7 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics import HSIC, LayerMoments, LayerRows, Moments
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_rows import LayerRows
 
 Collected = Literal["moments", "rows", "minibatches"]
 """Statistics that a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""
@@ -98,19 +101,11 @@ class Route:
 
 
 class LayerError(ValueError):
-    """The arithmetic of a metric fails for a layer."""
+    """The arithmetic of a metric fails for a layer, or for a pair of them."""
 
-    def __init__(self, side: str, place: int, why: str) -> None:
+    def __init__(self, why: str, **places: int) -> None:
         super().__init__(why)
-        self.side, self.place = side, place
-
-
-class PairError(ValueError):
-    """The arithmetic of a metric fails for a pair of layers."""
-
-    def __init__(self, places: tuple[int, int], why: str) -> None:
-        super().__init__(why)
-        self.places = places
+        self.places = places  # x, y or both -> place among the layers of the side
 
 
 def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
@@ -178,7 +173,7 @@ def _pairwise(value: Callable[[int, int], float], work: Workload, symmetric: boo
             except ValueError as error:
                 undefined[i, j] = str(error)
             except ArithmeticError as error:
-                raise PairError((i, j), str(error)) from error
+                raise LayerError(str(error), x=i, y=j) from error
     return PairValues(found, undefined)
 
 
@@ -189,7 +184,7 @@ def _alignment(hsic: HSIC) -> PairValues:
         for place, value in enumerate(own.tolist()):
             if not math.isfinite(value):
                 why = "products of its rows overflow their dtype; run the network in a wider one"
-                raise LayerError(side, place, f"HSIC with itself is {value:.1e}; {why}")
+                raise LayerError(f"HSIC with itself is {value:.1e}; {why}", **{side: place})
             if value <= 0:
                 why = "is the layer dead, or are there too few samples?"
                 why = f"HSIC of {side} with itself is {value:.1e}; {why}"

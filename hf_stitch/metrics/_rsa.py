@@ -7,9 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
+from hf_stitch.metrics._neighbours import kept_by
 from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
-from hf_stitch.metrics.base import FeaturesMetric, Invariances, Operand
+from hf_stitch.metrics.base import FeaturesMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import KRIEGESKORTE_2008, SZEKELY_2007
 
@@ -50,22 +52,17 @@ def rsa(
     return a @ b / (a.norm() * b.norm())
 
 
+@built_in("rsa")
 class RSA(FeaturesMetric):
     """Streaming ``rsa``."""
 
-    name = "rsa"
-    title = "representational similarity analysis"
     papers = (KRIEGESKORTE_2008,)
     function = staticmethod(rsa)
-    range = (-1.0, 1.0)
-    invariances: Invariances = ("scaling", "permutation")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["distance"] != "correlation":
-            self.invariances = ("orthogonal", "scaling", "permutation")
-        if self.options["distance"] == "euclidean":
-            self.invariances = (*self.invariances, "translation")
+            self.invariances = kept_by(self.options["distance"])
         self.differentiable = self.options["compare"] == "pearson"
 
     @checked
@@ -110,14 +107,12 @@ def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
     return (nonnegative("distance_correlation", (a * b).sum(), norms.detach(), len(x)) / norms).sqrt()
 
 
+@built_in("distance_correlation")
 class DistanceCorrelation(FeaturesMetric):
     """Streaming ``distance_correlation``."""
 
-    name = "distance_correlation"
-    title = "distance correlation"
     papers = (SZEKELY_2007,)
     function = staticmethod(distance_correlation)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
 
 

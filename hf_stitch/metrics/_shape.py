@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
 from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows
-from hf_stitch.metrics.base import Invariances, MomentsMetric, Operand
+from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import WILLIAMS_2021
 
@@ -65,18 +66,14 @@ def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> T
     return nonnegative("shape_distance", total - 2 * aligned, total.detach(), terms).sqrt()
 
 
+@built_in("shape_distance")
 class ShapeDistance(MomentsMetric):
     """Streaming ``shape_distance``."""
 
-    name = "shape_distance"
-    title = "shape distance"
     papers = (WILLIAMS_2021,)
     function = staticmethod(shape_distance)
     formula = staticmethod(_shape_distance)
-    higher_is_better = False
     triangle_inequality = True
-    range = (0.0, math.pi / 2)
-    invariances: Invariances = ("orthogonal", "scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:

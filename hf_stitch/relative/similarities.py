@@ -43,11 +43,7 @@ class Similarity(Configured, ABC):
 
     title: ClassVar[str]
     papers: ClassVar[tuple[Paper, ...]] = ()
-
-    @property
-    @abstractmethod
-    def invariances(self) -> Invariances:
-        """The declared invariances."""
+    invariances: ClassVar[Invariances]
 
     @abstractmethod
     def against(self, anchors: Tensor) -> Bound:
@@ -96,11 +92,7 @@ class Inner(Similarity):
     name: ClassVar[str] = "inner"
     title: ClassVar[str] = "inner product"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
-
-    @property
-    def invariances(self) -> Invariances:
-        """Invariant to orthogonal maps."""
-        return ("orthogonal", "permutation")
+    invariances: ClassVar[Invariances] = ("orthogonal", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""
@@ -121,11 +113,7 @@ class Cosine(Similarity):
     name: ClassVar[str] = "cosine"
     title: ClassVar[str] = "cosine"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
-
-    @property
-    def invariances(self) -> Invariances:
-        """Invariant to angle-preserving maps, and to the length of each vector separately."""
-        return ("orthogonal", "scaling", "permutation")
+    invariances: ClassVar[Invariances] = ("orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""
@@ -148,11 +136,7 @@ class Angular(Similarity):
     name: ClassVar[str] = "angular"
     title: ClassVar[str] = "angular similarity"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
-
-    @property
-    def invariances(self) -> Invariances:
-        """The same invariances as the cosine."""
-        return ("orthogonal", "scaling", "permutation")
+    invariances: ClassVar[Invariances] = ("orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""
@@ -193,7 +177,7 @@ class Lp(Similarity):
             raise ValueError(f"p must be a number >= 1 or math.inf, got {self.p!r}")
 
     @property
-    def invariances(self) -> Invariances:
+    def invariances(self) -> Invariances:  # type: ignore[override]
         """Invariant to translations and permutations; for p = 2 to all isometries."""
         return ("orthogonal", "permutation", "translation") if self.p == 2 else ("permutation", "translation")
 
@@ -218,11 +202,7 @@ class Euclidean(Similarity):
     name: ClassVar[str] = "euclidean"
     title: ClassVar[str] = "negative Euclidean distance"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
-
-    @property
-    def invariances(self) -> Invariances:
-        """Invariant to isometries."""
-        return ("orthogonal", "permutation", "translation")
+    invariances: ClassVar[Invariances] = ("orthogonal", "permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""
@@ -249,13 +229,9 @@ class ChangeOfBasis(Similarity):
     name: ClassVar[str] = "change_of_basis"
     title: ClassVar[str] = "change of basis"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
+    invariances: ClassVar[Invariances] = ("invertible", "orthogonal", "scaling", "permutation")
 
     rcond: Annotated[float, Within(0, 1, below=True)] | None = None
-
-    @property
-    def invariances(self) -> Invariances:
-        """Invariant to invertible linear maps."""
-        return ("invertible", "orthogonal", "scaling", "permutation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""
@@ -296,13 +272,9 @@ class Geodesic(Similarity):
     name: ClassVar[str] = "geodesic"
     title: ClassVar[str] = "geodesic distance"
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023,)
+    invariances: ClassVar[Invariances] = ("orthogonal", "permutation", "translation")
 
     neighbours: Count = 10
-
-    @property
-    def invariances(self) -> Invariances:
-        """Invariant to isometries."""
-        return ("orthogonal", "permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
         """Bind the similarity to anchors, as in ``Similarity``."""

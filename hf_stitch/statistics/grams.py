@@ -21,41 +21,17 @@ _ROWS = 64
 
 
 class Gram(NamedTuple):
-    """Gram matrix of the centred rows of a minibatch.
+    """Gram matrix of the centred rows of a minibatch."""
 
-    Attributes:
-        products: ``(n, n)``; entries above the diagonal are ignored.
-        square: Squared norm of the mean that was subtracted.
-
-    Example:
-        >>> import torch
-        >>> rows = torch.tensor([[1.0], [3.0]])
-        >>> Gram((rows - 2) @ (rows - 2).T, torch.tensor(4.0)).products
-        tensor([[ 1., -1.],
-                [-1.,  1.]])
-    """
-
-    products: Tensor
-    square: Tensor
+    products: Tensor  # (n, n); entries above the diagonal are ignored
+    square: Tensor  # squared norm of the mean that was subtracted
 
 
 class Grams:
     """Centred n × n Gram matrices of every layer in float64, computed once for all pairs.
 
-    Memory is ``4 · n²`` bytes per layer at any width, and temporarily about ``24 · n²`` bytes more.
-
-    Args:
-        x: ``(n, dx)`` for each layer of the first side, any float dtype.
-        y: ``(n, dy)`` for each layer of the second side; None if both sides are the same layers, which halves the cost.
-
-    Raises:
-        ValueError: There are no layers, or their numbers of rows differ.
-
-    Example:
-        >>> x = torch.randn(20, 3)
-        >>> hsic = Grams([x], [2 * x]).hsic(debiased=True)
-        >>> round((hsic.xy / (hsic.xx * hsic.yy).sqrt()).item(), 6)
-        1.0
+    Memory is ``4 · n²`` bytes per layer at any width, and temporarily about ``24 · n²`` bytes more. Without ``y``, both
+    sides are the same layers, which halves the cost.
     """
 
     @torch.no_grad()
@@ -67,14 +43,7 @@ class Grams:
         self._y = self._x if y is None else _exact_grams(y)
 
     def hsic(self, debiased: bool = False) -> HSIC:
-        """Compute HSIC of every pair; the values equal those of :meth:`LayerMoments.hsic`.
-
-        Args:
-            debiased: Whether to use the unbiased estimator (Song et al. 2012).
-
-        Returns:
-            HSIC of every pair and of every layer with itself.
-        """
+        """Compute HSIC of every pair; the values equal those of :meth:`LayerMoments.hsic`."""
         return unbiased(self._x, self._y) if debiased else inner_products(self._x.products, self._y.products)
 
 

@@ -9,23 +9,11 @@ from torch import Tensor
 
 
 class HSIC(NamedTuple):
-    """Linear HSIC of every pair of layers, and of every layer with itself, up to a common factor; float64.
+    """Linear HSIC of every pair of layers, and of every layer with itself, up to a common factor; float64."""
 
-    Attributes:
-        xx: HSIC of each layer of x with itself, ``(layers of x,)``.
-        xy: HSIC of each pair, ``(layers of x, layers of y)``.
-        yy: HSIC of each layer of y with itself, ``(layers of y,)``.
-
-    Example:
-        >>> import torch
-        >>> hsic = HSIC(torch.tensor([4.0]), torch.tensor([[6.0]]), torch.tensor([9.0]))
-        >>> (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).item()  # linear CKA
-        1.0
-    """
-
-    xx: Tensor
-    xy: Tensor
-    yy: Tensor
+    xx: Tensor  # of each layer of x with itself, (layers of x,)
+    xy: Tensor  # of each pair, (layers of x, layers of y)
+    yy: Tensor  # of each layer of y with itself, (layers of y,)
 
 
 def inner_products(x: Tensor, y: Tensor) -> HSIC:

@@ -24,21 +24,6 @@ class InterpolatedMoments(Statistic):
     ``(UX)ᵀY = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and
     ``C⁻¹UᵀY``, of which there are as many as small positions. Sums are taken about an origin, in float64. The moments
     of the second side alone need all of its positions; they are collected elsewhere, once for all grids of the first.
-
-    Args:
-        x: Origin of each layer of the first side, ``(dx,)`` each.
-        y: Origin of each layer of the second side, ``(dy,)`` each.
-        small: Height and width of the grid of the first side.
-        large: Height and width of the grid of the second side.
-
-    Raises:
-        ValueError: The large grid is lower or narrower than the small one.
-
-    Example:
-        >>> x, y = torch.randn(7, 4, 3), torch.randn(7, 16, 5)
-        >>> kept = InterpolatedMoments([torch.zeros(3)], [torch.zeros(5)], (2, 2), (4, 4)).update([x], [y])
-        >>> kept.moments(0, 0, LayerMoments([torch.zeros(5)]).update([y.flatten(0, 1)]).moments(0, 0))
-        Moments(dx=3, dy=5, n=112, device='cpu')
     """
 
     grids: Tensor
@@ -48,6 +33,7 @@ class InterpolatedMoments(Statistic):
     rows: LayerMoments
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor], small: Grid, large: Grid) -> None:
+        """Take the origin of each layer of both sides, and the grids."""
         super().__init__()
         if any(a > b for a, b in zip(small, large, strict=True)):
             raise ValueError(f"the second grid must be at least as high and as wide as the first, got {small}, {large}")
@@ -76,41 +62,16 @@ class InterpolatedMoments(Statistic):
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
-        """Add a batch.
-
-        Args:
-            x: ``(batch, positions of the small grid, dx)`` for each layer of the first side, any float dtype.
-            y: ``(batch, positions of the large grid, dy)`` for each layer of the second side, of the same samples.
-
-        Returns:
-            These moments.
-
-        Raises:
-            ValueError: A shape is wrong.
-        """
+        """Add a batch, ``(batch, positions, width)`` for each layer."""
         small, large = (tuple(grid) for grid in self.grids.tolist())
-        batch = len(x[0])
-        for side, origins, grid in ((x, self._x, small), (y, self._y, large)):
-            expected = [(batch, math.prod(grid), len(origin)) for origin in origins]
-            if (got := [tuple(layer.shape) for layer in side]) != expected:
-                raise ValueError(f"positions must have the shapes {expected}, one per layer, got {got}")
         first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
         second = [_along(self._adjoint, v.to(o) - o, large) for v, o in zip(y, self._y, strict=True)]
-        second.append(self._ones.expand(batch, -1, -1))
+        second.append(self._ones.expand(len(x[0]), -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
         return self
 
     def moments(self, i: int, j: int, own: Moments) -> Moments:
-        """Return the moments of a pair of layers.
-
-        Args:
-            i: Index of the layer of the first side.
-            j: Index of the layer of the second side.
-            own: Moments whose y rows are all positions of the layer of the second side.
-
-        Returns:
-            Moments of the enlarged rows of the first side and of the rows of the second.
-        """
+        """Return the moments of a pair of layers; the y rows of ``own`` are all positions of the second side."""
         pair, ones = self.rows.moments(i, j), self.rows.moments(i, len(self._y))
         mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / own.n
         mean_y = own.mean_y - self._y[j]

@@ -24,29 +24,13 @@ class LayerMoments(Statistic):
     not reduce precision. Each layer has one additional feature, its squared distance from the origin; the co-moments
     with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast product, so the result
     is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
-
-    Attributes:
-        n: Number of rows seen.
-        count: Number of rows seen, as a tensor.
-        cross: Co-moments of every layer of x with every layer of y, about the origins.
-
-    Args:
-        x: Origin of each layer of the first side, ``(dx,)`` each, on the device for the moments.
-        y: Origin of each layer of the second side; None if both sides are the same layers, which halves the cost.
-
-    Example:
-        >>> rows = [torch.randn(20, 3), torch.randn(20, 5)]
-        >>> kept = LayerMoments([torch.zeros(3), torch.zeros(5)]).update(rows)
-        >>> kept.moments(0, 1)
-        Moments(dx=3, dy=5, n=20, device='cpu')
-        >>> kept.hsic().xy.shape
-        torch.Size([2, 2])
     """
 
     count: Tensor
-    cross: Tensor
+    cross: Tensor  # co-moments of every layer of x with every layer of y, about the origins
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
+        """Take the origin of each layer; without ``y``, both sides are the same layers, which halves the cost."""
         super().__init__()
         self._x = _Side(x)
         self._y = self._x if y is None else _Side(y)
@@ -87,15 +71,7 @@ class LayerMoments(Statistic):
         return self
 
     def moments(self, i: int, j: int) -> Moments:
-        """Return the moments of a pair of layers.
-
-        Args:
-            i: Index of the layer of the first side.
-            j: Index of the layer of the second side.
-
-        Returns:
-            Moments of the rows of both layers.
-        """
+        """Return the moments of a layer of the first side and one of the second."""
         self._settle()
         means, owns = (
             [function(self._x, i), function(self._y, j)]
@@ -105,17 +81,7 @@ class LayerMoments(Statistic):
         return Moments.of(self.n, means[0], means[1], sxx, syy, sxy)
 
     def hsic(self, debiased: bool = False) -> HSIC:
-        """Compute HSIC of every pair of layers.
-
-        Args:
-            debiased: Whether to use the unbiased estimator (Song et al. 2012) instead of ``‖XᵀY‖²`` of centred rows.
-
-        Returns:
-            HSIC of every pair and of every layer with itself.
-
-        Raises:
-            ValueError: There are fewer than 4 rows and ``debiased`` is true.
-        """
+        """Compute HSIC of every pair: ``‖XᵀY‖²`` of centred rows, or the unbiased estimator (Song et al. 2012)."""
         self._settle()
         own_x, own_y = ([self._own(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
         squares = HSIC(_stack(own_x, _squares), self._pairs(lambda pair, i, j: _squares(pair)), _stack(own_y, _squares))

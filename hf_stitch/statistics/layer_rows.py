@@ -24,19 +24,7 @@ _MESSAGE_BYTES = 2**26
 class LayerRows:
     """The rows of every layer in files, one per layer, which are memory-mapped for reading.
 
-    Dtypes narrower than float32 are stored as float32.
-
-    Args:
-        folder: Folder of the files; existing files are replaced.
-        x: Rows of each layer of the first side, used for their width and dtype only.
-        y: Rows of each layer of the second side; None if both sides are the same layers.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     kept = LayerRows(Path(folder), [torch.empty(0, 3)]).update([torch.ones(5, 3)])
-        ...     kept.x(0).shape
-        torch.Size([5, 3])
+    Of the rows with which it is made, width and dtype count. Dtypes narrower than float32 are stored as float32.
     """
 
     def __init__(self, folder: Path, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:

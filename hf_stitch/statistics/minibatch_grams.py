@@ -19,31 +19,11 @@ class MinibatchGrams(Statistic):
     ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted
     by its size, and up to 3 remaining rows join the last one. Rows are regrouped into minibatches, so the sizes of the
     updates do not matter. A Gram matrix of centred rows is computed in the dtype of the rows, at least float32; all
-    later steps use float64.
-
-    Attributes:
-        count: Rows in the minibatches computed so far, as a tensor.
-        xx: As in :class:`HSIC`, for these minibatches.
-        xy: As in :class:`HSIC`.
-        yy: As in :class:`HSIC`.
-
-    Args:
-        size: Rows per minibatch, at least 4.
-        x: Number of layers of the first side.
-        y: Number of layers of the second side; None if both sides are the same layers, which halves the cost.
-        n: Total number of rows, if known. Batches that coincide with minibatches then need no copy of their rows.
-        device: Device of the sums; the CPU by default.
-
-    Raises:
-        ValueError: The size is below 4.
-
-    Example:
-        >>> x, y = torch.randn(50, 8), torch.randn(50, 6)
-        >>> MinibatchGrams(10, 1, 2).update([x], [x, y]).hsic().xy.shape
-        torch.Size([1, 2])
+    later steps use float64. If the number ``n`` of all rows is known, batches that coincide with minibatches need no
+    copy of their rows.
     """
 
-    count: Tensor
+    count: Tensor  # rows in the minibatches computed so far, to which the sums belong
     xx: Tensor
     xy: Tensor
     yy: Tensor
@@ -102,14 +82,7 @@ class MinibatchGrams(Statistic):
         return self
 
     def hsic(self) -> HSIC:
-        """Compute the sums over all minibatches, including the remaining rows.
-
-        Returns:
-            HSIC of every pair and of every layer with itself.
-
-        Raises:
-            ValueError: There are fewer than 4 rows.
-        """
+        """Compute the sums over all minibatches, including the remaining rows."""
         sums, pending = HSIC(self.xx, self.xy, self.yy), self._pending
         if any(pending):
             return HSIC(*map(torch.add, sums, self._minibatch([_gram(torch.cat(chunks)) for chunks in pending])))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,40 +123,42 @@ class Dynamics(Result):
             >>> Dynamics.of(folder, "procrustes").steps
             (0, 1, 2)
         """
-        index = _Index.read(Path(folder))
-        if len(index.epochs) < 2:
-            raise ValueError(f"{folder} contains {len(index.epochs)} recordings, but dynamics need at least 2")
-        steps = sorted(index.epochs)
-        epochs = tuple(index.epochs[step] for step in steps)
+        recorded = _recorded(Path(folder))
+        if not recorded:
+            raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
+        if len(recorded) < 2:
+            raise ValueError(f"{folder} contains {len(recorded)} recordings, but dynamics need at least 2")
+        steps, epochs = tuple(sorted(recorded)), tuple(recorded[step] for step in sorted(recorded))
+        paths = {str(step): _path(Path(folder), step) for step in steps}
         score = registries.metrics.build(metric)
         if isinstance(score, WeightMetric):
-            return cls._of_weights(index, score, tuple(steps), epochs)
-        kept = {str(step): Activations.load(index.path(step)) for step in steps}
+            return cls._of_weights([load_weights(path, score.name) for path in paths.values()], score, steps, epochs)
+        kept = {step: Activations.load(path) for step, path in paths.items()}
         first = kept[str(steps[0])]
         asked = Asked.of([score], first.pooling or "mean")
         ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
-            if lacking := next((step for step, recorded in kept.items() if layer not in recorded.values), None):
+            if lacking := next((step for step, each in kept.items() if layer not in each.values), None):
                 raise ValueError(
                     f"the recording of step {lacking} in {folder} has no layer {layer!r}, which that of step "
                     f"{steps[0]} has: record into a folder of its own"
                 )
-            grids = {step: recorded.grids[layer] for step, recorded in kept.items() if layer in recorded.grids}
-            by_step = {step: recorded.values[layer] for step, recorded in kept.items()}
+            grids = {step: each.grids[layer] for step, each in kept.items() if layer in each.grids}
+            by_step = {step: each.values[layer] for step, each in kept.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
                 values[layer] = Comparison([moments], asked, run).run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
         better, n = score.higher_is_better, len(first.ids)
-        return cls(values, tuple(steps), epochs, label, better, n, first.pooling, score.range)
+        return cls(values, steps, epochs, label, better, n, first.pooling, score.range)
 
     @classmethod
     def _of_weights(
-        cls, index: _Index, metric: WeightMetric, steps: tuple[int, ...], epochs: tuple[float | None, ...]
-    ) -> Dynamics:
-        read = [load_weights(index.path(step), metric.name) for step in steps]
+        cls, read: Sequence[Mapping[str, Weights]], metric: WeightMetric, steps: tuple[int, ...],
+        epochs: tuple[float | None, ...],
+    ) -> Dynamics:  # fmt: skip
         values = {layer: np.empty((len(steps), len(steps))) for layer in read[0]}
         whole = np.empty((len(steps), len(steps)))
         for i, j in np.ndindex(whole.shape):
@@ -361,13 +363,12 @@ class DynamicsRecorder(ProbingCallback):
         activations = None if self.probe is None else self.probe.activations(self._loaded, self._watched, processes)
         if processes.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            index = _Index.read_or_new(self.folder)
+            path = _path(self.folder, step)
             if activations is not None:
-                activations.save(index.path(step))
+                activations.save(path)
             elif isinstance(self._metric, WeightMetric):
-                save_weights(self._read(self._metric), index.path(step), self._metric.name)
-            index.epochs[step] = epoch
-            index.write()
+                save_weights(self._read(self._metric), path, self._metric.name)
+            _write(self.folder, {**_recorded(self.folder), step: epoch})
         return {}
 
     def _read(self, metric: WeightMetric) -> dict[str, Weights]:
@@ -386,14 +387,14 @@ class DynamicsRecorder(ProbingCallback):
             )
 
     def _resume(self, folder: Path, step: int) -> None:
-        index = _Index.read_or_new(self.folder)
-        kept = [recorded for recorded in index.epochs if recorded <= step]
+        epochs = _recorded(self.folder)
+        kept = {recorded: epoch for recorded, epoch in epochs.items() if recorded <= step}
         if not kept:
             logger.warning(
                 "%s: %s contains no recordings up to step %d; recording starts here", self.name, self.folder, step
             )
             return
-        layers, pooling = self._recorded(index.path(kept[-1]))
+        layers, pooling = self._described(_path(self.folder, max(kept)))
         own = None if self.probe is None else self.probe.pooling
         if layers != self._watched or pooling != own:
             raise ValueError(
@@ -402,9 +403,11 @@ class DynamicsRecorder(ProbingCallback):
                 "and pooling"
             )
         if self._attached.is_world_process_zero():
-            index.drop_after(step)
+            _write(self.folder, kept)
+            for dropped in epochs.keys() - kept.keys():
+                _path(self.folder, dropped).unlink(missing_ok=True)
 
-    def _recorded(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
+    def _described(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
         """Return the layers and the pooling of a recording."""
         if self.probe is None:
             return tuple(load_weights(path, self._metric.name)), None
@@ -413,41 +416,22 @@ class DynamicsRecorder(ProbingCallback):
         return tuple(last.layers), last.pooling
 
 
-class _Index:
-    """Index of the recordings in a folder; written after the recordings, so that all files that it lists exist."""
+def _recorded(folder: Path) -> dict[int, float | None]:
+    """Read the index of a folder: step -> epoch of each recording; empty if there is none."""
+    path = folder / INDEX
+    if not path.is_file():
+        return {}
+    with decoding(path):
+        record = read(Mapping[str, float | None], json.loads(path.read_text(encoding="utf-8")), "the index")
+        return {int(step): epoch for step, epoch in record.items()}
 
-    def __init__(self, folder: Path, epochs: dict[int, float | None]) -> None:
-        self.folder, self.epochs = folder, epochs
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the index of a folder."""
-        path = folder / INDEX
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
-        with decoding(path):
-            record = read(Mapping[str, float | None], json.loads(path.read_text(encoding="utf-8")), "the index")
-            return cls(folder, {int(step): epoch for step, epoch in record.items()})
+def _path(folder: Path, step: int) -> Path:
+    """Return the file of a recording."""
+    return folder / f"step-{step:09d}.safetensors"
 
-    @classmethod
-    def read_or_new(cls, folder: Path) -> Self:
-        """Read the index of a folder, or make an empty one."""
-        return cls.read(folder) if (folder / INDEX).is_file() else cls(folder, {})
 
-    def path(self, step: int) -> Path:
-        """Return the file of a recording."""
-        return self.folder / f"step-{step:09d}.safetensors"
-
-    def write(self) -> None:
-        """Write the index atomically."""
-        text = json.dumps(dict(sorted(self.epochs.items())), indent=2) + "\n"
-        write_whole(self.folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))
-
-    def drop_after(self, step: int) -> None:
-        """Delete the recordings after a step."""
-        dropped = [recorded for recorded in self.epochs if recorded > step]
-        for recorded in dropped:
-            del self.epochs[recorded]
-        self.write()
-        for recorded in dropped:
-            self.path(recorded).unlink(missing_ok=True)
+def _write(folder: Path, epochs: Mapping[int, float | None]) -> None:
+    """Write the index atomically, and after the recordings, so that all files that it lists exist."""
+    text = json.dumps(dict(sorted(epochs.items())), indent=2) + "\n"
+    write_whole(folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))

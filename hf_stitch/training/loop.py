@@ -139,19 +139,15 @@ def _prepared(
     )
     lists = accelerator._models, accelerator._optimizers
     lengths = [len(held) for held in lists]
+    # The wrapper of several processes must not compare and send frozen weights, which may be distributed.
+    frozen = [f"back.{name}" for name in stitches.back.state_dict()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stitches, frozen)
     try:
-        _leave_frozen_to_themselves(stitches)
         model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
         for held, length in zip(lists, lengths, strict=True):
             del held[length:]
-
-
-def _leave_frozen_to_themselves(stitches: Stitches) -> None:
-    """Keep the wrapper of several processes from comparing and sending the frozen weights, which may be distributed."""
-    frozen = [f"back.{name}" for name in stitches.back.state_dict()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stitches, frozen)
 
 
 def _gradients(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from hf_stitch.tasks.base import IGNORED
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
 
+FEATURES = "features"
+"""Name of the activations of the target at its last cut, if final features are matched."""
 Augment = Callable[[list[Any], torch.Generator], list[Any]]
 """Function from raw samples and a generator to augmented samples, called again for every batch."""
 
@@ -32,24 +34,18 @@ Augment = Callable[[list[Any], torch.Generator], list[Any]]
 class PreparedBatch:
     """A batch of samples as the training loop uses it."""
 
-    sources: Mapping[str, Representation]
-    answers: Mapping[str, Tensor] = field(default_factory=dict)  # labels by kind
-    there: Mapping[str, Representation] = field(default_factory=dict)
-    features: Representation | None = None  # activations of the target at its last cut, if final features are matched
+    kept: Mapping[str, Representation]  # activations: ``source/<stitch>``, of the target ``there/<layer>``, FEATURES
+    answers: Mapping[str, Tensor]  # labels by kind
 
     @property
     def count(self) -> int:
         """Number of samples."""
-        return next(iter(self.sources.values())).batch
+        return next(iter(self.kept.values())).batch
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-        return PreparedBatch(
-            {name: source.to(device) for name, source in self.sources.items()},
-            {name: answer.to(device) for name, answer in self.answers.items()},
-            {layer: own.to(device) for layer, own in self.there.items()},
-            None if self.features is None else self.features.to(device),
-        )
+        kept = {name: one.to(device) for name, one in self.kept.items()}
+        return PreparedBatch(kept, {name: answer.to(device) for name, answer in self.answers.items()})
 
 
 class Networks:
@@ -81,12 +77,13 @@ class Networks:
 
     def select(self, batch: PreparedBatch) -> PreparedBatch:
         """Return a batch without what only other stitches need."""
-        ends = {model.target.cut.layer for model in self.places.values()}
-        return replace(
-            batch,
-            sources={name: source for name, source in batch.sources.items() if name in self.fronts},
-            there={layer: own for layer, own in batch.there.items() if layer in ends},
-        )
+        names = {FEATURES, *(f"source/{name}" for name in self.fronts), *(f"there/{end}" for end in self.ends)}
+        return replace(batch, kept={name: one for name, one in batch.kept.items() if name in names})
+
+    @property
+    def ends(self) -> set[str]:
+        """The cuts of the target."""
+        return {model.target.cut.layer for model in self.places.values()}
 
     def has_predictions(self, batch: Batch) -> bool:
         """Return whether a token of a batch has a prediction."""
@@ -99,28 +96,25 @@ class Networks:
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[Any] | None) -> PreparedBatch:
         """Compute activations and labels of raw samples."""
-        sources: dict[str, Representation] = {}
+        kept: dict[str, Representation] = {}
         for name, stitched in self.fronts.items():
             inputs = self.task.inputs(stitched, samples)
-            sources[name] = stitched.source(**stitched.source_inputs(inputs)).replace(context={})
+            kept[f"source/{name}"] = stitched.source(**stitched.source_inputs(inputs))
         answers: dict[str, Tensor] = {}
-        there: dict[str, Representation] = {}
-        features = None
         if "hard" in self.wanted or self.task.per_token:
             answers["hard"] = self.task.asked(self.first, samples, labels)
         if "source" in self.wanted:
             assert self.source is not None
             answers["source"] = logits_of(self.source.forward(self.task.inputs(self.source, samples)))
         if self.target is not None:
-            ends = {model.target.cut.layer for model in self.places.values()} if "there" in self.wanted else set()
             inputs = self.task.inputs(self.target, others)
             if "target" in self.wanted:
                 answers["target"] = logits_of(self.target.forward(inputs))
-            asked = sorted(ends | ({self.last} if "features" in self.wanted else set()))
-            found = self.target.encode(inputs, asked) if asked else {}
-            there = {layer: found[layer].replace(context={}) for layer in asked if layer in ends}
-            features = found[self.last].replace(context={}) if "features" in self.wanted else None
-        return PreparedBatch(sources, answers, there, features)
+            asked = {f"there/{end}": end for end in sorted(self.ends)} if "there" in self.wanted else {}
+            asked |= {FEATURES: self.last} if FEATURES in self.wanted else {}
+            found = self.target.encode(inputs, sorted({*asked.values()})) if asked else {}
+            kept |= {name: found[layer] for name, layer in asked.items()}
+        return PreparedBatch({name: one.replace(context={}) for name, one in kept.items()}, answers)
 
 
 class Prepared:
@@ -231,21 +225,12 @@ class Prepared:
             read = {name: self._parts[0][name].read(places) for name in names}
         else:
             read = self._from_parts(places, names)
-
-        def representation(name: str, like: Representation) -> Representation:
-            values, mask = read[name]
-            return like.replace(values=values, mask=mask)
-
-        like = self._like
-        sources = {name: representation(f"source/{name}", source) for name, source in like.sources.items()}
-        answers = {name: read[f"answers/{name}"][0] for name in like.answers}
+        kept = {name: one.replace(values=read[name][0], mask=read[name][1]) for name, one in self._like.kept.items()}
+        answers = {name: read[f"answers/{name}"][0] for name in self._like.answers}
         if self.networks.task.per_token:  # the files are padded with zeros
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
-        there = {layer: representation(f"there/{layer}", own) for layer, own in like.there.items()}
-        return PreparedBatch(
-            sources, answers, there, None if like.features is None else representation("features", like.features)
-        )
+        return PreparedBatch(kept, answers)
 
     def _from_parts(self, places: Tensor, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Read from the files of several processes and restore the order of the samples."""
@@ -273,11 +258,8 @@ def _start(model: StitchedModel) -> str:
 
 def _tensors(batch: PreparedBatch, per_token: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
     """All tensors by name, with a mask for those whose samples differ in length."""
-    kept = {f"source/{name}": source for name, source in batch.sources.items()}
-    kept |= {f"there/{layer}": own for layer, own in batch.there.items()}
-    kept |= {} if batch.features is None else {"features": batch.features}
-    tensors = {name: (one.values, one.mask) for name, one in kept.items()}
-    real = next(iter(batch.sources.values())).mask if per_token else None  # one label for each token
+    tensors = {name: (one.values, one.mask) for name, one in batch.kept.items()}
+    real = next(iter(batch.kept.values())).mask if per_token else None  # of a source: one label for each token
     return tensors | {f"answers/{name}": (values, real) for name, values in batch.answers.items()}
 
 

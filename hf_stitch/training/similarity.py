@@ -190,10 +190,15 @@ class SimilarityCallback(ProbingCallback):
         current = self.probe.activations(self._loaded, self._watched, processes)
         if self._reference is None:
             self._reference = current
-        figures = self._by_equal_name(current, processes) if self._by_name else self._by_similarity(current, processes)
+        alone = [([layer], [layer]) for layer in self._watched]
+        found: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
+        for layers, others in alone if self._by_name else [(list(self._watched), list(self._reference.layers))]:
+            for label, row in self._compared(current, layers, others, processes).items():
+                found[label] |= row
+        self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in found.items()}
         if self._own == "previous":
             self._reference = current
-        return figures
+        return {f"{label}/{layer}": value for label, row in found.items() for layer, (_, value) in row.items()}
 
     def _by_weights(self, current: Readings) -> dict[str, float]:
         assert self._reference_weights is not None
@@ -205,50 +210,30 @@ class SimilarityCallback(ProbingCallback):
             figures |= {f"{label}/{layer}": value for layer, value in values.items()}
         return figures
 
-    def _by_equal_name(self, current: Activations, processes: Processes) -> dict[str, float]:
-        self.matches = {label: {layer: layer for layer in self._watched} for label in self._metrics}
-        found: dict[str, dict[str, float]] = {label: {} for label in self._metrics}
-        for layer in self._watched:
-            for label, values in self._compared(current, [layer], [layer], processes).items():
-                found[label][layer] = values[layer][1]
-        return {f"{label}/{layer}": value for label, row in found.items() for layer, value in row.items()}
-
-    def _by_similarity(self, current: Activations, processes: Processes) -> dict[str, float]:
-        assert self._reference is not None
-        found = self._compared(current, self._watched, self._reference.layers, processes)
-        self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in found.items()}
-        return {f"{label}/{layer}": value for label, row in found.items() for layer, (_, value) in row.items()}
-
     def _compared(
-        self, current: Activations, layers: Iterable[str], others: Iterable[str], processes: Processes
-    ) -> Mapping[str, Mapping[str, tuple[str, float]]]:
+        self, current: Activations, layers: list[str], others: list[str], processes: Processes
+    ) -> dict[str, dict[str, tuple[str, float]]]:
         """Find the most similar layer of the reference and its value, by metric and layer."""
-        layers, others = list(layers), list(others)
-        assert self._reference is not None and self.probe is not None
+        assert self._reference is not None
+        run = Run(progress=False, processes=processes)
         try:
             for layer in layers:  # all processes have all activations, so either all raise here or none
                 if not bool(current.values[layer].isfinite().all()):
                     raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
             sides = (current, self._reference)
-            atlas = Comparison(
-                sides,
-                self._asked,
-                Run(progress=False, processes=processes),
-                layers_a=layers,
-                layers_b=others,
-            ).run()
+            atlas = Comparison(sides, self._asked, run, layers_a=layers, layers_b=others).run()
         except (ValueError, ArithmeticError) as error:
             undefined = self._undefined(f"similarity of {', '.join(layers)}", error)
             return {label: {layer: (others[0], undefined) for layer in layers} for label in self._metrics}
-        found = {}
-        for label in self._metrics:
+        found: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
+        for label, row in found.items():
             best = atlas.best_matches(label)
-            found[label] = {
-                layer: (best[layer], float(atlas[label][place, others.index(best[layer])]))
-                if layer in best
-                else (others[0], self._undefined(f"{label} of {layer}", ValueError(atlas.why(label, layer, others[0]))))
-                for place, layer in enumerate(layers)
-            }
+            for place, layer in enumerate(layers):
+                if layer in best:
+                    row[layer] = best[layer], float(atlas[label][place, others.index(best[layer])])
+                else:
+                    why = ValueError(atlas.why(label, layer, others[0]))
+                    row[layer] = others[0], self._undefined(f"{label} of {layer}", why)
         return found
 
     def _begin(self) -> None:

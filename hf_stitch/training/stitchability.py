@@ -153,8 +153,8 @@ class StitchabilityCallback(ProbingCallback):
         self._probe.rehearse(adapter, self._sources)
         self._targets, right = [], 0.0
         for batch in self._share(self._fit, processes):
-            found = reference.encode(reference.preprocess(batch.samples), targets)
-            self._targets.append({name: _stored(activations) for name, activations in found.items()})
+            found = representations(reference, batch, targets)
+            self._targets.append({name: activations.to("cpu") for name, activations in found.items()})
         for name, activations in self._targets[0].items():
             if activations.spec != reference.spec(name):
                 raise ValueError(
@@ -195,28 +195,25 @@ class StitchabilityCallback(ProbingCallback):
 
     # -- measurement ------------------------------------------------------------------------------------------------
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        found = self._measured(self._loaded, processes, "relative_accuracy", "identity", "mean_only")
+        found = self._measured(self._loaded, processes, "relative_accuracy")
         self._constant |= {place: value for place, value in found.items() if place[0] == "mean_only"}
-        return {
-            f"{kind}/{source if source == target else f'{source}->{target}'}": value
-            for kind in KINDS
-            for (kind_of_it, (source, target)), value in {**found, **self._constant}.items()
-            if kind_of_it == kind
-        }
+        ordered = sorted({**found, **self._constant}.items(), key=lambda item: KINDS.index(item[0][0]))
+        return {f"{kind}/{a if a == b else f'{a}->{b}'}": value for (kind, (a, b)), value in ordered}
 
-    def _measured(self, adapter: Adapter, processes: Processes, fitted: Kind, *beside: Kind) -> dict[Place, float]:
+    def _measured(self, adapter: Adapter, processes: Processes, fitted: Kind) -> dict[Place, float]:
         """Fit the stitching layers of a network; return their relative accuracies and those of baselines."""
-        fits = self._fitted(adapter, processes)
         layers: dict[Place, StitchingLayer] = {}
         undefined: dict[Place, Exception] = {}
-        for pair, layer in fits.items():
+        for pair, layer in self._fitted(adapter, processes).items():
             if isinstance(layer, Exception):
                 undefined[fitted, pair] = layer
                 continue
             layers[fitted, pair] = layer
-            if "identity" in beside and layer.equal_widths:
+            if fitted == "untrained":
+                continue
+            if layer.equal_widths:
                 layers["identity", pair] = layer.identity()
-            if "mean_only" in beside and ("mean_only", pair) not in self._constant:
+            if ("mean_only", pair) not in self._constant:
                 layers["mean_only", pair] = layer.mean_only()
         found = self._accuracies(adapter, layers, processes)
         undefined |= {place: ValueError("its logits are NaN") for place, value in found.items() if math.isnan(value)}
@@ -257,7 +254,7 @@ class StitchabilityCallback(ProbingCallback):
             specs = {name: representation.spec for name, representation in activations.items()}
             for pair in self._pairs:
                 source = activations[pair[0]]
-                target = _at(targets[pair[1]], source.values.device)
+                target = targets[pair[1]].to(source.values.device)
                 try:
                     for part, (x, y) in paired_rows(source, target, self._probe.pooling).items():
                         if part not in statistics[pair]:
@@ -291,14 +288,4 @@ class StitchabilityCallback(ProbingCallback):
         """Run the back half of the reference on activations at a layer; return the logits."""
         back = self._backs[target]
         weight = next((p for p in back.parameters() if p.is_floating_point()), mapped.values)
-        return logits_of(back(_at(mapped.replace(values=mapped.values.to(weight.dtype)), weight.device)))
-
-
-def _stored(activations: Representation) -> Representation:
-    """Copy of a representation for storage, on the CPU and without context."""
-    return _at(activations.replace(values=activations.values.clone(), context={}), torch.device("cpu"))
-
-
-def _at(activations: Representation, device: torch.device) -> Representation:
-    mask = None if activations.mask is None else activations.mask.to(device)
-    return activations.replace(values=activations.values.to(device), mask=mask, context={})
+        return logits_of(back(mapped.replace(values=mapped.values.to(weight.dtype)).to(weight.device)))

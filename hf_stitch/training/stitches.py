@@ -16,7 +16,7 @@ from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.tasks.base import Task
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import Objective
-from hf_stitch.training.prepared import PreparedBatch
+from hf_stitch.training.prepared import FEATURES, PreparedBatch
 
 
 class Stitches(nn.Module):
@@ -52,9 +52,7 @@ class Stitches(nn.Module):
         """Compute the loss of each stitch."""
         mapped = self._mapped(seen)
         if features:
-            assert seen.features is not None
-            outputs = self._features(mapped)
-            return torch.stack([_distance(values, seen.features, total) for values in outputs])
+            return torch.stack([_distance(values, seen.kept[FEATURES], total) for values in self._features(mapped)])
         losses = []
         for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             loss = self._objective.loss(self._task, logits.to(_at_least_float32(logits.dtype)), seen.answers) / total
@@ -94,7 +92,7 @@ class Stitches(nn.Module):
                         f"the penalty {name!r} needs at least {least} rows, but the batch of a process has "
                         f"{len(rows[0])}; raise batch_size"
                     )
-        if (wanted := seen.features) is not None:
+        if (wanted := seen.kept.get(FEATURES)) is not None:
             for outputs in self._features(mapped):
                 if outputs.shape != wanted.values.shape:
                     raise ValueError(
@@ -114,7 +112,9 @@ class Stitches(nn.Module):
         return torch.stack([self._task.right(logits, labels) for logits in self._logits(mapped)])
 
     def _mapped(self, seen: PreparedBatch) -> list[Representation]:
-        return [layer(seen.sources[self._origins[n]]) for n, layer in zip(self.names, self.layers, strict=True)]
+        return [
+            layer(seen.kept[f"source/{self._origins[n]}"]) for n, layer in zip(self.names, self.layers, strict=True)
+        ]
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
         if len(mapped) > 1 and len({one.values.shape for one in mapped}) == 1:
@@ -140,7 +140,7 @@ class Stitches(nn.Module):
         return found
 
     def _rows(self, layer: StitchingLayer, mapped: Representation, seen: PreparedBatch) -> tuple[Tensor, Tensor] | None:
-        own = seen.there.get(self.back.cut.layer)
+        own = seen.kept.get(f"there/{self.back.cut.layer}")
         return None if own is None else paired_rows(mapped, own, layer.pooling)["body"]
 
 

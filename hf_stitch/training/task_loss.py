@@ -126,11 +126,7 @@ class TaskLoss(TrainedMatcher):
 
     name: ClassVar[str] = "task_loss"
     title: ClassVar[str] = "task-loss matching"
-    papers: ClassVar[tuple[Paper, ...]] = (
-        CSISZARIK_2021,
-        BALOGH_2025,
-        MAI_2026,
-    )
+    papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021, BALOGH_2025, MAI_2026)
     initial: Any = "lstsq"
     orthogonal: bool = False
     labels: Answer | Mapping[Answer, Positive] = "target"
@@ -363,7 +359,12 @@ class TaskLoss(TrainedMatcher):
                 self._rehearse(groups, networks, samples, others, held_out, processes.count)
                 states: list[Checkpoint | None] = [None] * len(groups)
                 if checkpoint_dir is not None:
-                    recipe = self._recipe(steps, samples, others, held_out, augment, accelerator)
+                    recipe = {
+                        "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
+                        "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
+                        "augment": _name(augment), "accumulation": every, "processes": processes.count,
+                        "mixed_precision": accelerator.mixed_precision, "versions": versions(),
+                    }  # fmt: skip
                     states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
                 temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
                 prepare = partial(
@@ -414,24 +415,6 @@ class TaskLoss(TrainedMatcher):
         self._check(samples, model.task, held_out)
         return samples, others, held_out
 
-    def _recipe(
-        self,
-        steps: int,
-        samples: Samples,
-        others: Samples,
-        held_out: Samples | None,
-        augment: Augment | None,
-        accelerator: Accelerator,
-    ) -> dict[str, Any]:
-        """Return what determines the training besides the networks and the first maps."""
-        return {
-            "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
-            "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
-            "augment": _name(augment), "accumulation": accelerator.gradient_accumulation_steps,
-            "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision,
-            "versions": versions(),
-        }  # fmt: skip
-
     def _error(
         self, diverged: Mapping[str, str], trained: Sequence[StitchingLayer | None], folder: str | Path | None
     ) -> DivergedError:
@@ -449,16 +432,10 @@ class TaskLoss(TrainedMatcher):
         ends: dict[str, dict[str, StitchingLayer]] = {}
         for name, model in networks.places.items():
             ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
+        backs = [networks.places[next(iter(group))].target for group in ends.values()]
         return [
-            Stitches(
-                group,
-                networks.places[next(iter(group))].target,
-                networks.task,
-                self.objective,
-                networks.last,
-                networks.origins,
-            ).to(device)
-            for group in ends.values()
+            Stitches(group, back, networks.task, self.objective, networks.last, networks.origins).to(device)
+            for group, back in zip(ends.values(), backs, strict=True)
         ]
 
     def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
@@ -531,21 +508,15 @@ def _begin_all(
             "networks": [_networks_of(models[name]) for name in stitches.names],
             "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in stitches.trained],
         }
-        place = folder if len(groups) == 1 else folder / str(number)
-        found.append(_begin(place, json.loads(json.dumps(own)), processes))
+        place, refused = folder if len(groups) == 1 else folder / str(number), None
+        found.append(state := Checkpoint(place, 0, lasting=processes.rank == 0))
+        try:
+            state.begin(json.loads(json.dumps(own)), dict)
+        except ValueError as error:  # which rank 0 alone may have, since it saves the state
+            refused = str(error)
+        if (why := processes.agree(refused)) is not None:
+            raise ValueError(why)
     return found
-
-
-def _begin(folder: Path, recipe: Mapping[str, Any], processes: Processes) -> Checkpoint:
-    """Begin or resume the job, whose state rank 0 saves, and raise its error on all processes."""
-    state, refused = Checkpoint(folder, 0, lasting=processes.rank == 0), None
-    try:
-        state.begin(recipe, dict)
-    except ValueError as error:
-        refused = str(error)
-    if (why := processes.agree(refused)) is not None:
-        raise ValueError(why)
-    return state
 
 
 def _name(augment: Augment | None) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.transfer.maps import Route, Side, Stitching, route
+from hf_stitch.transfer.maps import Affine, Side, Stitching, maps_of
 from hf_stitch.transfer.sparse_autoencoder import SparseAutoencoder
 
 LINEAR = {"LinearModel", "LinearClassifierMixin"}
@@ -58,19 +58,20 @@ def transfer_probe(
         >>> bool(torch.allclose(on_source(x), on_target(stitch(x)), atol=1e-5))
         True
     """
-    maps = route(stitch, to, reverse, rcond, inverts=to == "target")
+    _, back = maps_of(stitch, to, reverse, rcond, inverts=to == "target")
+    assert back is not None
     if isinstance(probe, tuple):
         if len(probe) != 2 or not isinstance(probe[0], Tensor) or not isinstance(probe[1], Tensor | None):
             kinds = ", ".join(type(part).__name__ for part in probe)
             raise TypeError(f"a probe as a tuple must be two tensors (weight, bias), got ({kinds})")
         weight, bias = probe
-        return _composed(weight, bias, maps)  # type: ignore[return-value]
+        return _composed(weight, bias, back, to)  # type: ignore[return-value]
     if isinstance(probe, nn.Linear):
-        weight, found = _composed(probe.weight.detach(), None if probe.bias is None else probe.bias.detach(), maps)
+        weight, found = _composed(probe.weight.detach(), None if probe.bias is None else probe.bias.detach(), back, to)
         made = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
         made.load_state_dict({"weight": weight, "bias": found})
         return made.to(probe.weight.device)
-    return _estimator(probe, maps)
+    return _estimator(probe, back, to)
 
 
 def transfer_direction(
@@ -105,7 +106,8 @@ def transfer_direction(
         >>> transfer_direction(torch.tensor([1.0, 0.0]), stitch)
         tensor([0., 1.])
     """
-    there = route(stitch, to, reverse, rcond, inverts=to == "source").there()
+    there, _ = maps_of(stitch, to, reverse, rcond, inverts=to == "source")
+    assert there is not None
     given = torch.as_tensor(direction)
     _check("the direction", given, there.weight.shape[1], to)
     found = (given.double().cpu() @ there.weight.T).to(given)
@@ -146,8 +148,8 @@ def transfer_sae(
         >>> carried(torch.randn(5, 4)).shape
         torch.Size([5, 4])
     """
-    maps = route(stitch, to, reverse, rcond, inverts=True)
-    there, back = maps.there(), maps.back()
+    there, back = maps_of(stitch, to, reverse, rcond, inverts=True)
+    assert there is not None and back is not None
     given = autoencoder.W_enc
     _check("the autoencoder", given.T, back.weight.shape[0], to)
     enc, b_enc, dec, b_dec = (
@@ -168,10 +170,9 @@ def transfer_sae(
     return made.to(given.device)
 
 
-def _composed(weight: Tensor, bias: Tensor | None, maps: Route) -> tuple[Tensor, Tensor]:
+def _composed(weight: Tensor, bias: Tensor | None, back: Affine, to: Side) -> tuple[Tensor, Tensor]:
     """Return weight and bias of a probe after the map to its own network."""
-    back = maps.back()
-    _check("the probe", weight, back.weight.shape[0], maps.to)
+    _check("the probe", weight, back.weight.shape[0], to)
     if bias is not None and bias.shape != weight.shape[:-1]:
         raise ValueError(
             f"the bias of the probe must have the shape {tuple(weight.shape[:-1])}, one for each row of its weight, "
@@ -182,7 +183,7 @@ def _composed(weight: Tensor, bias: Tensor | None, maps: Route) -> tuple[Tensor,
     return (own @ back.weight).to(weight), (added if bias is None else added + bias.double().cpu()).to(weight)
 
 
-def _estimator(probe: Any, maps: Route) -> Any:
+def _estimator(probe: Any, back: Affine, to: Side) -> Any:
     """Return a copy of a linear model of scikit-learn with other coefficients."""
     coefficients, intercept = getattr(probe, "coef_", None), getattr(probe, "intercept_", None)
     if coefficients is None or intercept is None:
@@ -198,7 +199,7 @@ def _estimator(probe: Any, maps: Route) -> Any:
     weight, given = torch.as_tensor(np.asarray(coefficients)), np.asarray(intercept)
     rows = weight.shape[:-1]
     bias = np.broadcast_to(given.reshape(rows) if given.size == math.prod(rows) else given, rows)
-    found, added = _composed(weight, torch.as_tensor(bias.copy()), maps)
+    found, added = _composed(weight, torch.as_tensor(bias.copy()), back, to)
     carried = copy.deepcopy(probe)
     carried.coef_ = found.numpy()
     carried.intercept_ = added.numpy() if added.ndim else added.numpy().reshape(given.shape)[()]

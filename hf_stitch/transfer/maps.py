@@ -50,52 +50,37 @@ class Affine:
         return type(self)(back, -back @ self.bias)
 
 
-@dataclass(frozen=True)
-class Route:
-    """The maps between the network of what is carried, and the one that it is carried to."""
-
-    stitch: Stitching
-    to: Side  # "target" or "source" of the stitch
-    reverse: Stitching | None  # a stitch from its target to its source
-    rcond: float | None  # without it, for the pseudo-inverse
-
-    def there(self) -> Affine:
-        """Return the map to the network that it is carried to."""
-        return self._forward() if self.to == "target" else self._backward()
-
-    def back(self) -> Affine:
-        """Return the map to the network of what is carried."""
-        return self._backward() if self.to == "target" else self._forward()
-
-    def _forward(self) -> Affine:
-        return Affine.of(self.stitch)
-
-    def _backward(self) -> Affine:
-        forward = self._forward()
-        if self.reverse is None:
-            if self.rcond is None:
-                raise ValueError(
-                    "this needs the map from the target to the source: pass rcond, with which the stitch is inverted "
-                    "(rcond=1e-3: singular values below that share of the largest count as zero), or a stitch fitted "
-                    "in that direction, reverse=…"
-                )
-            return forward.inverse(self.rcond)
-        found = Affine.of(self.reverse)
-        if found.weight.shape != forward.weight.T.shape:
-            raise ValueError(
-                f"the stitch maps {forward.weight.shape[1]} -> {forward.weight.shape[0]}, so that its reverse must map "
-                f"{forward.weight.shape[0]} -> {forward.weight.shape[1]}, got {found.weight.shape[1]} -> "
-                f"{found.weight.shape[0]}"
-            )
-        return found
-
-
 @checked
-def route(stitch: Stitching, to: Side, reverse: Stitching | None, rcond: Rcond | None, *, inverts: bool) -> Route:
-    """Check the options of a transfer."""
+def maps_of(
+    stitch: Stitching, to: Side, reverse: Stitching | None, rcond: Rcond | None, *, inverts: bool
+) -> tuple[Affine | None, Affine | None]:
+    """Return the map to the network that something is carried to, and the map back; one of them only if it is needed.
+
+    The map from the target of the stitch to its source is ``reverse``, or the inverse with ``rcond``.
+    """
     given = [name for name, value in (("reverse", reverse), ("rcond", rcond)) if value is not None]
     if len(given) > 1:
         raise ValueError("reverse is a map from the target to the source, and rcond makes one: give one of them")
     if given and not inverts:
         raise ValueError(f"{given[0]} has no effect: to the {to}, this needs the stitch alone")
-    return Route(stitch, to, reverse, rcond)
+    forward = Affine.of(stitch)
+    backward = _backward(forward, reverse, rcond) if inverts else None
+    return (forward, backward) if to == "target" else (backward, forward)
+
+
+def _backward(forward: Affine, reverse: Stitching | None, rcond: float | None) -> Affine:
+    if reverse is None:
+        if rcond is None:
+            raise ValueError(
+                "this needs the map from the target to the source: pass rcond, with which the stitch is inverted "
+                "(rcond=1e-3: singular values below that share of the largest count as zero), or a stitch fitted "
+                "in that direction, reverse=…"
+            )
+        return forward.inverse(rcond)
+    found, (to, of) = Affine.of(reverse), forward.weight.shape
+    if found.weight.shape != (of, to):
+        raise ValueError(
+            f"the stitch maps {of} -> {to}, so that its reverse must map {to} -> {of}, got {found.weight.shape[1]} -> "
+            f"{found.weight.shape[0]}"
+        )
+    return found

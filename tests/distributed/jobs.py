@@ -229,9 +229,20 @@ def sharded(folder: Path) -> Any:
     return torch.cat([value.flatten() for value in layer.state_dict().values()])
 
 
+def scores_of_float32(folder: Path) -> Any:
+    """What is measured of each sample, with networks in float32."""
+    model = stitched(torch.float32, matcher="identity", source_layer="3")
+    halves = HalvesOfModel(model)
+    predictors = list(halves.predictors({"stitched": model.stitch}))
+    scoring = Scoring(networks(torch.float32)[1], {"": halves}, predictors, task_named(model.task))
+    samples = PairedSamples.of(images(47, seed=3, dtype=torch.float32))
+    found = scoring.run(samples, Run(BATCH, progress=False, processes=Processes.of(None))).answers[""]
+    return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])
+
+
 JOBS = (
     atlas, moments, closed_form, enlarged, of_rows, unpaired, chosen, evaluation, vectors, audit, grid, relative,
-    training, sharded,
+    training, sharded, scores_of_float32,
 )  # fmt: skip
 
 
@@ -253,14 +264,3 @@ def run_all(rank: int, folder: Path) -> None:
     finally:
         hf_stitch.Samples.batches = batches  # type: ignore[method-assign]
     (folder / f"read-{rank}.json").write_text(json.dumps(counted))
-
-
-def scores_of_float32() -> Any:
-    """What is measured of each sample, with networks in float32."""
-    model = stitched(torch.float32, matcher="identity", source_layer="3")
-    halves = HalvesOfModel(model)
-    predictors = list(halves.predictors({"stitched": model.stitch}))
-    scoring = Scoring(networks(torch.float32)[1], {"": halves}, predictors, task_named(model.task))
-    samples = PairedSamples.of(images(47, seed=3, dtype=torch.float32))
-    found = scoring.run(samples, Run(BATCH, progress=False, processes=Processes.of(None))).answers[""]
-    return np.stack([found["stitched"][name] for name in sorted(found["stitched"])])

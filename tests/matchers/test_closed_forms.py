@@ -39,18 +39,9 @@ def test_lstsq_is_numpys(rows: Rows) -> None:
     matrix, bias = weights(Lstsq().fit(rows.moments, DOUBLE))
     expected = np.linalg.lstsq(np.c_[rows.x, np.ones(300)], rows.y)[0]
     np.testing.assert_allclose(np.r_[matrix, bias[None]], expected, rtol=1e-8, atol=1e-10)
-
-
-def test_lstsq_without_intercept_is_numpys(rows: Rows) -> None:
-    stitch = Lstsq(intercept=False).fit(rows.moments, DOUBLE)
-    assert stitch.bias is None
-    np.testing.assert_allclose(weights(stitch)[0], np.linalg.lstsq(rows.x, rows.y)[0], rtol=1e-8, atol=1e-10)
-
-
-def test_lstsq_in_float32_is_the_rounded_map(rows: Rows) -> None:
-    exact, rounded = (weights(Lstsq().fit(rows.moments, dtype)) for dtype in (DOUBLE, torch.float32))
-    for wide, narrow in zip(exact, rounded, strict=True):
-        np.testing.assert_allclose(narrow, wide, rtol=1e-5, atol=1e-6)
+    through_0 = Lstsq(intercept=False).fit(rows.moments, DOUBLE)
+    assert through_0.bias is None
+    np.testing.assert_allclose(weights(through_0)[0], np.linalg.lstsq(rows.x, rows.y)[0], rtol=1e-8, atol=1e-10)
 
 
 def test_lstsq_of_deficient_x_is_the_map_of_least_norm(paired: type[Rows]) -> None:
@@ -100,30 +91,22 @@ def test_lstsq_wants_as_many_rows_as_unknowns(intercept: bool, least: int, paire
 # -- ridge
 
 
+@pytest.mark.parametrize("kind", [Ridge, RidgeToIdentity])
 @pytest.mark.parametrize("n", [300, 7])
 @pytest.mark.parametrize("ridge", [1e-3, 1.0, 1e3])
-def test_ridge_is_sklearns(ridge: float, n: int, paired: type[Rows]) -> None:
-    rows = paired.draw(n, 9, 5, mean=10.0)
-    matrix, bias = weights(Ridge(ridge=ridge).fit(rows.moments, DOUBLE))
-    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y)
-    np.testing.assert_allclose(matrix, expected.coef_.T, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-8, atol=1e-8)
+def test_ridge_is_sklearns(ridge: float, n: int, kind: type, paired: type[Rows]) -> None:
+    """Towards the identity it is that of the change."""
+    rows, change = paired.draw(n, 9, 5 if kind is Ridge else 9, mean=10.0), kind is RidgeToIdentity
+    matrix, bias = weights(kind(ridge=ridge).fit(rows.moments, DOUBLE))
+    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y - rows.x if change else rows.y)
+    np.testing.assert_allclose(matrix, expected.coef_.T + change * np.eye(*matrix.shape), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-7, atol=1e-8)
 
 
 def test_ridge_of_zero_is_least_squares(rows: Rows) -> None:
     stitch = Ridge(ridge=0).fit(rows.moments, DOUBLE)
     np.testing.assert_allclose(weights(stitch)[0], weights(Lstsq().fit(rows.moments, DOUBLE))[0], rtol=1e-12)
     assert (stitch.fitted["ridge"], stitch.fitted["df"]) == (0.0, rows.x.shape[1] + 1)
-
-
-@pytest.mark.parametrize("n", [5, 300])
-@pytest.mark.parametrize("ridge", [1e-3, 1.0, 1e3])
-def test_ridge_to_identity_is_sklearns_ridge_of_the_change(ridge: float, n: int, paired: type[Rows]) -> None:
-    rows = paired(*paired.draw(n, 7, 7))
-    matrix, bias = weights(RidgeToIdentity(ridge=ridge).fit(rows.moments, DOUBLE))
-    expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y - rows.x)
-    np.testing.assert_allclose(matrix, expected.coef_.T + np.eye(7), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(bias, expected.intercept_, rtol=1e-7, atol=1e-9)
 
 
 def test_ridge_to_identity_of_equal_sides_is_the_identity(paired: type[Rows]) -> None:
@@ -154,12 +137,6 @@ def test_gcv_finds_the_penalty_that_a_dense_search_finds(n: int, noise: float, p
     assert stitch.fitted["df"] == pytest.approx(df, rel=1e-6)
     expected = SklearnRidge(alpha=ridge, solver="svd").fit(rows.x, rows.y)
     np.testing.assert_allclose(weights(stitch)[0], expected.coef_.T, rtol=1e-7, atol=1e-8)
-
-
-def test_gcv_shrinks_more_where_there_is_more_noise(paired: type[Rows]) -> None:
-    quiet, loud = (Ridge().fit(paired.draw(60, 12, 5, noise=noise).moments).fitted for noise in (0.01, 10.0))
-    assert loud["ridge"] > 100 * quiet["ridge"]
-    assert loud["df"] < quiet["df"]
 
 
 # -- procrustes
@@ -222,22 +199,6 @@ def test_recoloured_keeps_the_covariance_and_is_the_optimum(widths: tuple[int, i
         assert widths[0] < widths[1] or error(x, y, matrix) <= error(x, y, other) + 1e-9
 
 
-def test_recoloured_is_exact_where_least_squares_is(paired: type[Rows]) -> None:
-    x = paired.draw(100, 6, 6).x
-    y = x @ np.random.default_rng(2).standard_normal((6, 4)) + 3
-    assert Recoloured().fit(paired(x, y).moments, DOUBLE).fitted["r2"] == pytest.approx(1.0)
-
-
-def test_procrustes_recovers_a_rotation_scale_and_shift(paired: type[Rows]) -> None:
-    x = paired.draw(100, 6, 6).x
-    rotation = np.linalg.qr(np.random.default_rng(2).standard_normal((6, 6)))[0]
-    stitch = Procrustes(scale=True).fit(paired(x, 2.5 * x @ rotation + 7).moments, DOUBLE)
-    np.testing.assert_allclose(weights(stitch)[0], 2.5 * rotation, atol=1e-10)
-    assert stitch.fitted["scale"] == pytest.approx(2.5)
-    assert stitch.fitted["r2"] == pytest.approx(1.0)
-    assert stitch.fitted["xy_rank"] == 6
-
-
 def test_procrustes_says_when_the_rotation_is_not_unique(paired: type[Rows]) -> None:
     assert Procrustes().fit(paired.draw(5, 9, 9).moments).fitted["xy_rank"] == 4
 
@@ -271,14 +232,6 @@ def test_low_rank_truncates_the_fit_and_not_the_map(paired: type[Rows]) -> None:
     assert error(x, y, weights(LowRank(rank=2).fit(rows.moments, DOUBLE))[0]) < 0.9 * error(x, y, truncated_map)
 
 
-def test_low_rank_of_full_rank_is_least_squares(rows: Rows) -> None:
-    stitch = LowRank(rank=5).fit(rows.moments, DOUBLE)
-    if min(rows.x.shape[1], rows.y.shape[1]) == 5:
-        np.testing.assert_allclose(weights(stitch)[0], weights(Lstsq().fit(rows.moments, DOUBLE))[0], atol=1e-10)
-    else:
-        assert stitch.fitted["r2"] < Lstsq().fit(rows.moments, DOUBLE).fitted["r2"]
-
-
 def test_low_rank_refuses_what_x_or_y_cannot_give(paired: type[Rows]) -> None:
     x, y = paired.draw(100, 6, 4)
     with pytest.raises(ValueError, match=r"rank must be <= 4, got 5: x has 6 features of numerical rank 6 .* y has 4"):
@@ -309,18 +262,6 @@ def test_lasso_of_a_large_penalty_is_the_mean(rows: Rows) -> None:
 
 
 # -- permutation
-
-
-@pytest.mark.parametrize("compare", ["correlation", "distance"])
-def test_permutation_finds_what_was_permuted(compare: str, paired: type[Rows]) -> None:
-    x, _ = paired.draw(100, 7, 7)
-    order = np.random.default_rng(2).permutation(7)
-    stitch = Permutation(compare=compare).fit(paired(x, x[:, order] + 3).moments, DOUBLE)
-    matrix, bias = weights(stitch)
-    np.testing.assert_array_equal(matrix, np.eye(7)[:, order])
-    np.testing.assert_allclose(bias, 3, atol=1e-12)
-    assert stitch.fitted["r2"] == pytest.approx(1)
-    assert stitch.fitted["correlation"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("compare", ["correlation", "distance"])
@@ -370,15 +311,6 @@ def test_distance_counts_features_without_a_match_too(dx: int, dy: int, paired: 
 
     matrix, bias = weights(Permutation(compare="distance").fit(rows.moments, DOUBLE))
     assert error(x, y, matrix, bias) == pytest.approx(min(map(residual, matches)))
-
-
-def test_a_tiny_feature_is_not_matched_for_its_size(paired: type[Rows]) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 1))
-    y = np.c_[10 * x + rng.normal(size=(200, 1)), 1e-3 * rng.normal(size=(200, 1))]
-    stitch = Permutation(compare="distance").fit(paired(x, y).moments, DOUBLE)
-    np.testing.assert_array_equal(weights(stitch)[0], [[1, 0]])
-    assert stitch.fitted["r2"] > 0
 
 
 @pytest.mark.parametrize("matcher", [Permutation(semi=s, compare=c) for s in (False, True) for c in get_args(Compare)])

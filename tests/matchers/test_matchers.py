@@ -181,16 +181,6 @@ def test_a_matcher_passes_through() -> None:
         registries.matchers.build(matcher, ridge=1.0)
 
 
-def test_to_dict_names_every_option() -> None:
-    assert Lstsq(rcond=1e-3).to_dict() == {"name": "lstsq", "intercept": True, "rcond": 1e-3}
-    assert registries.matchers.build(Lstsq(rcond=1e-3).to_dict()) == Lstsq(rcond=1e-3)
-
-
-def test_configs_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Ridge().ridge = 1.0  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
@@ -206,20 +196,9 @@ def test_configs_are_frozen() -> None:
         ("inverse_relative", {"rcond": 2}, ValueError, r"rcond must be a number >= 0 and < 1 or None, got 2"),
         ("lasso", {}, TypeError, "'lasso' among matchers needs the option 'alpha'"),
         ("lasso", {"alpha": 0}, ValueError, "alpha must be a number > 0, got 0"),
-        ("random", {"rank": 0}, ValueError, "rank must be an integer >= 1 or None, got 0"),
-        ("random", {"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
         ("low_rank", {}, TypeError, "'low_rank' among matchers needs the option 'rank'"),
         ("low_rank", {"rank": 0}, ValueError, "rank must be an integer >= 1, got 0"),
-        ("low_rank", {"rank": 2.0}, ValueError, "got 2.0"),
-        ("low_rank", {"rank": True}, ValueError, "got True"),
-        ("low_rank", {"rank": 2, "rcond": 1}, ValueError, r"rcond must be a number >= 0 and < 1 or None, got 1"),
-        ("lstsq", {"rcond": -1e-3}, ValueError, "got -0.001"),
-        ("lstsq", {"rcond": float("nan")}, ValueError, "got nan"),
-        ("lstsq", {"intercept": 1}, ValueError, "intercept must be True or False, got 1"),
-        ("ridge", {"ridge": -1}, ValueError, "ridge must be a number >= 0 or 'gcv', got -1"),
         ("ridge", {"ridge": "cv"}, ValueError, "ridge must be a number >= 0 or 'gcv', got 'cv'"),
-        ("ridge", {"ridge": float("inf")}, ValueError, "got inf"),
-        ("procrustes", {"scale": "yes"}, ValueError, "scale must be True or False, got 'yes'"),
     ],
 )
 def test_a_wrong_config_is_refused(name: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -231,11 +210,3 @@ def test_only_matchers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registries.matchers._entries, "odd", Entry.of("odd", dict))
     with pytest.raises(TypeError, match=r"'odd' among matchers is .*dict.* not a subclass of Matcher"):
         registries.matchers.build("odd")
-
-
-def test_a_fit_draws_no_random_numbers(rows: Rows) -> None:
-    before = torch.get_rng_state()
-    for matcher in MATCHERS:
-        if matcher.unequal_widths:
-            matcher.fit(rows.moments)
-    assert torch.equal(torch.get_rng_state(), before)

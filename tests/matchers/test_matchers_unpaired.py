@@ -20,7 +20,7 @@ from hf_stitch.testing import check_matcher
 
 SEEDED, ALONE = SeededRefinement(iterations=10), Unsupervised(clusters=(8, 12), starts=4, iterations=10)
 MATCHERS: list[UnpairedMatcher] = [SEEDED, ALONE]
-CHECKED: list[UnpairedMatcher] = [SEEDED, Unsupervised(clusters=(12,), starts=8, iterations=10)]
+CHECKED: list[UnpairedMatcher] = [SEEDED, Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)]
 
 
 def planted(n: int = 1500, width: int = 32, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -67,17 +67,6 @@ def test_a_planted_map_is_found_from_few_seeds(seeds: int) -> None:
     assert seeds > 10 or after > before + 0.2
     assert stitch.fitted["seeds"] == seeds and stitch.fitted["n"] == seeds + stitch.fitted["mutual"]
     assert stitch.fitted["scale"] == pytest.approx(2, rel=0.1) and stitch.fitted["seed_rank"] < 0.35
-
-
-def test_rows_need_no_partners_where_they_have_clusters() -> None:
-    x, y, turn = clustered()
-    pairs = x[:8], x[:8] @ turn
-    stitch = SeededRefinement().fit(*pairs, unpaired=(x[8:], y))
-    moments = hf_stitch.Moments(16, 16).update(*pairs)
-    alone = Procrustes(scale=True).fit(moments)
-    with torch.no_grad():
-        before, after = (torch.cosine_similarity(each(x), x @ turn).mean() for each in (alone, stitch))
-    assert after > 0.95 > before
 
 
 @pytest.mark.parametrize("widths", [(32, 32), (24, 32), (32, 24)])
@@ -149,14 +138,6 @@ def test_an_assignment_is_the_best_of_all() -> None:
     places, value = assigned(torch.from_numpy(a), torch.from_numpy(b), 100, 0)
     assert value == pytest.approx(max(sums.values()))
     assert tuple(places.tolist()) == max(sums, key=lambda p: sums[p])
-
-
-def test_a_planted_permutation_is_found() -> None:
-    g = torch.Generator().manual_seed(0)
-    a = torch.randn(20, 20, generator=g)
-    a, order = a + a.T, torch.randperm(20, generator=g)
-    places, _ = assigned(a[order][:, order], a, 200, 0)
-    assert torch.equal(places, order)
 
 
 def test_a_planted_map_is_found_without_pairs() -> None:

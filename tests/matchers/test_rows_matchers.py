@@ -17,7 +17,6 @@ from torch.nn import Linear, ReLU, Sequential
 import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.matchers import Attention, Piecewise, Random, ResidualMLP, Retrieval, Ridge, RowsMatcher
-from hf_stitch.stitches import LinearStitch
 from hf_stitch.testing import check_matcher
 
 MATCHERS = [Piecewise(clusters=3), ResidualMLP(width=16, epochs=8), Retrieval(epochs=8)]
@@ -49,12 +48,10 @@ def test_another_seed_gives_another_stitch(matcher: Any) -> None:
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
-def test_the_same_rows_give_the_same_stitch(matcher: RowsMatcher) -> None:
-    x, y = rows()
-    before, state = (x.clone(), y.clone()), torch.get_rng_state()
-    first, second = matcher.fit(x, y), matcher.fit(x, y)
-    assert torch.equal(first(x), second(x)) and first.fitted == second.fitted
-    assert torch.equal(x, before[0]) and torch.equal(y, before[1]) and torch.equal(state, torch.get_rng_state())
+def test_r2_is_that_of_the_training_rows(matcher: RowsMatcher) -> None:
+    (x, y), state = rows(), torch.get_rng_state()
+    first = matcher.fit(x, y)
+    assert torch.equal(state, torch.get_rng_state())
     predicted = first.double()(x.double()).detach().numpy()
     expected = r2_score(y.double().numpy(), predicted, multioutput="variance_weighted")
     assert first.fitted["n"] == 240 and first.fitted["r2"] == pytest.approx(expected, abs=1e-5)
@@ -120,16 +117,6 @@ def test_rows_that_determine_nothing_are_refused(matcher: RowsMatcher) -> None:
         matcher.fit(x[:9], y)
 
 
-@pytest.mark.parametrize(
-    "options", [{"clusters": 0}, {"width": 0}, {"temperature": 0.0}, {"epochs": 0}, {"batch_size": 0}, {"rate": -1.0}]
-)
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    (option,) = options
-    kind = {"clusters": Piecewise, "width": ResidualMLP}.get(option, Retrieval)
-    with pytest.raises(ValueError, match=f"{option} must be"):
-        kind(**options)
-
-
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
 def test_networks_are_stitched_and_saved_with_it(matcher: RowsMatcher, tmp_path) -> None:
     torch.manual_seed(0)
@@ -144,15 +131,4 @@ def test_networks_are_stitched_and_saved_with_it(matcher: RowsMatcher, tmp_path)
     assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)
     assert stitched.config.recipe["matcher"]["name"] == matcher.name
     with pytest.raises(ValueError, match=f"matcher '{matcher.name}.*fitted to rows, and a grid keeps moments only"):
-        hf_stitch.stitch_grid(
-            a,
-            b,
-            hf_stitch.Samples.of(x, label=[0] * 300),
-            matchers=[matcher],
-            task="image-classification",
-            progress=False,
-        )
-
-
-def test_retrieval_returns_an_affine_map() -> None:
-    assert isinstance(Retrieval(epochs=1).fit(*rows()), LinearStitch)
+        hf_stitch.stitch_grid(a, b, x, matchers=[matcher], task="image-classification", progress=False)

@@ -13,85 +13,42 @@ from torch import Tensor
 
 from hf_stitch import metrics
 from hf_stitch.built_ins import BUILT_INS
-from hf_stitch.metrics import (
-    MomentsMetric,
-    _cca,
-    _cka,
-    _frechet,
-    _matching,
-    _neighbours,
-    _outputs,
-    _procrustes,
-    _regression,
-    _relative,
-    _rsa,
-    _shape,
-    of_rows,
-)
+from hf_stitch.metrics import MomentsMetric, of_rows
 from hf_stitch.metrics._catalogue import CATALOGUE
-from hf_stitch.metrics.base import Metric
-from hf_stitch.registry import Entry, UnknownNameError, registries
+from hf_stitch.registry import registries
 from hf_stitch.testing import Part, check_metric
 
-WEIGHT = torch.ones(5, 5, dtype=torch.float64)
-METRICS: list[tuple[type[Metric], dict[str, Any]]] = [
-    (_cka.LinearCKA, {}),
-    (_cka.LinearCKA, {"debiased": True}),
-    (_cka.MinibatchCKA, {}),
-    (_cka.MinibatchCKA, {"batch_size": 8}),
-    (_cka.RBFCKA, {}),
-    (_cca.CCA, {}),
-    (_cca.CCA, {"squared": True}),
-    (_cca.CCA, {"ridge": 0.1}),
-    (_cca.PWCCA, {}),
-    (_cca.PWCCA, {"directions": "all"}),
-    (_cca.SVCCA, {"variance": 0.9}),
-    (_procrustes.Procrustes, {}),
-    (_procrustes.Procrustes, {"squared": True}),
-    (_procrustes.Procrustes, {"unit_norm": False}),
-    (_procrustes.Procrustes, {"squared": True, "unit_norm": False}),
-    (_regression.LinearRegression, {}),
-    (_regression.LinearRegression, {"center": False}),
-    (_regression.DirectMatching, {}),
-    (_frechet.Frechet, {}),
-    (_shape.ShapeDistance, {}),
-    (_shape.ShapeDistance, {"alpha": 0.0}),
-    (_shape.ShapeDistance, {"alpha": 0.5}),
-    (_shape.ShapeDistance, {"distance": "euclidean"}),
-    (_shape.ShapeDistance, {"distance": "euclidean", "alpha": 0.0}),
-    (_rsa.RSA, {}),
-    (_rsa.RSA, {"distance": "euclidean", "compare": "pearson"}),
-    (_rsa.RSA, {"distance": "cosine"}),
-    (_rsa.DistanceCorrelation, {}),
-    (_matching.CorrelationMatching, {}),
-    (_matching.CorrelationMatching, {"assignment": "soft"}),
-    (_matching.SoftMatching, {}),
-    (_matching.SoftMatching, {"compare": "distance"}),
-    (_neighbours.MutualKNN, {"k": 5}),
-    (_neighbours.Jaccard, {"distance": "euclidean"}),
-    (_neighbours.MRR, {}),
-    (_neighbours.PairedCosine, {}),
-    (_relative.RelativeCosine, {}),
-    (_relative.RelativeCosine, {"center": False}),
-    (_outputs.Disagreement, {}),
-    (_outputs.JensenShannon, {}),
-    (_outputs.JensenShannon, {"inputs": "probabilities"}),
-]
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "linear_cka": [{"debiased": True}],
+    "minibatch_cka": [{"batch_size": 8}],
+    "cca": [{"squared": True}, {"ridge": 0.1}],
+    "pwcca": [{"directions": "all"}],
+    "procrustes": [{"squared": True}, {"unit_norm": False}, {"squared": True, "unit_norm": False}],
+    "linear_regression": [{"center": False}],
+    "shape_distance": [
+        {"alpha": 0.0}, {"alpha": 0.5}, {"distance": "euclidean"}, {"distance": "euclidean", "alpha": 0.0},
+    ],
+    "rsa": [{"distance": "euclidean", "compare": "pearson"}, {"distance": "cosine"}],
+    "correlation_matching": [{"assignment": "soft"}],
+    "soft_matching": [{"compare": "distance"}],
+    "jaccard": [{"distance": "euclidean"}],
+    "relative_cosine": [{"center": False}],
+    "jensen_shannon": [{"inputs": "probabilities"}],
+}  # fmt: skip
+"""Options with which a metric is checked besides its defaults."""
+METRICS = [(name, options) for name in BUILT_INS["metrics"] for options in ({}, *OPTIONS.get(name, ()))]
 
 
 @pytest.mark.parametrize(
-    "check", [part for kind, options in METRICS for part in check_metric.parts(kind, **options)], ids=str
+    "check", [part for name, options in METRICS for part in check_metric.parts(name, **options)], ids=str
 )
 def test_conforms(check: Part) -> None:
     check()
 
 
 def test_every_public_function_is_that_of_a_class_that_conforms() -> None:
-    kinds = {"Metric", "ActivationMetric", "WeightMetric", "NotComparable"}
-    kinds |= {"MomentsMetric", "FeaturesMetric", "MeanMetric", "SimilarityMetric"}
-    tools = {*kinds, "of_rows", "registries.metrics.build"}
-    functions = {name: getattr(metrics, name) for name in metrics.__all__ if name not in tools}
-    assert functions == {metric.name: metric.function for metric, _ in METRICS}
+    functions = {name: getattr(metrics, name) for name in metrics.__all__ if name.islower() and name != "of_rows"}
+    assert functions == {name: registries.metrics.get(name).function for name in BUILT_INS["metrics"]}
 
 
 def test_listing_metrics_imports_none() -> None:
@@ -101,12 +58,11 @@ def test_listing_metrics_imports_none() -> None:
         _ = metrics.ckaa
 
 
-def test_the_catalogue_describes_the_built_in_metrics_as_they_declare_themselves() -> None:
+def test_the_catalogue_describes_the_built_in_metrics() -> None:
     assert list(CATALOGUE) == list(BUILT_INS["metrics"])
     for name, about in CATALOGUE.items():
         metric = registries.metrics.build(name)
-        declared = (metric.title, metric.higher_is_better, metric.range, set(metric.invariances))
-        assert (about.title, about.higher_is_better, about.range, set(about.invariances)) == declared, name
+        assert (metric.name, about.range, set(about.invariances)) == (name, metric.range, set(metric.invariances))
         assert 20 < len(about.use) < 110 and about.use[-1] != ".", name
 
 
@@ -183,45 +139,27 @@ def test_a_defect_is_found(defect: dict[str, Any], message: str) -> None:
 
 def test_options_are_checked_before_rows_come() -> None:
     with pytest.raises(TypeError, match=r"cca has no option 'rigde'; did you mean 'ridge'.* squared, ridge"):
-        _cca.CCA(rigde=1.0)
+        registries.metrics.get("cca")(rigde=1.0)
     with pytest.raises(ValueError, match=r"cca: ridge must be a number >= 0, got -1"):
-        _cca.CCA(ridge=-1)
+        registries.metrics.build("cca", ridge=-1)
     with pytest.raises(ValueError, match=r"svcca: variance must be a number > 0 and <= 1, got 0"):
-        _cca.SVCCA(variance=0)
+        registries.metrics.build("svcca", variance=0)
     with pytest.raises(ValueError, match=r"jaccard: k must be an integer >= 1, got 2.5"):
-        _neighbours.Jaccard(k=2.5)
+        registries.metrics.build("jaccard", k=2.5)
     with pytest.raises(
         ValueError, match=r"rsa: distance must be one of 'correlation', 'cosine', 'euclidean', got 'l1'"
     ):
-        _rsa.RSA(distance="l1")
+        registries.metrics.build("rsa", distance="l1")
     with pytest.raises(ValueError, match=r"linear_cka: debiased must be True or False, got 1"):
-        _cka.linear_cka(np.eye(5), np.eye(5), debiased=1)  # type: ignore[arg-type]
+        metrics.linear_cka(np.eye(5), np.eye(5), debiased=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"no_such"):
-        _cka.linear_cka(np.eye(5), np.eye(5), no_such=1)  # type: ignore[call-arg]
-
-
-def test_a_metric_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.metrics._entries, "odd_cca", Entry.of("odd_cca", _cca.CCA))
-    monkeypatch.setitem(registries.metrics._entries, "odd", Entry.of("odd", dict))
-    built = registries.metrics.build("odd_cca", ridge=0.5)
-    assert repr(built) == "CCA(squared=False, ridge=0.5)"
-    assert registries.metrics.build(built) is built
-    with pytest.raises(TypeError, match=r"is an instance and cannot take further options"):
-        registries.metrics.build(built, ridge=1.0)
-    with pytest.raises(TypeError, match=r"not a subclass of Metric"):
-        registries.metrics.build("odd")
-    with pytest.raises(UnknownNameError):
-        registries.metrics.build("no such metric")
+        metrics.linear_cka(np.eye(5), np.eye(5), no_such=1)  # type: ignore[call-arg]
 
 
 def test_widths_must_stay() -> None:
-    for metric in (
-        _cka.LinearCKA(),
-        _cka.LinearCKA(debiased=True),
-        _cka.MinibatchCKA(),
-        _rsa.RSA(),
-        _outputs.Disagreement(),
-    ):
+    of_each_kind = ("linear_cka", "minibatch_cka", "rsa", "disagreement")
+    for name, options in (each for each in METRICS if each[0] in of_each_kind):
+        metric = registries.metrics.build(name, **options)
         metric.update(torch.rand(5, 3), torch.rand(5, 3))
         with pytest.raises(
             ValueError, match=rf"{metric.name}: the widths of x and y were \(3, 3\) before, got \(4, 4\)"

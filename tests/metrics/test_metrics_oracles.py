@@ -6,58 +6,50 @@ from the definitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hf_stitch_studies import SecondOrderCosine
 from metric_rows import ORACLES, case
 
-from hf_stitch.metrics._cca import CCA, PWCCA, SVCCA, _leading
-from hf_stitch.metrics._cka import RBFCKA, LinearCKA
-from hf_stitch.metrics._matching import CorrelationMatching
-from hf_stitch.metrics._neighbours import Jaccard
-from hf_stitch.metrics._procrustes import Procrustes
-from hf_stitch.metrics._regression import LinearRegression
-from hf_stitch.metrics._rsa import RSA, DistanceCorrelation
-from hf_stitch.metrics._shape import ShapeDistance
-from hf_stitch.metrics.base import Metric
+from hf_stitch.metrics._cca import _leading
+from hf_stitch.registry import registries
 
 
 class Oracle(NamedTuple):
     """A metric and how the oracle fed it."""
 
-    metric: Callable[[], Metric]
+    name: str
+    options: dict[str, Any] = {}  # noqa: RUF012
     rows: int | None = None
     exchanged: bool = False
     tolerance: float = 1e-6
 
 
 METRIC_OF = {
-    "cca_mean": Oracle(CCA),
-    "cca_mean_squared": Oracle(lambda: CCA(squared=True)),
-    "pwcca_xy": Oracle(PWCCA),
-    "pwcca_yx": Oracle(PWCCA, exchanged=True),
-    "svcca_99_mean": Oracle(SVCCA),
-    "linear_cka": Oracle(LinearCKA),
-    "linear_cka_debiased": Oracle(lambda: LinearCKA(debiased=True)),
-    "rbf_cka_half_median_first800": Oracle(RBFCKA, rows=800),
-    "procrustes_sq_raw_centered": Oracle(lambda: Procrustes(squared=True, unit_norm=False)),
-    "opd_unit_norm": Oracle(lambda: Procrustes(squared=True)),
-    "r2_lr_uncentred": Oracle(lambda: LinearRegression(center=False)),
-    "r2_lr_centred": Oracle(LinearRegression),
-    "knn_jaccard_k10_cosine": Oracle(Jaccard, tolerance=1e-3),
-    "second_order_cosine_k10": Oracle(SecondOrderCosine, tolerance=1e-3),
-    "rsa_spearman_corr": Oracle(RSA),
-    "distance_correlation": Oracle(DistanceCorrelation, rows=600),
-    "correlation_matching_hard": Oracle(CorrelationMatching),
-    "correlation_matching_soft": Oracle(lambda: CorrelationMatching(assignment="soft")),
-    "shape_angular_alpha1": Oracle(ShapeDistance),
-    "shape_angular_alpha05": Oracle(lambda: ShapeDistance(alpha=0.5)),
-    "shape_angular_alpha0": Oracle(lambda: ShapeDistance(alpha=0)),
-    "shape_euclid_alpha1": Oracle(lambda: ShapeDistance(distance="euclidean")),
+    "cca_mean": Oracle("cca"),
+    "cca_mean_squared": Oracle("cca", {"squared": True}),
+    "pwcca_xy": Oracle("pwcca"),
+    "pwcca_yx": Oracle("pwcca", exchanged=True),
+    "svcca_99_mean": Oracle("svcca"),
+    "linear_cka": Oracle("linear_cka"),
+    "linear_cka_debiased": Oracle("linear_cka", {"debiased": True}),
+    "rbf_cka_half_median_first800": Oracle("rbf_cka", rows=800),
+    "procrustes_sq_raw_centered": Oracle("procrustes", {"squared": True, "unit_norm": False}),
+    "opd_unit_norm": Oracle("procrustes", {"squared": True}),
+    "r2_lr_uncentred": Oracle("linear_regression", {"center": False}),
+    "r2_lr_centred": Oracle("linear_regression"),
+    "knn_jaccard_k10_cosine": Oracle("jaccard", tolerance=1e-3),
+    "second_order_cosine_k10": Oracle("second_order_cosine", tolerance=1e-3),
+    "rsa_spearman_corr": Oracle("rsa"),
+    "distance_correlation": Oracle("distance_correlation", rows=600),
+    "correlation_matching_hard": Oracle("correlation_matching"),
+    "correlation_matching_soft": Oracle("correlation_matching", {"assignment": "soft"}),
+    "shape_angular_alpha1": Oracle("shape_distance"),
+    "shape_angular_alpha05": Oracle("shape_distance", {"alpha": 0.5}),
+    "shape_angular_alpha0": Oracle("shape_distance", {"alpha": 0.0}),
+    "shape_euclid_alpha1": Oracle("shape_distance", {"distance": "euclidean"}),
 }
 # Not the value of a metric, but how many components SVCCA keeps.
 DIMENSIONS = "svcca_99_dims"
@@ -76,7 +68,7 @@ def test_dense_and_streamed(name: str, key: str, value: float) -> None:
     x, y = (side[: oracle.rows] for side in case(**ORACLES[name]["recipe"]))
     if oracle.exchanged:
         x, y = y, x
-    metric = oracle.metric()
+    metric = registries.metrics.build(oracle.name, **oracle.options)
     dense = metric.function(x, y, **metric.options)
     assert dense == pytest.approx(value, rel=oracle.tolerance)
     for start in range(0, len(x), 7):

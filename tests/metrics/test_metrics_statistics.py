@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
-from accelerate import Accelerator
 from metric_rows import related
-from processes import run_ranks
-from safetensors.torch import load_file, save_file
 
-from hf_stitch.metrics._cka import LinearCKA
 from hf_stitch.metrics._neighbours import Jaccard
 from hf_stitch.statistics.features import Features
 
 X, Y = (torch.from_numpy(side) for side in related(90, 5, 3, mean=30.0))
-
-
-def from_definition(x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """Unbiased HSIC of x with x, x with y and y with y, as a mean over quadruples of different rows would give it."""
-    k, other = (((side - side.mean(0)) @ (side - side.mean(0)).T).fill_diagonal_(0) for side in (x, y))
-    n = len(x)
-    values = []
-    for a, b in ((k, k), (k, other), (other, other)):
-        total = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * a.sum(0) @ b.sum(0)
-        values.append((total / (n * (n - 3))).item())
-    return values
-
-
-def test_debiased_cka_is_that_of_the_definition_whatever_the_batches() -> None:
-    xx, xy, yy = from_definition(X, Y)
-    for sizes in ([90], [7] * 12 + [6], [1] * 90):
-        metric = LinearCKA(debiased=True)
-        for batch in zip(X.split(sizes), Y.split(sizes), strict=True):
-            metric.update(*batch)
-        assert metric.compute() == pytest.approx(xy / (xx * yy) ** 0.5, rel=1e-9)
-    with pytest.raises(ValueError, match="takes at least 4 rows, got 3"):
-        LinearCKA(debiased=True).update(X[:3], Y[:3]).compute()
 
 
 def test_all_features_are_kept_in_order() -> None:
@@ -88,23 +59,3 @@ def test_wrong_features_are_refused() -> None:
         _ = Features().x
     with pytest.raises(ValueError, match="lacks 'most'; it has x_parts"):
         Features.from_state_dict({"x_parts": X})
-
-
-def _reduce(rank: int, folder: str) -> None:
-    """What process ``rank`` of two does."""
-    accelerator = Accelerator(cpu=True)
-    rows = slice(0, 60) if rank == 0 else slice(60, 90)
-    features = Features().update(X[rows], Y[rows]).all_reduce(accelerator)
-    save_file(features.state_dict(), f"{folder}/features-{rank}.safetensors")
-
-
-def test_two_processes_end_with_the_same(tmp_path: Path) -> None:
-    run_ranks(2, _reduce, str(tmp_path))
-    features = [load_file(tmp_path / f"features-{rank}.safetensors") for rank in (0, 1)]
-    assert all(torch.equal(each["x_parts"], X) for each in features)
-
-
-def test_one_process_reduces_to_itself() -> None:
-    alone = SimpleNamespace(num_processes=1)
-    kept = Features().update(X, Y)
-    assert kept.all_reduce(alone) is kept  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from metric_rows import centred, related
+from metric_rows import related
 
 from hf_stitch import metrics as M
 from hf_stitch.metrics._cca import CCA
@@ -187,19 +187,12 @@ def test_other_degenerate_rows_are_refused() -> None:
         M.linear_cka(one_apart, y[:10], debiased=True)
 
 
-@pytest.mark.parametrize(
-    ("row", "inputs", "message"),
-    [
-        ([1.5, -0.5, 0.0], "probabilities", "row 2 of y must contain probabilities, got minimum -0.5 and sum 1"),
-        ([0.5, 0.2, 0.2], "probabilities", "sum 0.9"),
-    ],
-)
-def test_what_are_no_probabilities_is_refused(row: list[float], inputs: str, message: str) -> None:
-    p = np.full((5, 3), 1 / 3)
-    q = p.copy()
-    q[2] = row
-    with pytest.raises(ValueError, match=message):
-        M.jensen_shannon(p, q, inputs=inputs)
+def test_what_are_no_probabilities_is_refused() -> None:
+    p, q = np.full((2, 5, 3), 1 / 3)
+    for row, message in (([1.5, -0.5, 0.0], "got minimum -0.5 and sum 1"), ([0.5, 0.2, 0.2], "sum 0.9")):
+        q[2] = row
+        with pytest.raises(ValueError, match=f"row 2 of y must contain probabilities, .*{message}"):
+            M.jensen_shannon(p, q, inputs="probabilities")
 
 
 def test_what_is_no_matrix_is_refused() -> None:
@@ -243,17 +236,6 @@ def test_a_failing_decomposition_raises(monkeypatch: pytest.MonkeyPatch) -> None
     for function in (M.cca, M.pwcca, M.svcca, M.procrustes, M.shape_distance, M.linear_regression):
         with pytest.raises(torch.linalg.LinAlgError, match=r"did not converge"):
             function(*related(60, 5, 5))
-
-
-def test_equal_sides_are_at_distance_0() -> None:
-    x, _ = related(60, 5, 5)
-    rotated = x @ np.linalg.qr(np.random.default_rng(0).standard_normal((5, 5)))[0]
-    for other in (x, rotated, 3 * rotated + 1):
-        assert M.procrustes(x, other) < 1e-7
-        assert M.shape_distance(x, other) < 1e-7
-        assert M.linear_cka(x, other) == pytest.approx(1, abs=1e-12)
-    assert M.direct_matching(x, x) == 0
-    assert not math.isnan(M.procrustes(centred(x), centred(x)))
 
 
 @pytest.mark.parametrize("score", [M.procrustes, M.shape_distance])

@@ -28,12 +28,6 @@ def test_it_is_the_paired_cosine_of_projections_on_all_rows() -> None:
     torch.testing.assert_close(relative_cosine(x, y), paired_cosine(one(x), other(y)))
 
 
-def test_it_tells_related_sides_from_unrelated_ones() -> None:
-    x, y = related(300, 7, 5)
-    shuffled = y[np.random.default_rng(0).permutation(300)]
-    assert relative_cosine(x, y) > 2 * relative_cosine(x, shuffled)
-
-
 def test_it_is_centred_because_a_common_part_hides_all_differences() -> None:
     x, y = (np.maximum(side, 0) + 5 for side in related(300, 7, 5))
     shuffled = y[np.random.default_rng(0).permutation(300)]

@@ -95,13 +95,6 @@ def test_a_metric_of_activations_cannot_declare_weights() -> None:
     assert not issubclass(WeightAngle, ActivationMetric)
 
 
-def test_where_rows_are_compared_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="weight_angle compares weights, not activations"):
-        permutation_test("weight_angle", X.numpy(), X.numpy())
-    with pytest.raises(ValueError, match="weight_angle compares weights, not activations"):
-        registries.matchers.build("task_loss", penalties={"weight_angle": 1.0})
-
-
 # -- compare ----------------------------------------------------------------------------------------------------------
 def test_compare_needs_no_data() -> None:
     a, b = Net(0), Net(1)
@@ -217,14 +210,15 @@ def test_bad_input(arguments: dict[str, Any], error: type[Exception], why: str) 
         hf_stitch.compare(**arguments)
 
 
-def test_it_has_no_plan() -> None:
+def test_other_jobs_refuse_it() -> None:
     with pytest.raises(ValueError, match="no plan"):
         hf_stitch.plan(hf_stitch.compare, Net(0), Net(1), metrics=["weight_angle"])
-
-
-def test_compare_all_takes_one_kind_of_metrics() -> None:
     with pytest.raises(ValueError, match="a call of its own"):
         hf_stitch.compare_all([Net(0), Net(1)], metrics=["weight_angle", "linear_cka"])
+    with pytest.raises(ValueError, match="weight_angle compares weights, not activations"):
+        permutation_test("weight_angle", X.numpy(), X.numpy())
+    with pytest.raises(ValueError, match="weight_angle compares weights, not activations"):
+        registries.matchers.build("task_loss", penalties={"weight_angle": 1.0})
 
 
 def test_command_line_needs_no_data(tmp_path: Path) -> None:
@@ -287,6 +281,10 @@ def test_a_resumed_run_continues_its_history(tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=str(checkpoint))
     assert callback.history == expected.history
     assert recorder.result().to_dict() == dynamics.to_dict()
+    other = trainer(tmp_path / "run", Net(0))
+    SimilarityCallback("start", layers=["head"], metrics=["weight_angle"]).attach(other)
+    with pytest.raises(ValueError, match=r"contains the layers body.0, body.2, head, but the callback measures head"):
+        other.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_a_layer_without_a_value_becomes_nan(tmp_path: Path) -> None:
@@ -298,17 +296,6 @@ def test_a_layer_without_a_value_becomes_nan(tmp_path: Path) -> None:
     figures = callback.measure(net, step=1)
     names = [f"similarity_to_start/weight_angle/{layer}" for layer in ("body.0", "head", "whole network")]
     assert [np.isnan(figures[name]) for name in names] == [False, True, True]
-
-
-def test_resuming_with_other_layers_raises(tmp_path: Path) -> None:
-    first = trainer(tmp_path, Net(0), save_strategy="epoch")
-    SimilarityCallback("start", metrics=["weight_angle"]).attach(first)
-    first.train()
-    second = trainer(tmp_path, Net(0))
-    SimilarityCallback("start", layers=["head"], metrics=["weight_angle"]).attach(second)
-    checkpoint = min(tmp_path.glob("checkpoint-*"))
-    with pytest.raises(ValueError, match=r"contains the layers body.0, body.2, head, but the callback measures head"):
-        second.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_bad_input_of_callbacks(tmp_path: Path) -> None:

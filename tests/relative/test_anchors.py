@@ -15,10 +15,9 @@ from torch import nn
 import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
-from hf_stitch.registry import Entry, UnknownNameError, registries
-from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
+from hf_stitch.registry import registries
+from hf_stitch.relative import AnchorSet, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
-from hf_stitch.relative.selection import KMeans, Random
 from hf_stitch.testing import Part, check_selection
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
@@ -96,16 +95,6 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
         select_anchors(french, 3, "parallel", ids=["w", "d"])
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(registries.anchors.names()) - {"bootstrap", "frequency", "ood", "parallel"})
-)
-def test_any_number_of_anchors_can_be_chosen(name: str) -> None:
-    for count in (1, 7, 60):
-        chosen = select_anchors(DATA, count, name, features=ROWS)
-        assert len(set(chosen.ids)) == len(chosen) == count
-        assert chosen.ids == select_anchors(DATA, count, name, features=ROWS).ids
-
-
 SELECTIONS = [
     part
     for name in registries.anchors.names()
@@ -136,17 +125,6 @@ def test_selections_that_need_no_other_data_conform(check: Part) -> None:
 def test_a_choice_that_cannot_be_made_is_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select_anchors(*arguments, **options)
-
-
-def test_selections_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registries.anchors.build("kmeans", seed=3) == KMeans(seed=3)
-    with pytest.raises(TypeError, match="is an instance and cannot take further options"):
-        registries.anchors.build(Random(), seed=1)
-    monkeypatch.setitem(registries.anchors._entries, "odd", Entry.of("odd", dict))
-    with pytest.raises(TypeError, match="not a subclass of Selection"):
-        registries.anchors.build("odd")
-    with pytest.raises(UnknownNameError):
-        registries.anchors.build("no such")
 
 
 @pytest.mark.parametrize("seeds", [3, 8])
@@ -207,20 +185,6 @@ def test_anchors_are_encoded_in_their_order(chosen: Samples) -> None:
     torch.testing.assert_close(anchors.values(a, "1"), a.model[:2](raw).detach())
     assert anchors.values(a.pinned, "3").shape == (12, 5)
     assert (len(anchors), repr(anchors)) == (12, "AnchorSet(12 anchors, encoded by 2)")
-
-
-def test_turned_encoders_have_one_relative_space(chosen: Samples) -> None:
-    a, b = encoder(), encoder(1)
-    turn = torch.linalg.qr(torch.randn(5, 5)).Q
-    b.model.load_state_dict(a.model.state_dict())
-    b = hf_stitch.load(nn.Sequential(*b.model, nn.Linear(5, 5, bias=False)), example_inputs=torch.randn(2, 4))
-    b.model[4].weight.data = turn
-    anchors = AnchorSet.of(chosen).encode(a, "3", chosen).encode(b, "4", chosen)
-    x = torch.randn(7, 4)
-    with torch.no_grad():
-        one = RelativeProjection.of(anchors.values(a, "3"))(a.model(x))
-        other = RelativeProjection.of(anchors.values(b, "4"))(b.model(x))
-    torch.testing.assert_close(one, other)
 
 
 def test_other_samples_or_another_order_are_refused(chosen: Samples) -> None:
@@ -291,16 +255,6 @@ def test_encoders_with_other_settings_are_kept_apart(chosen: Samples) -> None:
     assert anchors.has(ModelReference("org/name", "transformers", weights_hash="sha256:0"), "1")  # an older record
     both = anchors.add(torch.randn(12, 3), relu, "1")
     assert not torch.equal(both.values(gelu, "1"), both.values(relu, "1"))
-
-
-def test_repeated_or_constant_representations_are_refused(chosen: Samples) -> None:
-    reference, anchors = ModelReference(None, "torch", weights_hash="sha256:0"), AnchorSet.of(chosen)
-    with pytest.raises(ValueError, match="all 12 anchors have the same representation"):
-        anchors.add(torch.ones(12, 3), reference, "1")
-    rows = torch.randn(12, 3)
-    rows[7] = rows[2]
-    with pytest.raises(ValueError, match="anchors 2 and 7 have the same"):
-        anchors.add(rows, reference, "1")
 
 
 def test_a_set_keeps_a_copy() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 
-from hf_stitch.registry import Entry, UnknownNameError, registries
+from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative.similarities import Angular, ChangeOfBasis, Cosine, Euclidean, Geodesic, Inner, Lp, Similarity
 from hf_stitch.testing import Part, check_similarity
 
@@ -79,11 +79,8 @@ def test_coordinates_give_the_vector_back_and_are_the_shortest_to_do_so() -> Non
     np.testing.assert_allclose(found.T.numpy(), np.linalg.lstsq(anchors.T.numpy(), x.T.numpy())[0], atol=1e-12)
 
 
-@pytest.mark.parametrize("anchors", [draw(4, 5), draw(9, 3) @ draw(3, 5, seed=1), draw(9, 5) - 0 * draw(9, 5)])
+@pytest.mark.parametrize("anchors", [draw(4, 5), draw(9, 3) @ draw(3, 5, seed=1)])
 def test_change_of_basis_wants_anchors_that_span(anchors: torch.Tensor) -> None:
-    if torch.linalg.matrix_rank(anchors) == 5:
-        assert ChangeOfBasis()(draw(2, 5), anchors).shape == (2, 9)
-        return
     with pytest.raises(ValueError, match=r"change_of_basis: (4 anchors cannot span 5|the 9 anchors span 3 of 5)"):
         ChangeOfBasis()(draw(2, 5), anchors)
 
@@ -151,18 +148,10 @@ def test_a_row_has_the_same_bits_or_nearly_in_any_batch(similarity: Similarity) 
         ("cosin", {}, UnknownNameError, "did you mean 'cosine'"),
         ("lp", {"p": 0.5}, ValueError, "p must be a number >= 1 or math.inf, got 0.5"),
         ("lp", {"p": True}, ValueError, "got True"),
-        ("lp", {"q": 2}, TypeError, "'q'"),
         ("geodesic", {"neighbours": 0}, ValueError, "neighbours must be an integer >= 1, got 0"),
         ("change_of_basis", {"rcond": 1}, ValueError, "rcond must be a number >= 0 and < 1 or None, got 1"),
-        (Cosine(), {"p": 2}, TypeError, "is an instance and cannot take further options"),
     ],
 )
 def test_a_wrong_config_is_refused(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         registries.similarities.build(name, **options)
-
-
-def test_only_similarities_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registries.similarities._entries, "odd", Entry.of("odd", dict))
-    with pytest.raises(TypeError, match="not a subclass of Similarity"):
-        registries.similarities.build("odd")

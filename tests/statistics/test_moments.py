@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.statistics import Moments
+from hf_stitch.statistics import Features, Moments
 from hf_stitch.statistics import moments as moments_module
 
 PARTS = ("mean_x", "mean_y", "sxx", "syy", "sxy")
@@ -192,6 +192,8 @@ def _reduce(rank: int, folder: str, sizes: tuple[int, ...]) -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == len(sizes)
     save_file(mine.all_reduce(accelerator).state_dict(), f"{folder}/{rank}.safetensors")
+    kept = Features().update(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
+    save_file(kept.all_reduce(accelerator).state_dict(), f"{folder}/rows-{rank}.safetensors")
 
 
 def test_two_processes_end_with_the_same_bits(tmp_path: Path) -> None:
@@ -202,6 +204,7 @@ def test_two_processes_end_with_the_same_bits(tmp_path: Path) -> None:
     in_order = Moments(4, 3).update(x[:70], y[:70]).merge(Moments(4, 3).update(x[70:], y[70:]))
     assert all(torch.equal(first[key], value) for key, value in in_order.state_dict().items())
     assert_close(Moments.from_state_dict(first), dense(x, y), 1e-10)
+    assert all(torch.equal(load_file(tmp_path / f"rows-{rank}.safetensors")["x_parts"], x) for rank in (0, 1))
 
 
 def test_one_process_reduces_to_itself() -> None:

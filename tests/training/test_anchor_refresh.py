@@ -75,10 +75,7 @@ def test_encoder_outside_the_model_runs_in_eval_mode_and_is_restored() -> None:
 
 
 def test_mean_of_stitched_model_is_updated_with_its_anchors() -> None:
-    encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    model = hf_stitch.relative_model(
-        encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
-    )
+    model = relative()
     before = model.stitch.body_mean.clone()
     with torch.no_grad():
         model.source.model[0].weight.mul_(-3)
@@ -103,25 +100,29 @@ def embedded(model: hf_stitch.StitchedModel) -> Tensor:
         return model.source(input=X[:10]).values
 
 
-def test_trainer_trains_end_to_end_and_evaluates_with_current_anchors(tmp_path: Path) -> None:
+def relative() -> hf_stitch.StitchedModel:
     torch.manual_seed(0)
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    model = hf_stitch.relative_model(
+    return hf_stitch.relative_model(
         encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
     )
+
+
+def trained(folder: Path, model: hf_stitch.StitchedModel, *callbacks: TrainerCallback, **options: Any) -> Trainer:
     model.source.requires_grad_(True)
-    first = model.stitch.body.anchors.clone()
     rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
-    arguments = TrainingArguments(
-        str(tmp_path), max_steps=24, learning_rate=0.05, report_to=[], eval_strategy="steps", eval_steps=7,
-        save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    check = AnchorCheck(model)
-    trainer = Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=rows,
-        callbacks=[AnchorRefresh(model, X[:10], every=4), check],
-    )  # fmt: skip
+    fixed: dict[str, Any] = {"learning_rate": 0.05, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    refresh = AnchorRefresh(model, X[:10], every=4)
+    arguments = TrainingArguments(str(folder), **fixed, **options)
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[refresh, *callbacks])
     trainer.train()
+    return trainer
+
+
+def test_trainer_trains_end_to_end_and_evaluates_with_current_anchors(tmp_path: Path) -> None:
+    model = relative()
+    first, check = model.stitch.body.anchors.clone(), AnchorCheck(model)
+    trainer = trained(tmp_path, model, check, max_steps=24, eval_strategy="steps", eval_steps=7)
     assert check.equal == [True, True, True, True]
     assert torch.equal(model.stitch.body.anchors, embedded(model))
     assert not torch.allclose(model.stitch.body.anchors, first)
@@ -129,21 +130,9 @@ def test_trainer_trains_end_to_end_and_evaluates_with_current_anchors(tmp_path: 
 
 
 def test_evaluation_frequency_does_not_change_training(tmp_path: Path) -> None:
-    def trained(**options: Any) -> hf_stitch.StitchedModel:
-        torch.manual_seed(0)
-        encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-        model = hf_stitch.relative_model(encoder, X[:10], layer="1", num_labels=2, task="image-classification")
-        model.source.requires_grad_(True)
-        rows = Dataset.from_dict({"pixel_values": X.tolist(), "labels": LABELS.tolist()}).with_format("torch")
-        arguments = TrainingArguments(
-            str(tmp_path), max_steps=10, learning_rate=0.05, report_to=[], save_strategy="no", disable_tqdm=True,
-            **options,
-        )  # fmt: skip
-        refresh = AnchorRefresh(model, X[:10], every=4)
-        Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[refresh]).train()
-        return model
-
-    often, never = trained(eval_strategy="steps", eval_steps=1), trained(eval_strategy="no")
+    often, never = relative(), relative()
+    trained(tmp_path, often, max_steps=10, eval_strategy="steps", eval_steps=1)
+    trained(tmp_path, never, max_steps=10, eval_strategy="no")
     for name, value in often.state_dict().items():
         assert torch.equal(value, never.state_dict()[name]), name
 

@@ -114,14 +114,6 @@ def test_measurement_under_autocast_keeps_gradients() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_loss_is_logged_at_the_steps_of_measurements(tmp_path: Path) -> None:
-    run = trainer(tmp_path, logging_steps=1, num_train_epochs=1)
-    SimilarityCallback("start", PROBE, every=1).attach(run, adapter(run.model))
-    run.train()
-    assert sorted(logged(run, "loss")) == [1, 2, 3, 4]
-    assert sorted(logged(run, "similarity")) == [0, 1, 2, 3, 4]
-
-
 # -- values -----------------------------------------------------------------------------------------------------------
 def test_similarity_to_start_is_one_at_step_0_and_agrees_with_compare_later(tmp_path: Path) -> None:
     run = trainer(tmp_path)
@@ -172,41 +164,18 @@ def test_layers_with_other_names_are_matched_by_similarity(tmp_path: Path, caplo
     assert sum("other names" in message for message in caplog.messages) == 1
 
 
-def test_stitchability_agrees_with_stitch(reference: hf_stitch.Adapter) -> None:
+@pytest.mark.parametrize("target", ["blocks.0", "blocks.1"])
+def test_stitchability_agrees_with_evaluate(reference: hf_stitch.Adapter, target: str) -> None:
     data, own = labelled(reference, 120), adapter(net(2))
-    callback = StitchabilityCallback(
-        reference, data, ["blocks.0", ("blocks.0", "blocks.1")], matcher="ridge", ridge=0.1
-    )
-    found = callback.measure(own, step=0)
-    train, test = data.split(0.5, 0)
-    for figure, target in (("blocks.0", "blocks.0"), ("blocks.0->blocks.1", "blocks.1")):
-        layers = hf_stitch.stitch(
-            own,
-            reference,
-            train,
-            source_layer="blocks.0",
-            target_layer=target,
-            matcher="ridge",
-            test_data=test,
-            task=None,
-            ridge=0.1,
-            progress=False,
-        )
-        points = torch.stack([sample for batch in test.batches(99) for sample in batch.samples])
-        right = layers(pixel_values=points)["logits"].argmax(1) == torch.tensor(test.labels)
-        assert 0.2 < right.float().mean() < 1
-        assert found[f"stitchability/relative_accuracy/{figure}"] == pytest.approx(float(right.float().mean()))
-
-
-def test_baselines_of_stitchability_agree_with_evaluate(reference: hf_stitch.Adapter) -> None:
-    data, own = labelled(reference, 120), adapter(net(2))
-    callback = StitchabilityCallback(reference, data, ["blocks.0"], matcher="ridge", ridge=0.1, seed=5)
-    found = {name.split("/")[1]: value for name, value in callback.measure(own, step=0).items()}
+    callback = StitchabilityCallback(reference, data, [("blocks.0", target)], matcher="ridge", ridge=0.1, seed=5)
+    measured = callback.measure(own, step=0)
+    assert {name.split("/")[2] for name in measured} == {"blocks.0" + "->blocks.1" * (target == "blocks.1")}
+    found = {name.split("/")[1]: value for name, value in measured.items()}
     train, test = data.split(0.5, 5)
     expected = {}
     for kind, network in (("trained", own), ("untrained", untrained(own, 5))):
         stitched = hf_stitch.stitch(
-            network, reference, train, source_layer="blocks.0", target_layer="blocks.0", matcher="ridge", ridge=0.1,
+            network, reference, train, source_layer="blocks.0", target_layer=target, matcher="ridge", ridge=0.1,
             test_data=test, task="image-classification", progress=False,
         )  # fmt: skip
         expected[kind] = {who: row["relative_accuracy"].value for who, row in stitched.evaluation.scores.items()}
@@ -292,15 +261,6 @@ def test_classes_of_stitchability_are_those_of_the_same_name(reference: hf_stitc
     assert found["stitchability/relative_accuracy/blocks.1"] == 1.0
 
 
-def test_changed_weights_are_measured_again() -> None:
-    model = net()
-    own, callback = adapter(model), SimilarityCallback("start", PROBE)
-    callback.measure(own, step=0)
-    with torch.no_grad():
-        model.blocks[1][0].weight.normal_()
-    assert callback.measure(own, step=1)[BLOCK] < 0.99
-
-
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
 def test_wrapped_networks_are_unwrapped(wrap: Any) -> None:
     model = net()
@@ -330,27 +290,12 @@ def test_layer_that_dies_during_training_becomes_nan_with_warning(caplog: pytest
     found = callback.measure(own, step=1)
     assert np.isnan(found[BLOCK]) and found[BLOCK.replace("blocks.1", "blocks.0")] == pytest.approx(1)
     assert any("blocks.1" in message and "dead" in message for message in caplog.messages)
+    with pytest.raises(ValueError, match=r"blocks\.1.*dead"):  # at the first measurement
+        SimilarityCallback("start", PROBE).measure(own, step=0)
 
 
-def test_layer_that_is_dead_at_the_first_measurement_raises() -> None:
-    model = net()
-    with torch.no_grad():
-        model.blocks[1][1].weight.zero_(), model.blocks[1][1].bias.fill_(-1)
-    with pytest.raises(ValueError, match=r"blocks\.1.*dead"):
-        SimilarityCallback("start", PROBE).measure(adapter(model), step=0)
-
-
-def test_stitching_nan_activations_gives_nan(reference: hf_stitch.Adapter) -> None:
-    model = net()
-    own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference))
-    callback.measure(own, step=0)
-    with torch.no_grad():
-        model.blocks[1][0].weight.fill_(float("nan"))
-    found = callback.measure(own, step=1)
-    assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
-
-
-def test_a_stitch_that_is_not_solved_is_nan_alone(reference: hf_stitch.Adapter) -> None:
+@pytest.mark.parametrize("bias", [float("nan"), 1e6])
+def test_a_stitch_of_nan_or_without_solution_is_nan_alone(reference: hf_stitch.Adapter, bias: float) -> None:
     class Unsolved(Lstsq):
         def fit(self, moments: Any, dtype: torch.dtype = torch.float32) -> Any:
             if moments.mean_x.max() > 1e3:
@@ -361,7 +306,7 @@ def test_a_stitch_that_is_not_solved_is_nan_alone(reference: hf_stitch.Adapter) 
     own, callback = adapter(model), StitchabilityCallback(reference, labelled(reference), matcher=Unsolved())
     callback.measure(own, step=0)
     with torch.no_grad():
-        model.blocks[1][1].bias.fill_(1e6)
+        model.blocks[1][1].bias.fill_(bias)
     found = callback.measure(own, step=1)
     assert {name for name, value in found.items() if np.isnan(value)} == {"stitchability/relative_accuracy/blocks.1"}
 
@@ -422,7 +367,7 @@ def test_values_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.Mo
     assert [step for step, _ in events_logged] == [0, 4, 8]
 
 
-@pytest.mark.parametrize("every", ["eval", "epoch", 4])
+@pytest.mark.parametrize("every", ["eval", "epoch"])
 def test_values_select_the_best_model(tmp_path: Path, every: Any) -> None:
     run = trainer(
         tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
@@ -473,24 +418,19 @@ def test_resuming_restores_the_checkpoint(tmp_path: Path, kind: str) -> None:
     assert recorder.result().to_dict() == dynamics.to_dict()
 
 
-def test_recordings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+def test_recordings_after_the_checkpoint_are_dropped_and_a_start_must_be_in_it(tmp_path: Path) -> None:
     first = trainer(tmp_path, save_strategy="steps", save_steps=4)
     DynamicsRecorder(tmp_path / "recordings", PROBE, every=1).attach(first, adapter(first.model))
     first.train()
+    without = trainer(tmp_path)
+    SimilarityCallback("start", PROBE).attach(without, adapter(without.model))
+    with pytest.raises(ValueError, match=r"step 4.*start is not in the checkpoint"):
+        without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     second = trainer(tmp_path, net(), num_train_epochs=2)
     recorder = DynamicsRecorder(tmp_path / "recordings", PROBE, every=4).attach(second, adapter(second.model))
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert recorder.result().steps == (0, 1, 2, 3, 4, 8)
     assert len(list((tmp_path / "recordings").glob("*.safetensors"))) == 6
-
-
-def test_checkpoint_without_start_activations_raises(tmp_path: Path) -> None:
-    first = trainer(tmp_path, save_strategy="steps", save_steps=4)
-    first.train()
-    second = trainer(tmp_path)
-    SimilarityCallback("start", PROBE).attach(second, adapter(second.model))
-    with pytest.raises(ValueError, match=r"step 4.*start is not in the checkpoint"):
-        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_folder_of_another_training_run_raises(tmp_path: Path) -> None:
@@ -591,11 +531,6 @@ def test_dynamics_save_and_output(tmp_path: Path) -> None:
         ({"metrics": ["linear_ckaa"]}, "linear_cka"),
         ({"metrics": ["disagreement"]}, "not layers"),
         ({"every": "epochs"}, "every must be"),
-        ({"every": 0}, "every must be"),
-        ({"every": True}, "every must be"),
-        ({"every": 2.5}, "every must be"),
-        ({"pooling": "pixels"}, "pooling must be"),
-        ({"batch_size": 0}, "batch_size"),
         ({"name": "a/b"}, "slashes"),
     ],
 )

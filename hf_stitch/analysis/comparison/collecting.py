@@ -15,10 +15,13 @@ from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, 
 from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
-from hf_stitch.metrics._routes import Collected, LayerError, PairError
+from hf_stitch.metrics._routes import Collected, LayerError
 from hf_stitch.running import Run
-from hf_stitch.statistics import Gram, LayerMoments, LayerRows, MinibatchGrams
 from hf_stitch.statistics.base import within
+from hf_stitch.statistics.grams import Gram
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_rows import LayerRows
+from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.storage.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -135,11 +138,9 @@ class Collector:
         try:
             found = route.values(self._statistics[route.statistic], self._work)
         except LayerError as error:
-            side, name = "ab"["xy".index(error.side)], self._names[error.side][error.place]
-            raise ValueError(f"{label} of layer {name!r} of {side}: {error}") from error
-        except PairError as error:
-            a, b = (names[place] for names, place in zip(self._names.values(), error.places, strict=True))
-            raise ValueError(f"{label} of layer {a!r} of a and layer {b!r} of b: {error}") from error
+            sides = {"x": "a", "y": "b"}
+            named = (f"layer {self._names[of][place]!r} of {sides[of]}" for of, place in error.places.items())
+            raise ValueError(f"{label} of {' and '.join(named)}: {error}") from error
         undefined = {
             (a, b): found.undefined[i, j]
             for a, i in enumerate(self.group.of_a)
