@@ -7,13 +7,13 @@ import threading
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hf_stitch.adapters.cutting.halves import HalfError
+from hf_stitch.adapters.cutting.halves import HalfError, Observed
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
@@ -38,6 +38,7 @@ from hf_stitch.artefacts.cache import (
     under_any_name,
 )
 from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
@@ -121,7 +122,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         self._layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         config = self.config
-        config.num_hidden_layers = config.layer_types = config.sliding_window = None
+        config.num_hidden_layers = config.layer_types = config.sliding_window = config.num_kv_shared_layers = None
         halves: list[Any] = [self.source.model, self.target.model]
         numbers = [decoder_layers(half) for half in halves]
         kept = [layer_types(half, layers) for half, layers in zip(halves, numbers, strict=True)]
@@ -135,10 +136,23 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             each = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in each]
         if NAMES[0] != NAME and each and all(kind in STATES for kind, _ in each):
             raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
-        config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
+        # Beside the layers that keep a past, hidden states count the stitch: transformers gives none to shared layers.
+        config.layer_types, config.num_hidden_layers = [*(kind for kind, _ in each), "full_attention"], len(each) + 1
+        config.num_kv_shared_layers = 1
         config.sliding_window = windows.pop() if len(windows) == 1 else None
         self._layers = (numbers[0], numbers[1])
         return tuple(range(len(each)))
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the layer of the target that predicts tokens."""
+        target: Any = self.target.model
+        found: nn.Module | None = target.get_output_embeddings()
+        return found
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Exchange the layer of the target that predicts tokens."""
+        target: Any = self.target.model
+        target.set_output_embeddings(value)
 
     @property
     def uncached(self) -> str | None:
@@ -159,6 +173,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next tokens.
@@ -175,6 +190,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 all tokens.
             num_items_in_batch: Number of labels of all batches whose gradients are accumulated, by which the sum of
                 the losses is divided. Default: the loss is their mean.
+            inputs_embeds: In place of token ids, for sources that take them: (batch, tokens, width).
             **inputs: Further inputs of the source; ``shift_labels``, token ids (batch, tokens) in place of ``labels``,
                 of the token after each; ``return_dict=False`` to return a tuple. For networks with different
                 tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
@@ -201,10 +217,14 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 )
             inputs |= self.source.read(input_ids, attention_mask).to_inputs()
         kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
-        named = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        named = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **inputs}
         named = {name: value for name, value in named.items() if value is not None}
+        asked = asked_of(self, named)
+        more: dict[str, Any] = flags(self.target, asked)
+        seen = Observed(flags(self.source, asked)) if asked else None
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
-        before, after = self._options(cache, input_ids, attention_mask, position_ids)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
+        before, after = self._options(cache, tokens, attention_mask, position_ids)
         keeps = takes(self.target.model, "logits_to_keep")
         if keeps:
             after["logits_to_keep"] = logits_to_keep
@@ -212,14 +232,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if cache is not None and isinstance(self.source, PrefixFront) and kept is None:
             raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
         try:
-            entering = self.transfer(**named | before)
+            entering = self.transfer(seen, **named | before)
             if kept is not None and cache is not None:
                 keep(given_cache(before), kept)
-            output = self.head(entering, **after)
+            output = self.head(entering, **after, **more)
         except HalfError as error:
             if cache is not None:
                 error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
             raise
+        if seen is not None:
+            for name, values in joined(self, asked, seen, entering, output).items():
+                output[name] = values
         output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -240,9 +263,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             raise ValueError(f"{NAME} must be a Cache of transformers with layers, got a {type(given).__name__}")
         if not layers:  # a cache that grows with use
             layers.extend(DynamicCache(config=self.config).layers)
-        if len(layers) != self.config.num_hidden_layers:
+        if len(layers) != len(expected := [number for half in self._layers or () for number in half]):
             raise ValueError(
-                f"the cache has {len(layers)} layers, but this model has {self.config.num_hidden_layers}: pass the "
+                f"the cache has {len(layers)} layers, but this model has {len(expected)}: pass the "
                 "cache of an earlier output of this model, or an empty DynamicCache()"
             )
         if isinstance(self.source, PrefixFront) and given.is_compileable:
@@ -410,7 +433,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
         logits = logits_of(output)
-        return CausalLMOutputWithPast(loss=_loss(logits, labels), logits=logits)
+        return CausalLMOutputWithPast(loss=_loss(logits, labels), logits=logits, **seen_in(output))
 
 
 def _loss(

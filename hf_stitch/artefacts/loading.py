@@ -49,8 +49,19 @@ if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel
 
 
-PASSED = ("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code")
+PASSED = (
+    *("_commit_hash", "_from_auto", "_from_pipeline", "low_cpu_mem_usage", "trust_remote_code"),
+    *("offload_folder", "offload_state_dict", "offload_buffers"),  # weights on the disk stay in the model's own files
+)
 """Options that Auto classes, pipelines and their users pass to any model, and that have no effect here."""
+
+REFUSED = {
+    "ignore_mismatched_sizes": "its files must contain exactly its weights",
+    "key_mapping": "its files must contain exactly its weights",
+    "quantization_config": "quantise both networks, and stitch them then",
+    "tp_plan": "its halves run on the devices of a device_map",
+}
+"""Options of any model that make no sense here, with the reason; without a value they pass."""
 
 ALWAYS = ("use_safetensors", "weights_only")
 """Options of any model that are always true here."""
@@ -74,7 +85,9 @@ def load_pretrained(
     if "_adapter_model_path" in (adapter := options.pop("adapter_kwargs", None) or {}):  # an Auto class found it
         raise ValueError(adapter_of_peft(adapter["_adapter_model_path"]))
     for name, value in options.items():
-        if name not in PASSED and value is not (True if name in ALWAYS else None):
+        if name in REFUSED and value:
+            raise TypeError(f"a stitched model takes no {name}: {REFUSED[name]}")
+        if name not in (*PASSED, *REFUSED) and value is not (True if name in ALWAYS else None):
             known = [*inspect.signature(wanted.from_pretrained).parameters, *hub.DownloadOptions.__annotations__]
             hint = did_you_mean(name, known)
             raise TypeError(

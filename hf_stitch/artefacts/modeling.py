@@ -16,7 +16,7 @@ from transformers.utils import can_return_tuple
 
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.halves import Back, Front, Observed
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.examples import arguments_of, passes_on
 from hf_stitch.adapters.heads import GENERATES, unscored_head
@@ -32,6 +32,7 @@ from hf_stitch.artefacts.files import (
     CONFIG,
 )
 from hf_stitch.artefacts.halves import back_of, front_of
+from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, number_of_layers, seen_in
 from hf_stitch.artefacts.loading import load_pretrained
 from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
 from hf_stitch.artefacts.placing import whole_blocks
@@ -47,8 +48,8 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
 
-UNUSED_KEYS = ("chunk_size_feed_forward", "is_encoder_decoder")
-"""Keys of the config of any model that have no effect here."""
+LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+CHUNKS = "chunk_size_feed_forward"
 
 
 class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
@@ -119,6 +120,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """Use the given parts, or build them from the config without loading weights."""
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
+        attention = config._attn_implementation_internal  # PreTrainedModel sets one of its own
         super().__init__(config)
         self.source = source if source is not None else front_of(config)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
@@ -135,6 +137,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             for half in (self.source, self.target)
         )
         self._describe_in_config()
+        self._apply_config(attention)
         # Set here because post_init of transformers, which collects them, would also initialise the weights again.
         self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set(whole_blocks(self))
@@ -149,11 +152,29 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
         if isinstance(network, PreTrainedConfig):  # your own network may keep anything under this name
             config.hidden_size = getattr(network.get_text_config(), "hidden_size", None)
+        config.num_hidden_layers = number_of_layers(self.source, self.target)
         if interface.modality == "text":
             config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
             first = getattr(self.source.model, "config", None)
             text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
             config.vocab_size = getattr(text, "vocab_size", None)
+
+    def _apply_config(self, attention: str | None) -> None:
+        """Pass on to both networks what a config may ask of any model, and tell in the config which attention runs."""
+        networks = [half.model for half in (self.source, self.target) if isinstance(half.model, PreTrainedModel)]
+        for network in networks if attention is not None else ():
+            network.set_attn_implementation(attention)
+        if len(running := {network.config._attn_implementation for network in networks}) == 1:
+            self.config._attn_implementation_internal = running.pop()
+        if size := getattr(self.config, CHUNKS, 0):
+            for module in self.modules():
+                if CHUNKS in vars(module):
+                    setattr(module, CHUNKS, size)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """Each network checks for itself."""
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the parents."""
@@ -171,16 +192,18 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return dataclasses.replace(own, max_tokens=most, options=options)
 
     # -- running ----------------------------------------------------------------------------------------------------
-    def transfer(self, **inputs: Any) -> Representation:
+    def transfer(self, seen: Observed | None = None, **inputs: Any) -> Representation:
         """Run the front half and the stitching layer.
 
         Args:
+            seen: What else of the source is wanted, to be kept there; default: nothing.
             **inputs: Inputs of the source, as for :meth:`forward`.
 
         Returns:
             The activations that enter the back half.
         """
-        return self.stitch(self.source(**self.source_inputs(inputs)))
+        observed = {} if seen is None else {"seen": seen}
+        return self.stitch(self.source(**self.source_inputs(inputs), **observed))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -190,6 +213,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         token_type_ids: Tensor | None = None,
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **inputs: Any,
     ) -> Any:
         """Run the model on inputs of the source.
@@ -203,8 +227,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             labels: For models with a head: classes (batch,) int64; probabilities (batch, classes); 0 or 1 (batch,
                 classes) for multi-label targets (``config.problem_type``); or token ids (batch, tokens), -100 for
                 ignored tokens. Default: no loss.
-            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple. What nothing
-                uses is refused, unless it is ``None``.
+            inputs_embeds: For text sources that take them, in place of token ids: (batch, tokens, width).
+            **inputs: Inputs of the source by their own names; ``output_hidden_states=True`` or
+                ``output_attentions=True`` for those of the source up to its cut and of the target after it, with the
+                mapped hidden states between them; ``return_dict=False`` to return a tuple. What nothing uses is
+                refused, unless it is ``None``.
 
         Returns:
             The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
@@ -219,8 +246,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "pixel_values": pixel_values,
+            "inputs_embeds": inputs_embeds,
         }
-        return self.head(self.transfer(**{k: v for k, v in named.items() if v is not None}, **inputs), labels)
+        return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
+
+    def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
+        """Run both halves, with their hidden states and attentions if they are asked for."""
+        if not (asked := asked_of(self, inputs)):
+            return self.head(self.transfer(**inputs), labels)
+        seen = Observed(flags(self.source, asked))
+        entering = self.transfer(seen, **inputs)
+        output = self.head(entering, labels, **flags(self.target, asked))
+        for name, values in joined(self, asked, seen, entering, output).items():
+            output[name] = values
+        return output
 
     def head(self, representation: Representation, labels: Tensor | None = None, **options: Any) -> Any:
         """Run the back half on activations, as returned by :meth:`transfer`.
@@ -243,7 +282,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if self.output_class is not None:
             logits = logits_of(output)
             loss = None if labels is None else task_named(self.task).loss(logits, labels)
-            return self.output_class(loss=loss, logits=logits)
+            return self.output_class(loss=loss, logits=logits, **seen_in(output))
         if labels is not None:
             raise ValueError(
                 f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
@@ -276,13 +315,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 requested.
         """
         renamed = dict(inputs)
-        asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
-        for name in EXTRA_OUTPUTS:
-            given = renamed.pop(name, None)
-            if given is not None and given is not False:
-                asked.append(name)
-            elif given is None and getattr(self.config, name, None):
-                asked.append(f"config.{name}")
+        asked = [name for name in EXTRA_OUTPUTS if renamed.pop(name, None)]
         if asked:
             raise ValueError(
                 f"a stitched model returns only the output of the target and takes no {asked[0]}=True; "
@@ -291,7 +324,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         content = self.source.takes.content[0]
         if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
             renamed[content] = renamed.pop(given[0])
-        missing = [name for name in self.source.takes.content if name not in renamed]
+        embedded = "inputs_embeds" in renamed and self.source.takes is self.source.interface
+        missing = [name for name in self.source.takes.content if name not in renamed and not embedded]
         if missing:
             raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
         return self._used(renamed)
@@ -350,6 +384,39 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no embeddings of tokens")
         found: nn.Module = find()
         return found
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Exchange the embeddings of the tokens that the source reads."""
+        self.get_input_embeddings()  # raises without any
+        source: Any = self.source.model
+        source.set_input_embeddings(value)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Change the number of tokens: of the source, and of the outputs of a target that predicts tokens.
+
+        Args:
+            new_num_tokens: Their number; ``None`` leaves it.
+            pad_to_multiple_of: Round the number up to a multiple of this one.
+            mean_resizing: Whether new embeddings are drawn around the mean of the old ones.
+
+        Returns:
+            The embeddings of the source.
+
+        Raises:
+            ValueError: If source and target have different tokenizers.
+            NotImplementedError: If the source has no embeddings.
+        """
+        if isinstance(self.source, PrefixFront):
+            raise ValueError("source and target have different tokenizers: resize the embeddings before stitching")
+        before = self.get_input_embeddings()
+        resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if resized is not before:
+            ends = (self.config.source, self.config.target if self.get_output_embeddings() is not None else None)
+            for end in filter(None, ends):
+                (end["blueprint"] or {}).get("config", {})["vocab_size"] = resized.num_embeddings
+        return resized
 
     def enable_input_require_grads(self) -> None:
         """Let the embeddings of the source give outputs that require gradients. The target reads no tokens."""
@@ -549,9 +616,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls,
-        pretrained_model_name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path | None,
         *args: Any,
         config: StitchConfig | None = None,
+        state_dict: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device_map: Any = None,
@@ -559,17 +627,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         attn_implementation: str | None = None,
         allow_modified: bool = False,
         subfolder: str = "",
+        output_loading_info: bool = False,
         **kwargs: Any,
-    ) -> Self:
+    ) -> Any:
         """Load a stitched model from a folder or the Hub.
 
         Loading is strict: the files must contain exactly the weights of the model, unchanged since they were saved.
         Files that were not saved with the model are not read.
 
         Args:
-            pretrained_model_name_or_path: Local folder or Hub id.
+            pretrained_model_name_or_path: Local folder or Hub id; ``None`` if config and ``state_dict`` are given.
             *args: Not supported.
             config: Config to use instead of the saved one.
+            state_dict: Weights to use instead of the saved ones, all of them.
             dtype: Floating-point dtype to which weights are cast. Default: that of a given ``config`` if it has one,
                 otherwise the saved dtypes. Buffers that a network computes itself are not cast.
             torch_dtype: Older name of ``dtype``.
@@ -582,15 +652,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             allow_modified: Whether to load files that were changed by hand since they were saved, and files that were
                 added: nothing is verified then.
             subfolder: Folder inside the folder or the Hub's model that contains the stitched model. Default: none.
+            output_loading_info: Whether to return the model and what transformers tells of loading, which is strict
+                here: no weight is missing, unexpected or mismatched.
             **kwargs: Options of the download (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``), and options of Auto classes and pipelines
                 that have no effect here.
 
         Returns:
-            The model, in eval mode, of the class for its task.
+            The model, in eval mode, of the class for its task; with ``output_loading_info``, a tuple.
 
         Raises:
-            TypeError: If an option does not exist.
+            TypeError: If an option does not exist, or makes no sense for a stitched model.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
                 saving, the folder contains an adapter of PEFT, another class was saved, an option has an invalid value,
@@ -601,12 +673,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
         if dtype is None:  # Auto classes may put it into the config
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
-        model: Any = load_pretrained(  # of class cls
-            cls, str(pretrained_model_name_or_path), kwargs, config=config, dtype=dtype_of(dtype),
-            device_map=device_map, max_memory=max_memory, attention=attn_implementation,
-            allow_modified=allow_modified, subfolder=subfolder,
-        )  # fmt: skip
-        return model.eval()
+        if pretrained_model_name_or_path is None:
+            if config is None or state_dict is None:
+                raise ValueError("without a folder or a Hub id, from_pretrained takes a config and a state_dict")
+            model: Any = config.model_class(config)
+        else:
+            model = load_pretrained(  # of class cls
+                cls, str(pretrained_model_name_or_path), kwargs, config=config, dtype=dtype_of(dtype),
+                device_map=device_map, max_memory=max_memory, attention=attn_implementation,
+                allow_modified=allow_modified, subfolder=subfolder,
+            )  # fmt: skip
+        if state_dict is not None:
+            model.load_state_dict(state_dict)
+        model.eval()
+        return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 
 
 def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
@@ -17,6 +18,15 @@ from hf_stitch.representation import Representation
 
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
 """Flags with which timm and transformers enable gradient checkpointing inside a module."""
+
+
+@dataclass
+class Observed:
+    """What a front half also computes: arguments that ask for it, then the output and the values at the cut."""
+
+    flags: Mapping[str, Any]
+    output: Any = None
+    values: Tensor | None = None
 
 
 class HalfError(RuntimeError, ValueError):
@@ -75,11 +85,12 @@ class Front(nn.Module):
         """How this half takes its input: as the network."""
         return self.interface
 
-    def forward(self, **inputs: Any) -> Representation:
+    def forward(self, seen: Observed | None = None, **inputs: Any) -> Representation:
         """Compute the representation at the cut.
 
         Args:
-            **inputs: Inputs of the network.
+            seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
+            **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
 
         Returns:
             The representation.
@@ -88,11 +99,18 @@ class Front(nn.Module):
             ValueError: If images or sequences have another size than those with which the cut was verified.
             HalfError: If the network cannot run on the inputs.
         """
+        given = inputs
+        if (embedded := inputs.get("inputs_embeds")) is not None:
+            ids = torch.full(embedded.shape[:2], self.interface.filler_id, device=embedded.device)
+            inputs = {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(inputs, self.interface))
         try:
-            self.model(**{**self.interface.options, **inputs})
-            return self.cut.represent(came_out(self._slot, self.cut), inputs, self.interface)
+            output = self.model(**{**self.interface.options, **given, **({} if seen is None else seen.flags)})
+            values = came_out(self._slot, self.cut)
+            if seen is not None:
+                seen.output, seen.values = output, values
+            return self.cut.represent(values, inputs, self.interface)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -1,0 +1,92 @@
+"""Hidden states and attentions of both halves of a stitched model, as networks of transformers return them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from hf_stitch.adapters.cutting.halves import Back, Front, Observed
+from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.representation import Representation
+
+if TYPE_CHECKING:
+    from hf_stitch.artefacts.modeling import StitchedModel
+
+KEPT = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}
+"""Argument -> entry of the output."""
+
+
+class Depth(NamedTuple):
+    """The layer at which a half is cut, and the number of layers of its network."""
+
+    layer: int
+    layers: int
+
+
+def depth_of(half: Front | Back) -> Depth | None:
+    """Return where a half is cut, if its network is a list of layers, whose outputs are its hidden states."""
+    parent, _, last = half.cut.layer.rpartition(".")
+    if not parent or not last.isdecimal() or isinstance(half, PrefixFront) or not hasattr(half.model, "config"):
+        return None
+    layers = half.model.get_submodule(parent)
+    return Depth(int(last), len(layers)) if isinstance(layers, nn.ModuleList) else None
+
+
+def number_of_layers(source: Front, target: Back) -> int | None:
+    """Return the number of hidden states - 1: the layers of both halves that run, and the stitch between them."""
+    first, last = depth_of(source), depth_of(target)
+    return None if first is None or last is None else first.layer + 1 + last.layers - last.layer
+
+
+def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> list[str]:
+    """Take the arguments that ask for hidden states and attentions from inputs, or else from the config."""
+    given = {name: inputs.pop(name, None) for name in KEPT}
+    return [name for name, value in given.items() if (getattr(model.config, name, None) if value is None else value)]
+
+
+def flags(half: Front | Back, asked: list[str]) -> dict[str, bool]:
+    """Return the arguments that ask the network of a half, without those that it does not take."""
+    known = inspect.signature(half.model.forward).parameters
+    anything = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    return {name: True for name in asked if anything or name in known}
+
+
+def joined(
+    model: StitchedModel, asked: list[str], seen: Observed, entering: Representation, output: Any
+) -> Mapping[str, tuple[Any, ...]]:
+    """Join what both halves computed.
+
+    Hidden states are those of the source up to its cut, the mapped ones, and those of the target after its cut, each in
+    the layout of its network. Attentions are those of all layers that run, in each half whose network has attentions.
+
+    Raises:
+        ValueError: If the network of a half gives no hidden states, or that of neither gives attentions.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    source, target = model.source, model.target
+    first, last = depth_of(source), depth_of(target)
+    for name in asked:
+        before, after = (getattr(each, KEPT[name], None) for each in (seen.output, output))
+        hidden = name == "output_hidden_states"
+        for half, depth, values in ((source, first, before), (target, last, after)):
+            if depth is None or (values is None and (hidden or before is after is None)):
+                raise ValueError(
+                    f"{type(half.model).__name__}, cut at {half.cut.layer!r}, gives no {KEPT[name]}: representations "
+                    "at any layer of a network are returned by hf_stitch.load(network).encode"
+                )
+        assert first is not None and last is not None
+        left = last.layers - 1 - last.layer
+        head = tuple(before or ())[: first.layer + 1]  # with hidden states, those of the embeddings and before the cut
+        tail = tuple(after or ())[len(after or ()) - left :] if left else ()
+        mapped = target.cut.restore(target.cut.accept(entering, target.interface).values)
+        found[KEPT[name]] = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
+    return found
+
+
+def seen_in(output: Any) -> dict[str, Any]:
+    """Return the hidden states and attentions of an output, by name."""
+    found = {name: getattr(output, name, None) for name in KEPT.values()}
+    return {name: value for name, value in found.items() if value is not None}
