@@ -162,8 +162,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _apply_config(self, attention: str | None) -> None:
         """Pass on to both networks what a config may ask of any model, and tell in the config which attention runs."""
         networks = [half.model for half in (self.source, self.target) if isinstance(half.model, PreTrainedModel)]
-        for network in networks if attention is not None else ():
-            network.set_attn_implementation(attention)
+        for network in networks:
+            if attention is not None:
+                network.set_attn_implementation(attention)
         if len(running := {network.config._attn_implementation for network in networks}) == 1:
             self.config._attn_implementation_internal = running.pop()
         if size := getattr(self.config, CHUNKS, 0):
