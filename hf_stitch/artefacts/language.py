@@ -122,7 +122,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         self._layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         config = self.config
-        config.num_hidden_layers = config.layer_types = config.sliding_window = config.num_kv_shared_layers = None
+        config.num_hidden_layers = config.layer_types = config.sliding_window = None
         halves: list[Any] = [self.source.model, self.target.model]
         numbers = [decoder_layers(half) for half in halves]
         kept = [layer_types(half, layers) for half, layers in zip(halves, numbers, strict=True)]
@@ -136,9 +136,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             each = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in each]
         if NAMES[0] != NAME and each and all(kind in STATES for kind, _ in each):
             raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
-        # Beside the layers that keep a past, hidden states count the stitch: transformers gives none to shared layers.
-        config.layer_types, config.num_hidden_layers = [*(kind for kind, _ in each), "full_attention"], len(each) + 1
-        config.num_kv_shared_layers = 1
+        config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
         config.sliding_window = windows.pop() if len(windows) == 1 else None
         self._layers = (numbers[0], numbers[1])
         return tuple(range(len(each)))
@@ -263,9 +261,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             raise ValueError(f"{NAME} must be a Cache of transformers with layers, got a {type(given).__name__}")
         if not layers:  # a cache that grows with use
             layers.extend(DynamicCache(config=self.config).layers)
-        if len(layers) != len(expected := [number for half in self._layers or () for number in half]):
+        if len(layers) != self.config.num_hidden_layers:
             raise ValueError(
-                f"the cache has {len(layers)} layers, but this model has {len(expected)}: pass the "
+                f"the cache has {len(layers)} layers, but this model has {self.config.num_hidden_layers}: pass the "
                 "cache of an earlier output of this model, or an empty DynamicCache()"
             )
         if isinstance(self.source, PrefixFront) and given.is_compileable:

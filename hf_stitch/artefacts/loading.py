@@ -153,6 +153,7 @@ def _load(
                 "or load with attn_implementation='eager', whose outputs differ by rounding"
             ) from error
         config = copy.deepcopy(config)
+        config._attn_implementation_internal = None  # set by the attempt
         for half in every_half({"source": config.source, "target": config.target}):
             if "attention" in half["blueprint"]:
                 half["blueprint"]["attention"] = attention

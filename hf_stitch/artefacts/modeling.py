@@ -120,7 +120,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """Use the given parts, or build them from the config without loading weights."""
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
-        attention = config._attn_implementation_internal  # PreTrainedModel sets one of its own
+        # PreTrainedModel sets one of its own, and given halves have theirs.
+        attention = config._attn_implementation_internal if source is None else None
         super().__init__(config)
         self.source = source if source is not None else front_of(config)
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
@@ -411,12 +412,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """
         if isinstance(self.source, PrefixFront):
             raise ValueError("source and target have different tokenizers: resize the embeddings before stitching")
-        before = self.get_input_embeddings()
+        self.get_input_embeddings()  # raises without any
         resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if resized is not before:
-            ends = (self.config.source, self.config.target if self.get_output_embeddings() is not None else None)
-            for end in filter(None, ends):
-                (end["blueprint"] or {}).get("config", {})["vocab_size"] = resized.num_embeddings
+        for side in SIDES if self.get_output_embeddings() is not None else SIDES[:1]:
+            network, blueprint = getattr(self, side).model, getattr(self.config, side)["blueprint"] or {}
+            network.config.get_text_config().vocab_size = resized.num_embeddings
+            blueprint.get("config", {})["vocab_size"] = resized.num_embeddings
+            for module in network.modules():
+                if "vocab_size" in vars(module):
+                    module.vocab_size = resized.num_embeddings
         return resized
 
     def enable_input_require_grads(self) -> None:

@@ -369,10 +369,13 @@ def test_logits_of_the_last_tokens_and_tuples(model: StitchedModelForCausalLM) -
     assert torch.equal(first, whole)
 
 
-def test_requests_for_hidden_states_are_rejected(model: StitchedModelForCausalLM) -> None:
-    for name in ("output_hidden_states", "output_attentions"):
-        with pytest.raises(ValueError, match=f"takes no {name}=True; representations at any layer .*encode"):
-            generated(model, **{name: True})
+def test_generation_gives_hidden_states_and_attentions_of_each_step(model: StitchedModelForCausalLM) -> None:
+    model.set_attn_implementation("eager")
+    found = generated(model, output_hidden_states=True, output_attentions=True)
+    steps = found.sequences.shape[1] - 4
+    assert len(found.hidden_states) == len(found.attentions) == steps
+    assert {len(step) for step in found.hidden_states} == {model.config.num_hidden_layers + 2}
+    assert {len(step) for step in found.attentions} == {model.config.num_hidden_layers}
 
 
 @pytest.mark.skipif(not hasattr(transformers.PreTrainedConfig, "per_layer_config"), reason="new in transformers 5.24")

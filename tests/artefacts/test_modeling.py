@@ -170,8 +170,8 @@ def test_a_config_can_contain_the_dtype_of_a_cast_but_a_saved_one_does_not(
     ("options", "error", "message"),
     [
         ({"revison": "old"}, TypeError, "has no option 'revison'; did you mean 'revision'"),
-        ({"quantization_config": {"load_in_8bit": True}}, TypeError, "has no option 'quantization_config'"),
-        ({"output_loading_info": True}, TypeError, "has no option 'output_loading_info'"),
+        ({"quantization_config": {"load_in_8bit": True}}, TypeError, "takes no quantization_config: quantise both"),
+        ({"ignore_mismatched_sizes": True}, TypeError, "must contain exactly its weights"),
         ({"dtype": "bf16"}, ValueError, "dtype must be a floating-point torch.dtype or its name"),
         ({"torch_dtype": torch.int8}, ValueError, "dtype must be a floating-point torch.dtype or its name"),
     ],

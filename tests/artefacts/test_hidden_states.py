@@ -1,0 +1,127 @@
+"""Hidden states, attentions and embeddings of stitched models, as those of any model of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_stitch
+from hf_stitch import StitchedModel
+
+from tiny_networks import LAYERS  # isort: skip
+
+ASKED = {"output_hidden_states": True, "output_attentions": True}
+FAMILIES = ("bert", "gpt2", "llama", "vit")
+
+
+def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lstsq", **options: Any) -> StitchedModel:
+    """Stitch one network, or two with other weights, with eager attention, which gives its weights."""
+    a, b = net(source), net(target, 0 if matcher == "identity" else 1)
+    layers = {"source_layer": LAYERS[source], "target_layer": LAYERS[target]}
+    model = hf_stitch.stitch(a, b, data, matcher=matcher, progress=False, **layers, **options)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def inputs_of(model: StitchedModel, data: Any) -> dict[str, Any]:
+    """Preprocess five samples; texts differ in length."""
+    return model.preprocess([sample.get("image", sample.get("text")) for sample in data[:5]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_network_stitched_to_itself_gives_its_own_and_the_mapped_one(
+    family: str, net: Any, images: Any, texts: Any
+) -> None:
+    data = images if family == "vit" else texts
+    model = model_of(net, data, family, family, "identity")
+    inputs = inputs_of(model, data)
+    network: Any = net(family).model
+    kept = network.config._attn_implementation
+    network.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            expected, found = network(**inputs, **ASKED), model(**inputs, **ASKED)
+    finally:
+        network.set_attn_implementation(kept)
+    cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
+    assert torch.equal(found.hidden_states[cut], found.hidden_states[cut + 1])
+    real = inputs.get("attention_mask", torch.ones(5, found.hidden_states[0].shape[1])).bool()
+    for name, mine in (
+        ("hidden_states", (*found.hidden_states[:cut], *found.hidden_states[cut + 1 :])),
+        ("attentions", found.attentions),
+    ):
+        own = getattr(expected, name)
+        assert len(mine) == len(own)
+        for value, wanted in zip(mine, own, strict=True):
+            if name == "hidden_states":
+                value, wanted = value[real], wanted[real]
+            torch.testing.assert_close(value, wanted)
+
+
+@pytest.mark.parametrize(("source", "target"), [("bert", "bert"), ("gpt2", "llama"), ("vit", "vit")])
+def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: Any, texts: Any) -> None:
+    data = images if source == "vit" else texts
+    model = model_of(net, data, source, target)
+    inputs = inputs_of(model, data)
+    found = model(**inputs, **ASKED)
+    count = model.config.num_hidden_layers + (1 if model.can_generate() else 0)
+    assert len(found.hidden_states) == count + 1 and len(found.attentions) == count - 1
+    cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
+    entering = model.transfer(**inputs)
+    assert torch.equal(found.hidden_states[cut + 1], model.target.cut.restore(entering.values))
+    first = found.hidden_states[0]
+    first.retain_grad()
+    found.attentions[0].retain_grad()
+    found.logits.sum().backward()
+    assert first.grad is not None and found.attentions[0].grad is not None
+    assert torch.equal(model(**inputs).logits, found.logits)
+    model.config.output_hidden_states = True
+    assert len(model(**inputs).hidden_states) == count + 1
+    assert len(model(**inputs, output_hidden_states=False).to_tuple()) == 1
+    *_, hidden = model(**inputs, return_dict=False)
+    assert len(hidden) == count + 1
+
+
+def test_attentions_are_those_of_the_half_that_has_them(net: Any, images: Any) -> None:
+    layers = {"source_layer": LAYERS["cnn"], "target_layer": LAYERS["vit"]}
+    model = hf_stitch.stitch(net("cnn"), net("vit"), images, progress=False, **layers)
+    with pytest.raises(ValueError, match=r"cut at .* gives no hidden_states: .*encode"):
+        model(**inputs_of(model, images), output_hidden_states=True)
+
+
+def test_embeddings_in_place_of_tokens(net: Any, texts: Any) -> None:
+    for source, target in (("bert", "bert"), ("gpt2", "llama")):
+        model = model_of(net, texts, source, target)
+        inputs = inputs_of(model, texts)
+        ids = inputs.pop("input_ids")
+        with torch.no_grad():
+            expected = model(input_ids=ids, **inputs).logits
+            found = model(inputs_embeds=model.get_input_embeddings()(ids), **inputs).logits
+        assert torch.equal(found, expected)
+
+
+def test_a_resized_model_is_saved(net: Any, texts: Any, tmp_path: Path) -> None:
+    for source, target in (("bert", "bert"), ("gpt2", "llama")):
+        model = model_of(net, texts, source, target)
+        inputs = inputs_of(model, texts)
+        with torch.no_grad():
+            before = model(**inputs).logits
+            words = model.config.vocab_size
+            resized = model.resize_token_embeddings(words + 7, mean_resizing=False)
+            found = model(**inputs).logits
+        assert (
+            resized is model.get_input_embeddings() and resized.num_embeddings == model.config.vocab_size == words + 7
+        )
+        assert torch.equal(found[..., : before.shape[-1]], before)
+        assert found.shape[-1] == before.shape[-1] + (7 if target == "llama" else 0)
+        folder = tmp_path / source
+        model.save_pretrained(folder)
+        again, told = StitchedModel.from_pretrained(folder, output_loading_info=True)
+        assert not any(told.values()) and again.config.vocab_size == words + 7
+        other = StitchedModel.from_pretrained(None, config=again.config, state_dict=again.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(again(**inputs).logits, found)  # another attention
+            assert torch.equal(other(**inputs).logits, again(**inputs).logits)
