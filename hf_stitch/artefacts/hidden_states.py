@@ -42,9 +42,17 @@ def number_of_layers(source: Front, target: Back) -> int | None:
 
 
 def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> list[str]:
-    """Take the arguments that ask for hidden states and attentions from inputs, or else from the config."""
+    """Take the arguments that ask for hidden states and attentions from inputs, or else from the config.
+
+    Raises:
+        ValueError: If a half is not cut at one of a list of layers.
+    """
     given = {name: inputs.pop(name, None) for name in KEPT}
-    return [name for name, value in given.items() if (getattr(model.config, name, None) if value is None else value)]
+    asked = [name for name, value in given.items() if (getattr(model.config, name, None) if value is None else value)]
+    for half in (model.source, model.target) if asked else ():
+        if depth_of(half) is None:
+            raise _gives_none(half, asked[0])
+    return asked
 
 
 def flags(half: Front | Back, asked: list[str]) -> dict[str, bool]:
@@ -68,22 +76,26 @@ def joined(
     found: dict[str, tuple[Any, ...]] = {}
     source, target = model.source, model.target
     first, last = depth_of(source), depth_of(target)
+    assert first is not None and last is not None  # checked when they were asked for
+    left = last.layers - 1 - last.layer
     for name in asked:
         before, after = (getattr(each, KEPT[name], None) for each in (seen.output, output))
         hidden = name == "output_hidden_states"
-        for half, depth, values in ((source, first, before), (target, last, after)):
-            if depth is None or (values is None and (hidden or before is after is None)):
-                raise ValueError(
-                    f"{type(half.model).__name__}, cut at {half.cut.layer!r}, gives no {KEPT[name]}: representations "
-                    "at any layer of a network are returned by hf_stitch.load(network).encode"
-                )
-        assert first is not None and last is not None
-        left = last.layers - 1 - last.layer
+        for half, values in ((source, before), (target, after)):
+            if values is None and (hidden or before is after):
+                raise _gives_none(half, name)
         head = tuple(before or ())[: first.layer + 1]  # with hidden states, those of the embeddings and before the cut
         tail = tuple(after or ())[len(after or ()) - left :] if left else ()
         mapped = target.cut.restore(target.cut.accept(entering, target.interface).values)
         found[KEPT[name]] = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
     return found
+
+
+def _gives_none(half: Front | Back, name: str) -> ValueError:
+    return ValueError(
+        f"{type(half.model).__name__}, cut at {half.cut.layer!r}, gives no {KEPT[name]}: representations at any layer "
+        "of a network are returned by hf_stitch.load(network).encode"
+    )
 
 
 def seen_in(output: Any) -> dict[str, Any]:

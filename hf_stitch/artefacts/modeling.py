@@ -194,7 +194,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return dataclasses.replace(own, max_tokens=most, options=options)
 
     # -- running ----------------------------------------------------------------------------------------------------
-    def transfer(self, seen: Observed | None = None, **inputs: Any) -> Representation:
+    def transfer(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Run the front half and the stitching layer.
 
         Args:
@@ -204,8 +204,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         Returns:
             The activations that enter the back half.
         """
-        observed = {} if seen is None else {"seen": seen}
-        return self.stitch(self.source(**self.source_inputs(inputs), **observed))
+        observed = () if seen is None else (seen,)
+        return self.stitch(self.source(*observed, **self.source_inputs(inputs)))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

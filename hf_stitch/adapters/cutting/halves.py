@@ -85,7 +85,7 @@ class Front(nn.Module):
         """How this half takes its input: as the network."""
         return self.interface
 
-    def forward(self, seen: Observed | None = None, **inputs: Any) -> Representation:
+    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut.
 
         Args:
