@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.cut import Cut
-from hf_stitch.adapters.cutting.halves import Front
+from hf_stitch.adapters.cutting.halves import Front, Observed
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.prefixes.reading import INPUTS, PrefixReader, Reading
@@ -106,12 +106,12 @@ class PrefixFront(Front):
             )
         return self.reader.read(input_ids, attention_mask, new, held)
 
-    def forward(self, **inputs: Any) -> Representation:
+    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut for each token of the other tokenizer."""
         ids, mask, reading, options = split(inputs, self.takes)
         if reading is None:
             reading = self.read(ids, mask).to_inputs()
-        found = super().forward(**arguments(reading, place_of(self.model)[1]), **options)
+        found = super().forward(seen, **arguments(reading, place_of(self.model)[1]), **options)
         return gathered(found, reading["alignment"], ids, mask, self.own)
 
 
