@@ -44,8 +44,7 @@ def number_of_layers(source: Front, target: Back) -> int | None:
 def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> list[str]:
     """Take the arguments that ask for hidden states and attentions from inputs, or else from the config.
 
-    Raises:
-        ValueError: If a half is not cut at one of a list of layers.
+    A half that is not cut at one of a list of layers gives none, which is an error before anything runs.
     """
     given = {name: inputs.pop(name, None) for name in KEPT}
     asked = [name for name, value in given.items() if (getattr(model.config, name, None) if value is None else value)]
@@ -69,9 +68,6 @@ def joined(
 
     Hidden states are those of the source up to its cut, the mapped ones, and those of the target after its cut, each in
     the layout of its network. Attentions are those of all layers that run, in each half whose network has attentions.
-
-    Raises:
-        ValueError: If the network of a half gives no hidden states, or that of neither gives attentions.
     """
     found: dict[str, tuple[Any, ...]] = {}
     source, target = model.source, model.target
