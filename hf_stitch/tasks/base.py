@@ -332,10 +332,13 @@ def total(weights: Array, values: Array) -> Array:
 
 
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
-    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples."""
+    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples.
+
+    A single sample has no resamples: it says nothing about the spread of others.
+    """
     random = np.random.default_rng(seed)
     yield np.ones((1, n))
-    for start in range(0, count, 50):
+    for start in range(0, count if n > 1 else 0, 50):
         yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
 
 

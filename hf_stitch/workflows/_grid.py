@@ -49,7 +49,7 @@ def stitch_grid(
     auxiliary_data: Data | None = None,
     far_data: Data | None = None,
     pooling: Pooling = "none",
-    test_size: float | int = 0.2,
+    test_size: float | int | None = None,
     task: str = "auto",
     resamples: Several = 1000,
     align: Align = "tokens",
@@ -83,7 +83,7 @@ def stitch_grid(
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does
             not tell these from the test samples, its figures are no evidence. Other ones than ``auxiliary_data``.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
-        test_size: Held-out samples: a share (float) or a number (int).
+        test_size: Held-out samples of ``data``: a share (float) or a number (int). Default: 0.2.
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
@@ -144,7 +144,7 @@ def stitch_grid(
             scoring = _scoring(collected, stitches, watchers)
             measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
         # Figures are computed anew from the state, which does not depend on these.
-        recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
+        recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size")}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
         cells = {("", cell_name(*cell)): cell for cell in stitches}
         found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a)
