@@ -52,9 +52,7 @@ class Split:
         if paired_data is not None and test_data is not None:
             raise ValueError("paired_data is split together with data: leave out test_data")
         if test_size is not None and test_data is not None:
-            raise ValueError(
-                "test_size= is the size of a split, and with test_data= none is made: leave out one of both"
-            )
+            raise ValueError("test_size= is the size of a split, which test_data= replaces: leave out one of both")
         sides = None if unpaired is None else _unpaired(unpaired)
         given = PairedSamples.of(data, paired_data)
         record: dict[str, Any] = {"data": given.a.fingerprint}

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.data import Batch, Samples
+from hf_stitch.data import Samples
 from hf_stitch.metrics._neighbours import shared_neighbours
-from hf_stitch.tasks.base import Answers, Array, Side, Task, resampled
+from hf_stitch.tasks.base import Answers, Array, Side, Task, check_predictions, resampled
 
 NEIGHBOURS = 10
 """Number of nearest neighbours; half of the other samples if there are fewer than 20."""
@@ -36,7 +36,7 @@ class Vectors(Task):
         with three axes, or the output itself, flattened.
         """
         found = {name: _vectors(output, target if name == "target" else source) for name, output in outputs.items()}
-        _check_finite(found["target"], target[0])
+        check_predictions(found["target"], target[0], "the output of the target is")
         return {name: {"vector": values} for name, values in found.items()}
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
@@ -150,12 +150,3 @@ def tensor_of(output: Any, n: int) -> Tensor | None:
         return next((found for item in output if (found := tensor_of(item, n)) is not None), None)
     fits = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
     return output if fits else None
-
-
-def _check_finite(values: Tensor, batch: Batch) -> None:
-    bad = ~values.isfinite().all(1)
-    if bool(bad.any()):
-        raise ValueError(
-            f"the output of the target is NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it "
-            "out, or run the target in a wider dtype"
-        )
