@@ -72,8 +72,12 @@ class LayerCache:
 
     def read(self, layers: Iterable[str]) -> dict[str, Recorded]:
         """Read the activations of layers."""
-        read = {layer: self._cache.read(self._key_of(layer)) for layer in layers}
-        return {layer: _recorded(*entry) for layer, entry in read.items() if entry is not None}
+        found = {}
+        for layer in layers:
+            if (entry := self._cache.read(self._key_of(layer))) is not None:
+                tensors, grid = entry[0], entry[1]["grid"]
+                found[layer] = Recorded(tensors["values"], tensors.get("mask"), grid and (grid[0], grid[1]))
+        return found
 
     def write(self, recorded: Mapping[str, Recorded]) -> None:
         """Write the activations of layers. Where this is impossible, a warning gives the reason."""
@@ -93,11 +97,6 @@ class LayerCache:
             warn(f"activations were not cached: {error}")
 
 
-def _recorded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Recorded:
-    grid = about["grid"]
-    return Recorded(tensors["values"], tensors.get("mask"), None if grid is None else (grid[0], grid[1]))
-
-
 def _key(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
@@ -112,6 +111,10 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
     kinds = type(adapter), type(adapter._library), type(adapter.override)
     processor = adapter.processor
     written = reference.processor is not None and reference.processor.chosen.get("class") == USER_CODE
+    readers = {}
+    for name in READERS:
+        with suppress(PackageNotFoundError):
+            readers[name] = version(name)
     found = {
         "weights": reference.weights_hash,
         "config": None if reference.config is None else asdict(reference.config),
@@ -122,7 +125,7 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         "example": {name: _form(value) for name, value in adapter.example.items()},
         "machine": _machine(adapter.device),
     }
-    return reference, {**found, "versions": {**versions(), **_readers(), **pins.versions()}}
+    return reference, {**found, "versions": {**versions(), **readers, **pins.versions()}}
 
 
 def _form(value: Any) -> list[str]:
@@ -148,11 +151,3 @@ def _precision() -> list[str]:
     cudnn, mkldnn = backends.cudnn, backends.mkldnn
     places = (backends, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
     return [place.fp32_precision for place in places]
-
-
-def _readers() -> dict[str, str]:
-    found = {}
-    for name in READERS:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

@@ -128,14 +128,11 @@ def _samples(activations: Iterable[Representation], places: Sequence[int]) -> li
     for batch in activations:
         for place in places:
             if start <= place < start + batch.batch:
-                found[place] = _rows_of(batch, place - start)
+                one = slice(place - start, place - start + 1)
+                mask = None if batch.mask is None else batch.mask[one]
+                found[place] = batch.replace(values=batch.values[one], mask=mask).rows("none", prefix=True).double()
         start += batch.batch
     return [found[place] for place in places]
-
-
-def _rows_of(batch: Representation, place: int) -> Tensor:
-    mask = None if batch.mask is None else batch.mask[place : place + 1]
-    return batch.replace(values=batch.values[place : place + 1], mask=mask).rows("none", prefix=True).double()
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:
