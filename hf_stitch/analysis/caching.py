@@ -137,17 +137,14 @@ def _machine(device: torch.device) -> list[Any]:
     """Return the kind of a device and the settings of torch, which decide the order of sums and with it rounding."""
     cast = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else None
     exact = torch.are_deterministic_algorithms_enabled()
-    found = [device.type, cast, exact, *_precision()]
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    if hasattr(cudnn, "conv"):  # since torch 2.9, where reading the old settings is an error once the new ones are set
+        places = (backends, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+        precision = [place.fp32_precision for place in places]
+    else:
+        precision = [torch.get_float32_matmul_precision(), str(cudnn.allow_tf32)]
+    found = [device.type, cast, exact, *precision]
     if device.type == "cuda":
         return [*found, torch.cuda.get_device_name(device)]
-    return [*found, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
-
-
-def _precision() -> list[str]:
-    """Return how exactly torch multiplies float32; reading the old settings is an error where the new ones are set."""
-    backends: Any = torch.backends
-    if not hasattr(backends.cudnn, "conv"):  # before torch 2.9
-        return [torch.get_float32_matmul_precision(), str(backends.cudnn.allow_tf32)]
-    cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    places = (backends, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
-    return [place.fp32_precision for place in places]
+    return [*found, backends.cpu.get_cpu_capability(), torch.get_num_threads()]

@@ -105,7 +105,9 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    self._save(state, count, parts)
+                    arrays = {f"measures.{json.dumps(key)}": torch.from_numpy(of) for key, (of,) in parts.items()}
+                    tensors = {**state.kept, **arrays, "watch": self._fingerprint}
+                    state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
 
     def cost(self, samples: PairedSamples, run: Run) -> tuple[float, Measured]:
@@ -202,10 +204,6 @@ class Scoring:
 
         state.checkpoint.load(torch.device("cpu"), range(state.offset + last + 1), restore)
         return done, parts
-
-    def _save(self, state: State, count: int, parts: Parts) -> None:
-        arrays = {f"measures.{json.dumps(key)}": torch.from_numpy(values) for key, (values,) in parts.items()}
-        state.checkpoint.save(state.offset + count, {**state.kept, **arrays, "watch": self._fingerprint})
 
     @property
     def _fingerprint(self) -> Tensor:

@@ -163,13 +163,7 @@ def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
         yield state
 
 
-def _recipe(
-    pair: Pair,
-    matchers: Mapping[str, Matcher],
-    watchers: Watchers,
-    data: Split,
-    run: Run,
-) -> dict[str, Any]:
+def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
     train = data.train.a
     described = {
@@ -212,16 +206,11 @@ def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], 
     """Return the pass that scores all stitches, and the mean of each layer of the target."""
     pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
-    predictors += [
-        Predictor(mean_name(lb), pair.layers_a[0], lb, _mean_only(collected, lb), constant=True) for lb in pair.layers_b
-    ]
+    la = pair.layers_a[0]
+    for lb in pair.layers_b:  # the mean of a layer of the target, whether or not a map is defined
+        means = {part: found.mean_y for part, found in collected.moments((la, lb)).items()}
+        mean_only = pair.identity((la, lb), means).mean_only().eval()
+        predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))
     with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""
     halves = {"": HalvesOfPair(pair, with_source=with_source)}
     return Scoring(pair.target, halves, predictors, task, watch=watchers, kept=task.kept)
-
-
-def _mean_only(collected: CollectedPair, lb: str) -> StitchingLayer:
-    """Return the stitching layer that outputs the mean of a layer of the target, whether or not a map is defined."""
-    cell = collected.pair.layers_a[0], lb
-    means = {part: found.mean_y for part, found in collected.moments(cell).items()}
-    return collected.pair.identity(cell, means).mean_only().eval()

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.analysis.grid.plan import unfitted
-from hf_stitch.analysis.planning import (
-    NETWORKS,
-    SOLVING,
-    Plan,
-    bytes_of_weights,
-    seconds_per_sample,
-    speed,
-)
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -195,12 +188,10 @@ def _mapped(
     errors: dict[str, float] = {}
     if others:
         errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
-    if (
-        errors
-        and (chosen := candidates[min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))])
-        is not found_by
-    ):
-        found_by, swapped.stitch = chosen, fit(chosen)
+    best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
+    if best is not None and candidates[best] is not found_by:
+        found_by = candidates[best]
+        swapped.stitch = fit(found_by)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
         warn(
@@ -234,8 +225,14 @@ def _scored(
     """Return the model, scored if there are data; a rehearsal finds errors before all data are read."""
     if data is None:
         return swapped
+    if swapped.task is None:
+        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
+    check_head(swapped)
     samples = Samples.of(data)
-    _rehearse(swapped, samples)
+    with torch.no_grad():
+        inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
+        output = _through_head(swapped, swapped.transfer(**inputs))
+    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])
     evaluation = evaluate(
         swapped, samples, target=original, paired_data=paired_data, baselines=baselines, **run.options
     )
@@ -339,14 +336,3 @@ def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
             f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
             f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
         ) from error
-
-
-@torch.no_grad()
-def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
-    """Run one sample through the model, so that errors occur before all data are read."""
-    if swapped.task is None:
-        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
-    check_head(swapped)
-    inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
-    output = _through_head(swapped, swapped.transfer(**inputs))
-    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])

@@ -220,6 +220,7 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
+    sides = [(group.x, group.y) for group in reader.groups]
     if reader.n < LEAST:
         raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
@@ -236,19 +237,12 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)
-        if metric.equal_widths:
-            _check_widths(label, reader)
-
-
-def _check_widths(label: str, reader: LayerReader) -> None:
-    """Raise an error if no layer of a is as wide as a layer of b."""
-    a = {reader.width(key) for group in reader.groups for key in group.x}
-    b = {reader.width(key) for group in reader.groups for key in group.y}
-    if not a & b:
-        raise ValueError(
-            f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
-            "other layers"
-        )
+        a, b = ({reader.width(key) for keys in side for key in keys} for side in zip(*sides, strict=True))
+        if metric.equal_widths and not a & b:
+            raise ValueError(
+                f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
+                "other layers"
+            )
 
 
 def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> None:
@@ -268,14 +262,9 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
         few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
             few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
-        wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
+        more = {what: f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN) for what, names in few.items()}
+        wants = ", ".join(f"{what} ({', '.join(map(repr, few[what][:_SHOWN]))}{more[what]})" for what in few)
         raise ValueError(
             f"{label} takes more than the {reader.n} samples given: at least {wants}; pass more samples or use other "
             "layers"
         )
-
-
-def _listed(layers: list[str]) -> str:
-    """List the first names and the number of the others."""
-    shown = ", ".join(map(repr, layers[:_SHOWN]))
-    return shown if len(layers) <= _SHOWN else f"{shown} and {len(layers) - _SHOWN} more"

@@ -56,7 +56,8 @@ class Noise:
         scaled = {}
         for kind, samples in donors.items():
             if samples:
-                found = _mean_squares(samples, prefix)
+                parts, norms = torch.cat([_part_of(s, prefix) for s in samples]), torch.cat([*samples]).square().sum(1)
+                found = norms.new_zeros(prefix + 1).index_add(0, parts, norms) / torch.bincount(parts)
                 if found[-1] == 0 and kind == "coloured":
                     raise ValueError(f"all positions of {len(samples)} samples are equal: is the layer dead?")
                 if found[-1] > 0:
@@ -102,13 +103,6 @@ class Noise:
 def _part_of(rows: Tensor, prefix: int) -> Tensor:
     """Return the part to which each row of a sample belongs: the number of the prefix token; positions are the last."""
     return torch.arange(len(rows), device=rows.device).clamp(max=prefix)
-
-
-def _mean_squares(samples: Sequence[Tensor], prefix: int) -> Tensor:
-    """Return the mean square norm of each part of some samples."""
-    parts = torch.cat([_part_of(rows, prefix) for rows in samples])
-    squares = torch.cat(list(samples)).square().sum(1)
-    return squares.new_zeros(prefix + 1).index_add(0, parts, squares) / torch.bincount(parts)
 
 
 def _moments(activations: Iterable[Representation]) -> tuple[Tensor, Tensor]:

@@ -94,16 +94,10 @@ def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
     found = []
     for axis in (2, 1):
         values = np.where(np.isnan(better[:1]), -np.inf, better[:1])
-        best = np.take_along_axis(
-            better, np.broadcast_to(values.argmax(axis, keepdims=True), _shape(better, axis)), axis
-        )
+        best = np.take_along_axis(better, values.argmax(axis, keepdims=True), axis)
         apart = best - better
         spread = np.nanstd(apart[1:], 0, ddof=1) if len(apart) > 1 else np.nan
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 for equal ones, of which the p-value is 1
             p = 2 * norm.sf(np.nan_to_num(apart[0] / spread, nan=0.0))
         found.append(np.where(np.isnan(better[0]), np.nan, np.where((best == better)[0], 1.0, p)))
     return np.stack(found)
-
-
-def _shape(values: Array, axis: int) -> tuple[int, ...]:
-    return tuple(1 if place == axis else length for place, length in enumerate(values.shape))
