@@ -146,9 +146,8 @@ def test_plans_draw_no_random_numbers(images: Tensor) -> None:
 
 def test_a_comparison_without_a_route_does_not_fit(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_stitch.analysis.comparison.comparing.free_memory", lambda device: 200_000)
-    plan = hf_stitch.plan(
-        hf_stitch.compare, network("cnn"), network("cnn", 1), images
-    )  # a route may use half of the memory
+    both = network("cnn"), network("cnn", 1)
+    plan = hf_stitch.plan(hf_stitch.compare, *both, images)  # a route may use half of the memory
     assert not plan.fits and "DOES NOT FIT" in str(plan)
     assert 100_000 < plan.memory["moments"] < 200_000
     assert type(plan).from_dict(json.loads(json.dumps(plan.to_dict()))).fits is False
