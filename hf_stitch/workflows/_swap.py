@@ -156,26 +156,25 @@ def swap(
         head = Headed.of(model, target_layer, task, known, new, maps=maps, scored=data is not None)
         if run.planning:
             return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
-        own, entering = head.entering()
+        own = head.encode()
+        entering = None if head.space is None else own.values(*head.space)
         own, vectors = new.vectors(own, known, paired)
         more: dict[str, Any] = {}
         others: dict[str, StitchingLayer] = {}
         if entering is None:
-            swapped = head.join(new, projected(head, new, vectors, own.ids))
+            swapped = head.join(new, projected(head.whole, new.spec, new.pooling, vectors, own.ids))
         else:
-            fit = _fitting(head, new, vectors, entering)
+            rows = {"body": Features().update(vectors, entering)}
+            collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
+
+            def fit(matcher: Named | Matcher) -> StitchingLayer:
+                return registries.matchers.build(matcher).match(collected).only
+
             swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
             others = {str(each): fit(each) for each in (BASELINES if baselines is None else baselines)}
         swapped.anchors = own
         swapped.config.recipe = {**_recipe(own, known, paired, new), **more}
         return _scored(swapped, data, paired_data, head.whole, others, run)
-
-
-def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
-    """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
-    rows = {"body": Features().update(vectors, entering)}
-    collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
-    return lambda matcher: registries.matchers.build(matcher).match(collected).only
 
 
 def _mapped(
@@ -253,7 +252,8 @@ def _unfitted(
             stages["encoding anchors"] += count * seconds_per_sample(read, samples, new.run, device)
     memory = {NETWORKS: bytes_of_weights(new.network.model), "anchors": 8 * count * (dx + dy)}
     if head.space is None:
-        layer = projected(head, new, torch.randn(count, dx, device=device), head.anchors.ids)
+        random = torch.randn(count, dx, device=device)
+        layer = projected(head.whole, new.spec, new.pooling, random, head.anchors.ids)
     else:
         layer = unfitted(new.spec, head.spec, new.pooling, device)
         stages["fitting"] = len(CHOICES) * (FOLDS + 1) * SOLVING * max(dx, dy) ** 3 / speed()

@@ -221,3 +221,16 @@ def test_the_loss_is_that_of_torch_and_training_lowers_it(kind: str, labels: str
             each.append(functional.mse_loss(logits, wanted))
     assert losses[1] == pytest.approx(torch.stack(each).mean().item(), rel=1e-4)
     assert losses[60] < 0.9 * losses[1]
+
+
+@pytest.mark.parametrize("kind", ["token-classification", *HEADS])
+def test_a_stitched_module_has_the_loss_of_its_target(kind: str) -> None:
+    network, data = labelled(kind)
+    model = hf_stitch.stitch(network, network, data.take(40), matcher="identity", **CUT)
+    task, (batch,) = registries.tasks.build(str(network.task)).about(network), data.take(4).batches(4)
+    inputs, labels = network.preprocess(batch.samples), task.asked(network, batch.samples, task.labels(batch))
+    for each in (labels, *([labels[:, 0]] * (kind == "one number"))):
+        found = model(**inputs, labels=each).loss
+        torch.testing.assert_close(found, network.model(**inputs, labels=each).loss)
+        found.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())

@@ -207,9 +207,6 @@ def test_a_map_is_fitted_to_masked_texts() -> None:
     assert torch.allclose(fitted(x.float()).double(), by_hand, atol=1e-3)
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
 # -- bad input ---------------------------------------------------------------------------------------------------------
 def test_a_tokenizer_without_a_mask_and_texts_without_tokens_are_named() -> None:
     net = network()

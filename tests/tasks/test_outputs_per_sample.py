@@ -19,9 +19,7 @@ from torch import nn
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
-from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import StitchabilityCallback, TaskLoss
@@ -62,12 +60,6 @@ def labels_of(head: str, network: hf_stitch.Adapter) -> np.ndarray[Any, Any]:
 def data_of(head: str, network: hf_stitch.Adapter) -> Samples:
     found = labels_of(head, network)
     return Samples.of(TEXTS, label=found[:, 0] if found.shape[1] == 1 else found)
-
-
-def joined(network: hf_stitch.Adapter, task: str, layer: str = BERT) -> StitchedModel:
-    spec = network.spec(layer)
-    stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
-    return join(network, layer, stitch, network, layer, task=task)
 
 
 # -- figures against other libraries -----------------------------------------------------------------------------------
@@ -227,20 +219,6 @@ def test_without_labels_the_agreement_is_the_figure(head: str) -> None:
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_stitched_module_has_the_loss_of_its_target(head: str) -> None:
-    network = bert(head)
-    model, inputs = joined(network, str(network.task)), network.preprocess(TEXTS[:2])
-    for labels in (
-        torch.tensor(labels_of(head, network)[:2]).float(),
-        *([torch.tensor([0.5, -2.0])] * (head == "one number")),
-    ):
-        found = model(**inputs, labels=labels).loss
-        torch.testing.assert_close(found, network.model(**inputs, labels=labels).loss)
-        found.backward()
-    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
 
 
 def test_a_temperature_is_refused_without_probabilities() -> None:

@@ -162,17 +162,6 @@ def test_classes_that_are_no_parts_of_entities_have_no_f1_and_unlabelled_texts_a
     assert plain is not None and {*plain.scores["stitched"]} == {"agreement"} and plain["agreement"].value == 1
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_stitched_module_has_the_loss_of_its_target() -> None:
-    net = network()
-    model = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT)
-    inputs = net.preprocess(TEXTS[:4])
-    labels = task_named("token-classification").asked(net, TEXTS[:4], labels_of(net)[:4])
-    torch.testing.assert_close(model(**inputs, labels=labels).loss, net.model(**inputs, labels=labels).loss)
-
-
 # -- refusals ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("labels", "message"),

@@ -177,12 +177,13 @@ def test_rows_of_a_test_take_disk(images: Tensor) -> None:
 
 
 def plan_of_a_rank(rank: int, folder: Path) -> None:
-    a, b = network("cnn"), network("cnn", 1)
-    x = torch.rand(60, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    a, b = (hf_stitch.load(Deaf(), example_inputs=torch.randn(2, 6)) for _ in "ab")
+    x = torch.rand(60, 6)
     plans = {
         "compare": hf_stitch.plan(hf_stitch.compare, a, b, x),
         "stitch": hf_stitch.plan(hf_stitch.stitch, a, b, x, batch_size=8),
-        "stitch_grid": hf_stitch.plan(hf_stitch.stitch_grid, a, b, x, batch_size=8),
+        "stitch_grid": hf_stitch.plan(hf_stitch.stitch_grid, a, b, x, batch_size=8, task="image-classification"),
     }
     found = {name: (plan.processes, dict(plan.memory), plan.fits) for name, plan in plans.items()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
