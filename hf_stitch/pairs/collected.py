@@ -160,7 +160,8 @@ class CollectedPair(Collected):
             moments.update(found.x, found.y)
             if state is not None and state.due(count == last):
                 state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
-        self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
+        if state is not None:  # of this process, before those of all are combined
+            self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         return moments.all_reduce(run.processes)
 
     @torch.no_grad()
