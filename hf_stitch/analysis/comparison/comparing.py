@@ -220,7 +220,7 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
-    sides = [(group.x, group.y) for group in reader.groups]
+    a, b = ({reader.width(key) for group in reader.groups for key in getattr(group, side)} for side in "xy")
     if reader.n < LEAST:
         raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
@@ -237,7 +237,6 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)
-        a, b = ({reader.width(key) for keys in side for key in keys} for side in zip(*sides, strict=True))
         if metric.equal_widths and not a & b:
             raise ValueError(
                 f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
@@ -251,20 +250,21 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
     if reader.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
     (group,) = reader.groups  # there is one group, because pooled rows have no grid
-    widths_a = [reader.width(group.x[place]) for place in group.of_a]
-    widths_b = [reader.width(group.y[place]) for place in group.of_b]
-    for name, layers, widths, takes in (
-        ("a", reader.layers_a, widths_a, partial(metric.min_rows, "x")),
-        ("b", reader.layers_b, widths_b, partial(metric.min_rows, "y")),
+    for name, layers, keys, places, takes in (
+        ("a", reader.layers_a, group.x, group.of_a, partial(metric.min_rows, "x")),
+        ("b", reader.layers_b, group.y, group.of_b, partial(metric.min_rows, "y")),
     ):
+        widths = [reader.width(keys[place]) for place in places]
         if reader.n >= min(map(takes, widths)):
             continue
         few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
             few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
-        more = {what: f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN) for what, names in few.items()}
-        wants = ", ".join(f"{what} ({', '.join(map(repr, few[what][:_SHOWN]))}{more[what]})" for what in few)
+        wants = []
+        for what, names in few.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            wants.append(f"{what} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
         raise ValueError(
-            f"{label} takes more than the {reader.n} samples given: at least {wants}; pass more samples or use other "
-            "layers"
+            f"{label} takes more than the {reader.n} samples given: at least {', '.join(wants)}; pass more samples or "
+            "use other layers"
         )
