@@ -83,7 +83,7 @@ def stitch_grid(
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does
             not tell these from the test samples, its figures are no evidence. Other ones than ``auxiliary_data``.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
-        test_size: Held-out samples of ``data``: a share (float) or a number (int). Default: 0.2.
+        test_size: Held-out samples of ``data``: a share (float, 0.2 by default) or a number (int).
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
