@@ -221,24 +221,20 @@ class Evidence:
         histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
         for (matcher, la, lb), seen in self.stitched.items():
             place = layers_a.index(la), layers.index(lb)
-            found, counted = self._stitched(lb, seen, f"{matcher}: {la} -> {lb}")
-            for name, values in counted.items():
-                histograms[matcher][name][place] = values
+            scores = self._scores(f"{matcher}: {la} -> {lb}", seen, self.own[lb], self.ids)
             coloured = doses["coloured"][place[1]]
-            found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
-            if not coloured[-1, 1] > 0.5:
-                found["dose"][:] = np.nan
+            if not (told := coloured[-1, 1] > 0.5):
                 self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
+            if scores is None:
+                continue
+            for name, values in binned(*scores).items():
+                histograms[matcher][name][place] = values
+            found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
+            if told:
+                found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
             for name, values in found.items():
                 figures[matcher][name][place] = values
         return Detection(self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms)
-
-    def _stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        scores = self._scores(what, seen, self.own[layer], self.ids)
-        if scores is None:
-            return {name: np.full(3, np.nan) for name in FIGURES}, {}
-        found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
-        return found, binned(*scores)
 
     def _control(self, name: str, layer: str) -> Array:
         of, own, ids = self.watch.layers[layer], self.own[layer], self.ids
