@@ -122,15 +122,13 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         "adapter": pins.hash([*kinds, own, adapter.interface.to_dict()]),
         "processor": None if reference.processor is None else asdict(reference.processor),
         "processor_code": pins.hash(processor if written else type(processor)),
-        "example": {name: _form(value) for name, value in adapter.example.items()},
+        "example": {  # in which cuts are found: the values of tensors may be random
+            name: [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
+            for name, value in adapter.example.items()
+        },
         "machine": _machine(adapter.device),
     }
     return reference, {**found, "versions": {**versions(), **readers, **pins.versions()}}
-
-
-def _form(value: Any) -> list[str]:
-    """Return the form of an argument of the example, in which cuts are found: the values of tensors may be random."""
-    return [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
 
 
 def _machine(device: torch.device) -> list[Any]:

@@ -51,9 +51,12 @@ class Vectors(Task):
         return {name: {"vector": torch.cat([row.to(device) for row in rows])} for name, rows in found.items()}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the stitched vectors of other samples."""
+        """Return the stitched vectors of other samples: of each, the next one on a random cycle."""
         own = measured["stitched"]["vector"]
-        return {"vector": own[_partners(len(own), seed).to(own.device)]}
+        cycle = torch.from_numpy(np.random.default_rng(seed).permutation(len(own)))
+        partners = torch.empty_like(cycle)
+        partners[cycle] = cycle.roll(1)
+        return {"vector": own[partners.to(own.device)]}
 
     def drawn(self, measured: Mapping[str, Answers], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
@@ -113,14 +116,6 @@ def _hsic_terms(x: Tensor, y: Tensor) -> Tensor:
     if x.shape[1] * y.shape[1] <= len(x) ** 2:
         return ((x @ (x.T @ y)) * y).sum(1)
     return ((x @ x.T) * (y @ y.T)).sum(1)
-
-
-def _partners(n: int, seed: int) -> Tensor:
-    """For each sample another one, drawn at random: the next one on a random cycle."""
-    cycle = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    found = torch.empty_like(cycle)
-    found[cycle] = cycle.roll(1)
-    return found
 
 
 def _vectors(output: Any, side: Side) -> Tensor:
