@@ -247,27 +247,18 @@ def options_in(spec: str) -> tuple[str, dict[str, Any]]:
         ('mutual_knn', {'k': 5, 'distance': 'euclidean'})
     """
     name, _, rest = spec.partition(":")
-    return name, read_options(filter(None, re.split(r",(?=[^,=\[\]{}\"]*=)", rest)))
-
-
-def read_options(written: Iterable[str]) -> dict[str, Any]:
-    """Read options that are written ``key=value``."""
     options: dict[str, Any] = {}
-    for option in written:
+    for option in filter(None, re.split(r",(?=[^,=\[\]{}\"]*=)", rest)):
         key, equals, value = (part.strip() for part in option.partition("="))
         if not equals or not key or not value:
             raise ValueError(f"options are written key=value, got {option!r}")
         if key in options:
             raise ValueError(f"option {key!r} is given twice")
-        options[key] = _literal(value)
-    return options
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except json.JSONDecodeError:
-        return text
+        try:
+            options[key] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+        except json.JSONDecodeError:
+            options[key] = value
+    return name, options
 
 
 @dataclasses.dataclass(frozen=True)

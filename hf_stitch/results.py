@@ -122,7 +122,10 @@ class Result(ABC):
         """
         where = f"the record of {cls.__name__}"
         found = read(cls, {key: value for key, value in record.items() if key not in cls.derived}, where)
-        _check_writable(record, where)
+        for key, item in nested(record, where):  # what can be written again: not nested too deep, no half characters
+            for text in (key, item):
+                if isinstance(text, str):
+                    text.encode()
         return found
 
     def save(self, path: str | Path) -> None:
@@ -199,11 +202,3 @@ def fitting(result: Result) -> Iterator[None]:
             raise
         kind = "" if isinstance(error, ValueError) else f"its fields do not fit together, {type(error).__name__}: "
         raise ValueError(f"{failure}{kind}{error}") from error
-
-
-def _check_writable(record: Any, where: str) -> None:
-    """Check that JSON values can be written again: not nested too deep, and no text with half a character."""
-    for key, item in nested(record, where):
-        for text in (key, item):
-            if isinstance(text, str):
-                text.encode()

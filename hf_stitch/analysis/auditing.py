@@ -90,7 +90,7 @@ class Audit(Result):
     @property
     def doses(self) -> dict[str, Score]:
         """Equivalent dose of noise, by detector that counts; behind it the part, if there are prefix tokens."""
-        return {name: _dose(found) for name, found in self._all.items() if not _silent(found)}
+        return {name: _score(found, "dose") for name, found in self._all.items() if not _silent(found)}
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -160,7 +160,9 @@ class Audit(Result):
         )  # fmt: skip
         for name, found in self._all.items():
             shown = [str(Score(*map(float, found.controls[c][0]))) if c in found.controls else "–" for c in controls]
-            table.add_row(Text(name), str(_dose(found)), str(_score(found, "auroc")), *shown, Text(_silent(found)))
+            table.add_row(
+                Text(name), str(_score(found, "dose")), str(_score(found, "auroc")), *shown, Text(_silent(found))
+            )
         residuals = ", ".join(f"{value:.3f}" for value in self.residual.values())
         table.caption = f"relative residual of {', '.join(self.residual)}: {residuals}"
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)
@@ -217,14 +219,10 @@ def _score(found: Detection, figure: str) -> Score:
     return Score(*map(float, found.figures[STITCHED][figure][0, 0]))
 
 
-def _dose(found: Detection) -> Score:
-    return _score(found, "dose")
-
-
 def _silent(found: Detection) -> str:
     """Return why a detector does not count; empty if it does."""
     if found.blind:
         return "does not tell far samples apart"
-    if np.isnan(_dose(found).value):
+    if np.isnan(_score(found, "dose").value):
         return next((f"is undefined: {why}" for why in found.undefined.values()), "is undefined")
     return ""

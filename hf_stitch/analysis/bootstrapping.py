@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,7 +152,10 @@ def bootstrap(
     score, random = _restricted(chosen, x, y, groups), np.random.default_rng(seed)
     value = score(np.arange(len(groups)))
     halves = (np.sort(random.permutation(len(groups))[: len(groups) // 2]) for _ in range(resamples))
-    values = np.array(list(_scored(chosen, score, halves)))
+    try:
+        values = np.array([score(half) for half in halves])
+    except ValueError as error:
+        raise ValueError(f"a resample of half of the samples does not determine {chosen.name}: {error}") from error
     tail = (1 - confidence) / 2
     low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
     return ConfidenceInterval(
@@ -171,11 +174,3 @@ def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence
         return metric.function(x[rows], y[rows], **metric.options).item()
 
     return from_rows
-
-
-def _scored(metric: ActivationMetric, score: Callable[[Places], float], halves: Iterator[Places]) -> Iterator[float]:
-    for half in halves:
-        try:
-            yield score(half)
-        except ValueError as error:
-            raise ValueError(f"a resample of half of the samples does not determine {metric.name}: {error}") from error

@@ -72,8 +72,12 @@ class LayerCache:
 
     def read(self, layers: Iterable[str]) -> dict[str, Recorded]:
         """Read the activations of layers."""
-        read = {layer: self._cache.read(self._key_of(layer)) for layer in layers}
-        return {layer: _recorded(*entry) for layer, entry in read.items() if entry is not None}
+        found = {}
+        for layer in layers:
+            if (entry := self._cache.read(self._key_of(layer))) is not None:
+                tensors, grid = entry[0], entry[1]["grid"]
+                found[layer] = Recorded(tensors["values"], tensors.get("mask"), grid and (grid[0], grid[1]))
+        return found
 
     def write(self, recorded: Mapping[str, Recorded]) -> None:
         """Write the activations of layers. Where this is impossible, a warning gives the reason."""
@@ -93,11 +97,6 @@ class LayerCache:
             warn(f"activations were not cached: {error}")
 
 
-def _recorded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Recorded:
-    grid = about["grid"]
-    return Recorded(tensors["values"], tensors.get("mask"), None if grid is None else (grid[0], grid[1]))
-
-
 def _key(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
@@ -112,6 +111,10 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
     kinds = type(adapter), type(adapter._library), type(adapter.override)
     processor = adapter.processor
     written = reference.processor is not None and reference.processor.chosen.get("class") == USER_CODE
+    readers = {}
+    for name in READERS:
+        with suppress(PackageNotFoundError):
+            readers[name] = version(name)
     found = {
         "weights": reference.weights_hash,
         "config": None if reference.config is None else asdict(reference.config),
@@ -119,40 +122,27 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         "adapter": pins.hash([*kinds, own, adapter.interface.to_dict()]),
         "processor": None if reference.processor is None else asdict(reference.processor),
         "processor_code": pins.hash(processor if written else type(processor)),
-        "example": {name: _form(value) for name, value in adapter.example.items()},
+        "example": {  # in which cuts are found: the values of tensors may be random
+            name: [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
+            for name, value in adapter.example.items()
+        },
         "machine": _machine(adapter.device),
     }
-    return reference, {**found, "versions": {**versions(), **_readers(), **pins.versions()}}
-
-
-def _form(value: Any) -> list[str]:
-    """Return the form of an argument of the example, in which cuts are found: the values of tensors may be random."""
-    return [str(value.dtype), str(tuple(value.shape))] if isinstance(value, Tensor) else [Pins().hash(value)]
+    return reference, {**found, "versions": {**versions(), **readers, **pins.versions()}}
 
 
 def _machine(device: torch.device) -> list[Any]:
     """Return the kind of a device and the settings of torch, which decide the order of sums and with it rounding."""
     cast = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else None
     exact = torch.are_deterministic_algorithms_enabled()
-    found = [device.type, cast, exact, *_precision()]
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    if hasattr(cudnn, "conv"):  # since torch 2.9, where reading the old settings is an error once the new ones are set
+        places = (backends, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+        precision = [place.fp32_precision for place in places]
+    else:
+        precision = [torch.get_float32_matmul_precision(), str(cudnn.allow_tf32)]
+    found = [device.type, cast, exact, *precision]
     if device.type == "cuda":
         return [*found, torch.cuda.get_device_name(device)]
-    return [*found, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
-
-
-def _precision() -> list[str]:
-    """Return how exactly torch multiplies float32; reading the old settings is an error where the new ones are set."""
-    backends: Any = torch.backends
-    if not hasattr(backends.cudnn, "conv"):  # before torch 2.9
-        return [torch.get_float32_matmul_precision(), str(backends.cudnn.allow_tf32)]
-    cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    places = (backends, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
-    return [place.fp32_precision for place in places]
-
-
-def _readers() -> dict[str, str]:
-    found = {}
-    for name in READERS:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return [*found, backends.cpu.get_cpu_capability(), torch.get_num_threads()]

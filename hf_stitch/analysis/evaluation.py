@@ -231,7 +231,7 @@ class Evaluation(Result):
 
         name = figure or next(iter(self.scores["stitched"]))
         return intervals(
-            {who: (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()},
+            {who.replace("_", " "): (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()},
             label=name.replace("_", " "),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -230,43 +230,25 @@ def identify_layers(
         raise ValueError(f"layers must name the {count} layers, got {len(names)} names")
     alike = np.zeros((len(pairs), 2, count), bool) if as_good is None else _alike(as_good, pairs, count)
     better = np.where(np.isnan(stacked), -np.inf, stacked if higher_is_better else -stacked)
-    found = {
-        axis: _Found.of(better if axis == "a" else better.transpose(0, 2, 1), alike[:, i])
-        for i, axis in enumerate(AXES)
-    }
+    along: dict[Axis, Array] = {"a": better, "b": better.transpose(0, 2, 1)}
+    found = {axis: _found(values, alike[:, i]) for i, (axis, values) in enumerate(along.items())}
+    hits, ties, candidates, winners = ({axis: parts[i] for axis, parts in found.items()} for i in range(4))
     weights = _pair_weights(pairs, np.random.default_rng(seed))
-    return Identification(
-        pairs, names,
-        hits={axis: part.hits for axis, part in found.items()},
-        ties={axis: part.ties for axis, part in found.items()},
-        candidates={axis: part.candidates for axis, part in found.items()},
-        winners={axis: part.winners for axis, part in found.items()},
-        scores={axis: _score(part.hits, part.candidates > 0, weights, confidence) for axis, part in found.items()},
-        confidence=confidence, tested=as_good is not None,
-    )  # fmt: skip
+    scores = {axis: _score(hits[axis], candidates[axis] > 0, weights, confidence) for axis in found}
+    return Identification(pairs, names, hits, ties, candidates, winners, scores, confidence, as_good is not None)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What is found along one axis."""
-
-    hits: Flags
-    ties: Flags
-    candidates: NDArray[np.int64]
-    winners: Array
-
-    @classmethod
-    def of(cls, better: Array, alike: Flags) -> _Found:
-        """Compare the candidates."""
-        own = np.einsum("pll->pl", better)
-        judged = own > -np.inf
-        best = better.max(2)
-        winning = (better == best[..., None]) & judged[..., None]
-        shared = winning.sum(2)
-        hits = judged & (own == best) & (shared == 1)
-        ties = judged & ~hits & ((own == best) | alike)
-        candidates = np.where(judged, (better > -np.inf).sum(2), 0)
-        return cls(hits, ties, candidates, (winning / np.maximum(shared, 1)[..., None]).sum(0))
+def _found(better: Array, alike: Flags) -> tuple[Any, ...]:
+    """Compare the candidates along one axis: return hits, ties, numbers of candidates, and winners."""
+    own = np.einsum("pll->pl", better)
+    judged = own > -np.inf
+    best = better.max(2)
+    winning = (better == best[..., None]) & judged[..., None]
+    shared = winning.sum(2)
+    hits = judged & (own == best) & (shared == 1)
+    ties = judged & ~hits & ((own == best) | alike)
+    candidates = np.where(judged, (better > -np.inf).sum(2), 0)
+    return hits, ties, candidates, (winning / np.maximum(shared, 1)[..., None]).sum(0)
 
 
 def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[Array]:

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,7 +160,8 @@ class CollectedPair(Collected):
             moments.update(found.x, found.y)
             if state is not None and state.due(count == last):
                 state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
-        self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
+        if state is not None:  # of this process, before those of all are combined
+            self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         return moments.all_reduce(run.processes)
 
     @torch.no_grad()
@@ -184,25 +186,18 @@ class CollectedPair(Collected):
         """Return rows of both sides, each on samples of its own, in memory."""
         if self._unpaired is None:
             return None
-        specs, adapters = self.specs(cell), (self.pair.source, self.pair.target)
-        x, y = (
-            self._alone(side, adapter, layer, samples, specs[1])
-            for side, adapter, layer, samples in zip(("source", "target"), adapters, cell, self._unpaired, strict=True)
-        )
-        return {part: (x[part], y[part]) for part in part_widths(*specs, self.pooling)}
+        specs, task, found = self.specs(cell), task_named(self.pair.task), list[dict[str, Tensor]]()
+        for side, layer, samples in zip(("source", "target"), cell, self._unpaired, strict=True):
+            adapter: Adapter = getattr(self.pair, side)
 
-    def _alone(
-        self, side: str, adapter: Adapter, layer: str, samples: Samples, target: RepresentationSpec
-    ) -> dict[str, Tensor]:
-        task = task_named(self.pair.task)
+            def read(batch: Batch, adapter: Adapter = adapter, side: str = side, layer: str = layer) -> Any:
+                values = adapter.encode(task.inputs(adapter, batch.samples), layer)[layer]
+                check_finite(values, f"layer {layer!r} of the {side}", batch)
+                return _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
 
-        def read(batch: Batch) -> dict[str, Tensor]:
-            values = adapter.encode(task.inputs(adapter, batch.samples), layer)[layer]
-            check_finite(values, f"layer {layer!r} of the {side}", batch)
-            return _rows_alone(values, target, self.pooling, of_source=side == "source")
-
-        what = f"the unpaired rows of the {side}"
-        return record(samples, self.run, f"reading the {side}", read, what, "use fewer samples")
+            what = f"the unpaired rows of the {side}"
+            found.append(record(samples, self.run, f"reading the {side}", read, what, "use fewer samples"))
+        return {part: (found[0][part], found[1][part]) for part in part_widths(*specs, self.pooling)}
 
 
 class CollectedParts(Collected):

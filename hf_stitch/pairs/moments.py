@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -158,25 +158,24 @@ class _Group:
             if grid:
                 self.enlarged.setdefault(f"body of {grid[0]}x{grid[1]}", []).append(a)
         self.others = [a for a, grid in zip(form.layers_a, form.small, strict=True) if not grid]
-        self.parts: dict[str, LayerMoments] = {}
-        self.small: dict[str, InterpolatedMoments] = {}
+        self.sums: dict[str, Any] = {}  # LayerMoments of body and prefix, InterpolatedMoments of smaller grids
 
     def of(self, a: str, b: str) -> dict[str, Moments]:
         """Return the moments of a pair of layers, by part of the stitching layer."""
         j = self.layers_b.index(b)
         if a in self.others:
-            found = {"body": self.parts["body"].moments(self.others.index(a), j)}
+            found = {"body": self.sums["body"].moments(self.others.index(a), j)}
         else:
             part = next(part for part, layers in self.enlarged.items() if a in layers)
-            own = self.parts["body"].moments(0, j)
-            found = {"body": self.small[part].moments(self.enlarged[part].index(a), j, own)}
-        if "prefix" in self.parts:
-            found["prefix"] = self.parts["prefix"].moments(self.form.layers_a.index(a), j)
+            own = self.sums["body"].moments(0, j)
+            found = {"body": self.sums[part].moments(self.enlarged[part].index(a), j, own)}
+        if "prefix" in self.sums:
+            found["prefix"] = self.sums["prefix"].moments(self.form.layers_a.index(a), j)
         return found
 
     def reset(self) -> None:
         """Remove all rows; the origins stay."""
-        for statistic in (*self.parts.values(), *self.small.values()):
+        for statistic in self.sums.values():
             statistic.reset()
 
     def merge(self, other: _Group) -> bool:
@@ -184,16 +183,12 @@ class _Group:
         if (other.form, other.layers_b) != (self.form, self.layers_b):
             return False
         try:
-            for part, statistic in self.parts.items():
-                statistic.check_alike(other.parts[part])
-            for part, small in self.small.items():
-                small.check_alike(other.small[part])
+            for part, statistic in self.sums.items():
+                statistic.check_alike(other.sums[part])
         except ValueError:
             return False
-        for part, statistic in self.parts.items():
-            statistic.merge(other.parts[part])
-        for part, small in self.small.items():
-            small.merge(other.small[part])
+        for part, statistic in self.sums.items():
+            statistic.merge(other.sums[part])
         return True
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
@@ -202,11 +197,11 @@ class _Group:
         own = [y[b].positions() for b in self.layers_b] if self.enlarged else []
         for part, layers in self.enlarged.items():
             rows = [x[layer].positions().to(own[0].device) for layer in layers]
-            if part not in self.small:
+            if part not in self.sums:
                 small, large = x[layers[0]].grid, first.grid
                 assert small is not None and large is not None
-                self.small[part] = InterpolatedMoments(_origins(rows), _origins(own), small, large)
-            self.small[part].update(rows, own)
+                self.sums[part] = InterpolatedMoments(_origins(rows), _origins(own), small, large)
+            self.sums[part].update(rows, own)
         if self.others:
             pairs = [paired_rows(x[layer], first, pooling)["body"] for layer in self.others]
             others = [paired_rows(x[self.others[0]], y[b], pooling)["body"] for b in self.layers_b[1:]]
@@ -220,31 +215,25 @@ class _Group:
 
     def _update(self, part: str, y: list[Tensor], x: list[Tensor] | None = None) -> None:
         sides = [y] if x is None else [[rows.to(y[0].device) for rows in x], y]
-        if part not in self.parts:
-            self.parts[part] = LayerMoments(*map(_origins, sides))
-        self.parts[part].update(*sides)
+        if part not in self.sums:
+            self.sums[part] = LayerMoments(*map(_origins, sides))
+        self.sums[part].update(*sides)
 
     def state_dict(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return form, places of the layers of the target among all, and sums."""
         kept = {
             f"{part}.{key}": tensor
-            for part, statistic in (*self.parts.items(), *self.small.items())
+            for part, statistic in self.sums.items()
             for key, tensor in statistic.state_dict().items()
         }
-        return {
-            "form": self.form.to_tensor(),
-            "layers_b": torch.tensor([layers.index(b) for b in self.layers_b]),
-            **kept,
-        }
+        places = torch.tensor([layers.index(b) for b in self.layers_b])
+        return {"form": self.form.to_tensor(), "layers_b": places, **kept}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the sums."""
         for part in dict.fromkeys(key.partition(".")[0] for key in state if "." in key):
-            kept = within(f"{part}.", state)
-            if part in self.enlarged:
-                self.small[part] = InterpolatedMoments.from_state_dict(kept)
-            else:
-                self.parts[part] = LayerMoments.from_state_dict(kept)
+            kind = InterpolatedMoments if part in self.enlarged else LayerMoments
+            self.sums[part] = kind.from_state_dict(within(f"{part}.", state))
 
 
 def _pays(x: Representation, y: Representation) -> bool:

@@ -10,6 +10,9 @@ from hf_stitch.pairs.pair import Pair
 from hf_stitch.running import Run
 from hf_stitch.tasks.kinds import task_named
 
+TEST_SIZE = 0.2
+"""Share of the samples that are held out by default."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -36,8 +39,8 @@ class Split:
 
     @classmethod
     def of(
-        cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None, test_size: float | int,
-        unpaired: Any = None,
+        cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None,
+        test_size: float | int | None = None, unpaired: Any = None,
     ) -> Self:  # fmt: skip
         """Read the samples of a pair of networks, number their labels as the target does, and split them by sample.
 
@@ -48,6 +51,8 @@ class Split:
             raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
         if paired_data is not None and test_data is not None:
             raise ValueError("paired_data is split together with data: leave out test_data")
+        if test_size is not None and test_data is not None:
+            raise ValueError("test_size= is the size of a split, which test_data= replaces: leave out one of both")
         sides = None if unpaired is None else _unpaired(unpaired)
         given = PairedSamples.of(data, paired_data)
         record: dict[str, Any] = {"data": given.a.fingerprint}
@@ -55,8 +60,9 @@ class Split:
             record["paired_data"] = given.b.fingerprint
         samples = _numbered(given, pair)
         if test_data is None:
-            train, test = samples.split(test_size, run.seed)
-            record |= {"test_size": test_size, "seed": run.seed}
+            size = TEST_SIZE if test_size is None else test_size
+            train, test = samples.split(size, run.seed)
+            record |= {"test_size": size, "seed": run.seed}
         else:
             held_out = PairedSamples.of(test_data)
             record["test_data"] = held_out.a.fingerprint

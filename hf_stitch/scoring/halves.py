@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
@@ -121,10 +121,19 @@ class HalvesOfModel:
         With ``other_tokens``, it may read other tokens than the target.
         """
         halves = cls(model)
-        if halves.reads_other_tokens and not other_tokens:
-            halves.left_out = {"source": OTHER_TOKENS}
-            return halves
-        halves.alone, why = source_alone(model, source, target)
+        why = OTHER_TOKENS if halves.reads_other_tokens and not other_tokens else ""
+        if not why and model.task is not None and source is None and model.parents is None:
+            why = "it is not in memory; pass source="
+        elif not why and model.task is not None:
+            found = model.parent("source") if source is None else load(source)
+            known = model.config.source["reference"].get("weights_hash")
+            if source is not None and known not in (None, found.pinned.weights_hash):
+                warn(
+                    "the source has other weights than the source of this model, so its score says nothing about this "
+                    "model: pass the network from which the model was made"
+                )
+            why = head_difference(found, target, str(model.task))
+            halves.alone = None if why else found
         halves.left_out = {"source": why} if why else {}
         return halves
 
@@ -160,23 +169,6 @@ class _Unswapped:
             return self.model(**inputs)
 
 
-def source_alone(stitched: StitchedModel, source: Any, target: Whole) -> tuple[Adapter | None, str]:
-    """Return the whole source of a stitched model if its head can be scored like that of the target."""
-    if stitched.task is None:
-        return None, ""
-    if source is None and stitched.parents is None:
-        return None, "it is not in memory; pass source="
-    found = stitched.parent("source") if source is None else load(source)
-    known = stitched.config.source["reference"].get("weights_hash")
-    if source is not None and known not in (None, found.pinned.weights_hash):
-        warn(
-            "the source has other weights than the source of this model, so its score says nothing about this model: "
-            "pass the network from which the model was made"
-        )
-    why = head_difference(found, target, str(stitched.task))
-    return (None, why) if why else (found, "")
-
-
 def head_difference(source: Adapter, target: Whole, task: str) -> str:
     """Return why the head of a source cannot be scored like that of the target; empty if it can."""
     if source.unscored or source.task != task:
@@ -204,11 +196,6 @@ def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
     known = tuple(str(names.get(i, "")) for i in range(count))
     generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
     return count, () if generic else known
-
-
-def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
-    """Return one or several stitched models as a list, and whether several were given."""
-    return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:

@@ -32,8 +32,9 @@ class Score:
     high: float
 
     def __str__(self) -> str:
-        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
-        return "–" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        """Return the figure with its interval, e.g. ``0.913 [0.902, 0.923]``; a dash for what is undefined."""
+        ends = "–" if np.isnan(self.low) else f"{self.low:.3f}, {self.high:.3f}"
+        return "–" if np.isnan(self.value) else f"{self.value:.3f} [{ends}]"
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,26 @@ def not_beaten(task: Task, drawn: Mapping[str, Mapping[str, Array]], rivals: Ite
         return tuple(others)
     sign = 1 if task.figures[figure] else -1
     apart = {name: sign * (own[figure] - row[figure])[1:] for name, row in others.items()}
-    return tuple(name for name, values in apart.items() if np.nanquantile(values, 0.025) <= 0)
+    return tuple(name for name, values in apart.items() if not len(values) or np.nanquantile(values, 0.025) <= 0)
+
+
+def with_interval(drawn: Array) -> Array:
+    """Return figures on all samples, and both ends of their 95% intervals: percentiles of the resamples.
+
+    There is no interval where the figure itself is undefined, or without resamples. Resamples for which it is undefined
+    do not count, such as relative accuracies where the target has no correct sample.
+    """
+    low, high = np.full((2, *drawn[0].shape), np.nan)
+    if len(drawn) > 1:
+        undefined = np.isnan(drawn[0])
+        ends = np.nanquantile(np.where(undefined, 0.0, drawn[1:]), [0.025, 0.975], axis=0)
+        low, high = np.where(undefined, np.nan, ends)
+    return np.stack([drawn[0], low, high], -1)
 
 
 def as_score(drawn: Array) -> Score:
     """Return the figure on all samples with the percentiles of the resamples."""
-    low, high = np.nan, np.nan
-    if not np.isnan(drawn[0]):
-        low, high = np.nanquantile(drawn[1:], [0.025, 0.975])  # NaN where the target has no correct sample
-    return Score(float(drawn[0]), float(low), float(high))
+    return Score(*with_interval(drawn).tolist())
 
 
 def scores_of(drawn: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Score]]:

@@ -105,7 +105,9 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    self._save(state, count, parts)
+                    arrays = {f"measures.{json.dumps(key)}": torch.from_numpy(of) for key, (of,) in parts.items()}
+                    tensors = {**state.kept, **arrays, "watch": self._fingerprint}
+                    state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
 
     def cost(self, samples: PairedSamples, run: Run) -> tuple[float, Measured]:
@@ -134,10 +136,13 @@ class Scoring:
                 rows[predictor.name] = {key: row[key] for key in self._kept or row if key in row}
                 if self.watch is not None and mapped is not None and like is not None:
                     measured |= _below("seen", self.watch.see_stitched(predictor, mapped, like, batch.ids))
-            whole = {"source": self._source(halves, own, batch, once), "target": target.output}
+            source, alone = own.output, halves.alone
+            if alone is not None and not halves.reads_other_tokens:
+                source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)
+            whole = {"source": source, "target": target.output}  # None if it is not compared with that of the target
             rows |= self.task.measure({who: output for who, output in whole.items() if output is not None}, *sides)
-            if halves.reads_other_tokens and halves.alone is not None and isinstance(self.task, NextToken):
-                rows["source"] = self.task.measure_alone(halves.alone, batch)
+            if halves.reads_other_tokens and alone is not None and isinstance(self.task, NextToken):
+                rows["source"] = self.task.measure_alone(alone, batch)
             for who, row in rows.items():
                 measured |= _below("answers", {(name, who, key): values for key, values in {**sizes, **row}.items()})
         return measured
@@ -154,12 +159,6 @@ class Scoring:
             return Ran(inputs, {}, self.target.forward(inputs)), sizes
         layers = dict.fromkeys(predictor.layer_b for predictor in self.predictors)
         return run_to(self.target, inputs, layers, twin, "target", complete=True), sizes
-
-    def _source(self, halves: Halves, own: Ran, batch: Batch, once: _Once) -> Any:
-        """Return the output of the whole source; ``None`` if it is not compared with that of the target."""
-        if halves.alone is None or halves.reads_other_tokens:
-            return own.output
-        return once(id(halves.alone), lambda whole: whole.forward(self.task.inputs(whole, batch.samples)), halves.alone)
 
     def _outputs(
         self, predictor: Predictor, halves: Halves, own: Ran, like: Representation | None, once: _Once, count: int
@@ -202,10 +201,6 @@ class Scoring:
 
         state.checkpoint.load(torch.device("cpu"), range(state.offset + last + 1), restore)
         return done, parts
-
-    def _save(self, state: State, count: int, parts: Parts) -> None:
-        arrays = {f"measures.{json.dumps(key)}": torch.from_numpy(values) for key, (values,) in parts.items()}
-        state.checkpoint.save(state.offset + count, {**state.kept, **arrays, "watch": self._fingerprint})
 
     @property
     def _fingerprint(self) -> Tensor:

@@ -331,11 +331,20 @@ def total(weights: Array, values: Array) -> Array:
     return (weights @ values.reshape(len(values), -1)).reshape(len(weights), *values.shape[1:])
 
 
+def ratio(values: Array, reference: Array) -> Array:
+    """Divide figures by a reference; NaN where that is 0."""
+    shape = np.broadcast_shapes(values.shape, reference.shape)
+    return np.divide(values, reference, out=np.full(shape, np.nan), where=reference > 0)
+
+
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
-    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples."""
+    """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples.
+
+    A single sample has no resamples: it says nothing about the spread of others.
+    """
     random = np.random.default_rng(seed)
     yield np.ones((1, n))
-    for start in range(0, count, 50):
+    for start in range(0, count if n > 1 else 0, 50):
         yield random.multinomial(n, np.full(n, 1 / n), size=min(50, count - start)).astype(float)
 
 
@@ -345,13 +354,13 @@ def most_likely(logits: Tensor) -> Tensor:
     return found.masked_fill(logits.gather(-1, found).isnan(), -1).squeeze(-1)
 
 
-def check_predictions(totals: Tensor, batch: Batch) -> None:
-    """Check ``logsumexp`` of the logits of the target, (samples, predictions): with it, they give probabilities."""
-    bad = ~totals.isfinite().all(1)
+def check_predictions(values: Tensor, batch: Batch, what: str = "the logits of the target are") -> None:
+    """Check values of each sample; if ``logsumexp`` of logits is finite, these give probabilities."""
+    bad = ~values.isfinite().all(1)
     if bool(bad.any()):
         raise ValueError(
-            f"the logits of the target are NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it "
-            "out, or run the target in a wider dtype"
+            f"{what} NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it out, or run the target "
+            "in a wider dtype"
         )
 
 

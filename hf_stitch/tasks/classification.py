@@ -13,7 +13,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, ratio, total
 from hf_stitch.tasks.heads import logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
@@ -37,6 +37,31 @@ class OfSamples(Task):
         shape = tuple(logits_of(output).shape)
         wrong = len(shape) != 2 or shape[1] < self.least
         return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+
+class OfLabelValues(OfSamples):
+    """A task whose labels have a number for each output; the measure of an output is named by :attr:`kept`."""
+
+    heads = ("ForImageClassification", "ForSequenceClassification")
+
+    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
+        """Return the numbers of each sample."""
+        return samples.label_values
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Return the outputs, of the target also the labels."""
+        batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
+        check_predictions(found["target"].float(), batch)
+        measured = {name: {self.kept[0]: as_array(values)} for name, values in found.items()}
+        if batch.label_values is not None:
+            self.check_labels(batch, found["target"].shape[-1])
+            numbers = np.asarray(batch.label_values, dtype=np.float64)
+            measured["target"]["label"] = numbers.reshape(len(numbers), -1)
+        return {**measured}
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the labels in float32, (samples, outputs)."""
+        return torch.tensor(labels, dtype=torch.float32).reshape(len(samples), -1)
 
 
 class Classification(OfSamples):
@@ -107,9 +132,8 @@ class Classification(OfSamples):
         found: dict[str, Array] = {}
         n = weights.sum(1)[:, None]
         if "right" in own:
-            right, reference = total(weights, own["right"]), total(weights, target["right"])
-            found["accuracy"], relative = right / n, np.full_like(right, np.nan)
-            found["relative_accuracy"] = np.divide(right, reference, out=relative, where=reference > 0)
+            right = total(weights, own["right"])
+            found = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
             if "cross_entropy" in own:
                 found["cross_entropy"] = total(weights, own["cross_entropy"]) / n
         return {**found, "agreement": total(weights, own["agreement"]) / n}

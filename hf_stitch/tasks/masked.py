@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hf_stitch.data.splits import chance
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_array, total
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_array, ratio, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import check_same_tokens, mask_of
-from hf_stitch.tasks.words import OfTokens, ratio
+from hf_stitch.tasks.words import OfTokens
 
 SHARE, SEED = 0.15, 0
 """Share of the tokens of a text that are masked, and seed of the choice."""
@@ -60,7 +60,7 @@ class MaskedTokens(OfTokens):
         check_same_tokens(inputs, own)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         asked = self.asked(self._network, twin.samples, None)
-        measured, real = self.counts(logits, asked, twin, labelled=True), asked != IGNORED
+        measured, real = self.counts(logits, asked, twin), asked != IGNORED
         places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
         for name, tokens in {"token": asked, "predicted": logits["target"].argmax(-1)}.items():
             found = tokens.double().where(real, torch.nan).gather(1, places)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import Answers, Array, Side, as_array, check_predictions, total
-from hf_stitch.tasks.classification import MULTI_LABEL, OfSamples, named
-from hf_stitch.tasks.heads import logits_of, widened
+from hf_stitch.tasks.base import Answers, Array, ratio, total
+from hf_stitch.tasks.classification import MULTI_LABEL, OfLabelValues, named
+from hf_stitch.tasks.heads import widened
 
 Classes = NDArray[Any]
 """A true value or a 1 for each class of each sample."""
 
 
-class MultiLabel(OfSamples):
+class MultiLabel(OfLabelValues):
     """Classes of samples, each of which has any number of them: those whose probability is above one half."""
 
     name = "multi-label-classification"
     title = "classification with any number of classes per sample"
-    heads = ("ForImageClassification", "ForSequenceClassification")
     problem_type: ClassVar[Any] = MULTI_LABEL
     needs = "logits (samples, classes)"
     figures: ClassVar[Mapping[str, bool]] = dict.fromkeys(
@@ -39,10 +37,6 @@ class MultiLabel(OfSamples):
         """Return whether the head has several classes per sample."""
         return super().takes(head, config) and getattr(config, "problem_type", None) == MULTI_LABEL
 
-    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
-        """Return a 0 or 1 for each class."""
-        return samples.label_values
-
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
         """Check that there is a 0 or 1 for each class."""
         for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
@@ -51,16 +45,6 @@ class MultiLabel(OfSamples):
                     f"sample {id_!r} has the label {label}, and {self.name} takes a list of {outputs} numbers, 0 or 1 "
                     "for each class (multi-hot)"
                 )
-
-    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Return the logits, of the target also the labels."""
-        batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
-        check_predictions(logits["target"].float(), batch)
-        measured = {name: {"score": as_array(values)} for name, values in logits.items()}
-        if batch.label_values is not None:
-            self.check_labels(batch, logits["target"].shape[-1])
-            measured["target"]["label"] = np.asarray(batch.label_values, dtype=np.float64)
-        return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the share of each class among the labels of the scored samples, or the target's, as probability."""
@@ -85,11 +69,9 @@ class MultiLabel(OfSamples):
         if label is None:
             return agreement
         counts, of_target = (_counts(row["score"] > 0, label, weights) for row in (own, target))
-        micro, reference = _f1(*counts), _f1(*of_target)
-        relative = np.full_like(micro, np.nan)
-        exact = (predicted == label).all(-1).astype(float)
+        micro, exact = _f1(*counts), (predicted == label).all(-1).astype(float)
         return {
-            "relative_micro_f1": np.divide(micro, reference, out=relative, where=reference > 0), **agreement,
+            "relative_micro_f1": ratio(micro, _f1(*of_target)), **agreement,
             "micro_f1": micro, "macro_f1": _macro(_of_classes(*counts), counts[2]),
             "mean_average_precision": _macro(_average_precision(own["score"], label, weights), counts[2]),
             "exact_match": total(weights, exact) / weights.sum(1)[:, None],
@@ -113,10 +95,6 @@ class MultiLabel(OfSamples):
         """Return the binary cross-entropy, a mean over classes and samples."""
         logits, labels = widened(logits, labels)
         return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-
-    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
-        """Return the labels in float32, (samples, classes)."""
-        return torch.tensor(labels, dtype=torch.float32)
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the binary cross-entropies of samples, means over classes, summed."""
@@ -159,15 +137,13 @@ def _f1(right: Array, predicted: Array, true: Array) -> Array:
 
 
 def _of_classes(right: Array, predicted: Array, true: Array) -> Array:
-    both = predicted + true
-    return np.divide(2 * right, both, out=np.full_like(both, np.nan), where=both > 0)
+    return ratio(2 * right, predicted + true)
 
 
 def _macro(values: Array, true: Array) -> Array:
     """Return the mean over classes that a sample has."""
     has = true > 0
-    undefined = np.full(has.shape[:-1], np.nan)
-    return np.divide(np.where(has, values, 0).sum(-1), has.sum(-1), out=undefined, where=has.any(-1))
+    return ratio(np.where(has, values, 0).sum(-1), has.sum(-1))
 
 
 def _average_precision(score: Array, label: Array, weights: Array) -> Array:
@@ -181,8 +157,5 @@ def _average_precision(score: Array, label: Array, weights: Array) -> Array:
         right, seen = (drawn * true).cumsum(1)[:, last], drawn.cumsum(1)[:, last]
         precision = np.divide(right, seen, out=np.zeros_like(right), where=seen > 0)
         steps = np.diff(right, axis=1, prepend=0)
-        all_of_class = right[:, -1]
-        found[:, predictor, kind] = np.divide(
-            (steps * precision).sum(1), all_of_class, out=np.full(len(weights), np.nan), where=all_of_class > 0
-        )
+        found[:, predictor, kind] = ratio((steps * precision).sum(1), right[:, -1])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,17 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import Answers, Array, Side, as_array, check_predictions, total
-from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION, OfSamples
-from hf_stitch.tasks.heads import logits_of, widened
+from hf_stitch.tasks.base import Answers, Array, ratio, total
+from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION, OfLabelValues
+from hf_stitch.tasks.heads import widened
 
 
-class Regression(OfSamples):
+class Regression(OfLabelValues):
     """Numbers of samples: how far from the labels, and from the numbers of the target."""
 
     name = "regression"
     title = "numbers"
-    heads = ("ForImageClassification", "ForSequenceClassification")
     problem_type: ClassVar[Any] = REGRESSION
     needs = "numbers (samples, outputs)"
     figures: ClassVar[Mapping[str, bool]] = {
@@ -36,26 +35,11 @@ class Regression(OfSamples):
         kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
         return super().takes(head, config) and kind != MULTI_LABEL and (kind == REGRESSION or count == 1)
 
-    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
-        """Return the numbers of each sample."""
-        return samples.label_values
-
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
         """Check that there are as many numbers as outputs."""
         for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
             if (count := len(label) if isinstance(label, tuple) else 1) != outputs:
                 raise ValueError(f"sample {id_!r} has {count} numbers as label, and the target outputs {outputs}")
-
-    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Return the numbers, of the target also those of the labels."""
-        batch, values = source[0], {name: logits_of(output) for name, output in outputs.items()}
-        check_predictions(values["target"].float(), batch)
-        measured = {name: {"value": as_array(found)} for name, found in values.items()}
-        if batch.label_values is not None:
-            self.check_labels(batch, values["target"].shape[-1])
-            numbers = np.asarray(batch.label_values, dtype=np.float64)
-            measured["target"]["label"] = numbers.reshape(len(numbers), -1)
-        return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the mean of the labels of the scored samples, or without labels of the outputs of the target."""
@@ -80,11 +64,9 @@ class Regression(OfSamples):
         if label is None:
             return agreement
         r2, of_target = (_explained(row["value"], label, weights) for row in (own, target))
-        relative = np.full_like(r2, np.nan)
-        np.divide(r2, of_target, out=relative, where=of_target > 0)
         constant = np.ptp(value, 0) <= 1e-6 * np.abs(value).max(0)
         return {
-            "relative_r2": relative, **agreement, "r2": r2,
+            "relative_r2": ratio(r2, of_target), **agreement, "r2": r2,
             "mse": total(weights, np.square(value - label).mean(-1)) / weights.sum(1)[:, None],
             "pearson": np.where(constant, np.nan, _pearson(value, label, weights)).mean(-1),
             "spearman": np.where(constant, np.nan, _spearman(value, label, weights)).mean(-1),
@@ -107,10 +89,6 @@ class Regression(OfSamples):
         """Return the mean squared error."""
         logits, labels = widened(logits, labels)
         return functional.mse_loss(logits, labels.reshape(logits.shape).to(logits.dtype))
-
-    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
-        """Return the numbers in float32, (samples, outputs)."""
-        return torch.tensor(labels, dtype=torch.float32).reshape(len(samples), -1)
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean squared errors of samples, summed."""
@@ -171,8 +149,7 @@ def _spearman(values: Array, labels: Array, weights: Array) -> Array:
         for predictor in range(values.shape[1]):
             x = _ranks(values[:, predictor, output], weights)
             both, own, other = ((weights * product).sum(1) for product in (x * y, x * x, y * y))
-            scale = np.sqrt(own * other)
-            found[:, predictor, output] = np.divide(both, scale, out=np.full_like(both, np.nan), where=scale > 0)
+            found[:, predictor, output] = ratio(both, np.sqrt(own * other))
     return found
 
 

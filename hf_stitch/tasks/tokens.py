@@ -35,7 +35,39 @@ TOLERANCE = {True: 1e-4, False: 3e-2}
 precision, that is rounding."""
 
 
-class NextToken(Task):
+class PerToken(Task):
+    """A task with a prediction for some tokens of each text."""
+
+    per_token = True
+    counted: ClassVar[str]  # what has a prediction, and the measure with its number
+
+    def counts(
+        self, logits: Mapping[str, Tensor], asked: Tensor, twin: Batch, *, labelled: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
+        real = asked != IGNORED
+        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
+        best, measured = most_likely(logits["target"]), dict[str, dict[str, Any]]()
+        for name, values in logits.items():
+            found = most_likely(values)
+            row = {self.counted: as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
+            if labelled:
+                row["right"] = as_array(((found == asked) & real).sum(1))
+                loss = functional.cross_entropy(
+                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
+                )
+                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
+            measured[name] = row
+        return measured
+
+    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
+        """Concatenate the measures of batches, of which one has a prediction."""
+        found = super().joined(parts, samples)
+        self.check_some(bool(found["target"][self.counted].any()), samples)
+        return found
+
+
+class NextToken(PerToken):
     """The next token of texts: how likely it was, and whether the target predicts the same one."""
 
     name = "text-generation"
@@ -50,8 +82,8 @@ class NextToken(Task):
     }  # fmt: skip
     compared = ("relative_perplexity", "perplexity", "agreement")
     kept = ("tokens", "cross_entropy", "agreement")
-    per_token = True
     causal = True
+    counted = "tokens"
     unused = "next tokens are scored"
     nothing = "no text has a second token to predict"
 
@@ -95,39 +127,24 @@ class NextToken(Task):
         (_, inputs), (twin, own) = source, target
         check_same_tokens(inputs, own)
         logits = {name: logits_of(output) for name, output in outputs.items()}
-        labels = own["input_ids"][:, 1:]
-        mask = mask_of(own)
-        real = mask[:, :-1] & mask[:, 1:]  # the first token of a text has no context, whichever side is padded
-        check_predictions(logits["target"][:, :-1].float().logsumexp(-1).where(real, 0), twin)
-        best = logits["target"][:, :-1].argmax(-1)
-        measured: dict[str, Answers] = {}
+        asked = following(own)
         for name, values in logits.items():
-            if values.shape[:2] != own["input_ids"].shape:
+            if values.shape[:2] != asked.shape:
                 raise ValueError(
-                    f"the {name} model outputs {values.shape[1]} tokens where the target has {labels.shape[1] + 1}: "
+                    f"the {name} model outputs {values.shape[1]} tokens where the target has {asked.shape[1]}: "
                     "use the same tokenizer for both networks and pooling='none'"
                 )
-            ahead = values[:, :-1].float()
-            loss = functional.cross_entropy(ahead.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-            measured[name] = {
-                "tokens": as_array(real.sum(1)),
-                "cross_entropy": as_array((loss * real).sum(1)),
-                "agreement": as_array(((most_likely(ahead) == best) & real).sum(1)),
-                "vocabulary": np.full(len(labels), float(values.shape[-1])),
-            }
-        return measured
+        ahead = {name: values[:, :-1] for name, values in logits.items()}
+        return {
+            name: {**row, "vocabulary": np.full(len(asked), float(logits[name].shape[-1]))}
+            for name, row in self.counts(ahead, asked[:, :-1], twin).items()
+        }
 
     def measure_alone(self, network: Adapter, batch: Batch) -> Answers:
         """Measure a language model on its own tokens, which cannot be compared with those of the target."""
         inputs, sizes = self.sized_inputs(network, batch)
         found = self.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
         return {**found, **sizes, "agreement": np.full(len(found["tokens"]), np.nan)}
-
-    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
-        """Concatenate the measures of batches, of which one predicts a token."""
-        found = super().joined(parts, samples)
-        self.check_some(found["target"]["tokens"].any(), samples)
-        return found
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of a predictor for which all tokens are equally likely."""
@@ -163,11 +180,15 @@ class NextToken(Task):
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
         """Return the next token of each token."""
-        inputs = network.preprocess(samples)
-        ids, following = inputs["input_ids"], torch.full_like(inputs["input_ids"], IGNORED)
-        real = mask_of(inputs)
-        following[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
-        return following
+        return following(network.preprocess(samples))
+
+
+def following(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the next token of each token; the first of a text has no context, whichever side is padded."""
+    ids, real = inputs["input_ids"], mask_of(inputs)
+    found = torch.full_like(ids, IGNORED)
+    found[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
+    return found
 
 
 def mask_of(inputs: Mapping[str, Tensor]) -> Tensor:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.data import Batch, Samples
+from hf_stitch.data import Samples
 from hf_stitch.metrics._neighbours import shared_neighbours
-from hf_stitch.tasks.base import Answers, Array, Side, Task, resampled
+from hf_stitch.tasks.base import Answers, Array, Side, Task, check_predictions, resampled
 
 NEIGHBOURS = 10
 """Number of nearest neighbours; half of the other samples if there are fewer than 20."""
@@ -36,7 +36,7 @@ class Vectors(Task):
         with three axes, or the output itself, flattened.
         """
         found = {name: _vectors(output, target if name == "target" else source) for name, output in outputs.items()}
-        _check_finite(found["target"], target[0])
+        check_predictions(found["target"], target[0], "the output of the target is")
         return {name: {"vector": values} for name, values in found.items()}
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
@@ -51,9 +51,12 @@ class Vectors(Task):
         return {name: {"vector": torch.cat([row.to(device) for row in rows])} for name, rows in found.items()}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the stitched vectors of other samples."""
+        """Return the stitched vectors of other samples: of each, the next one on a random cycle."""
         own = measured["stitched"]["vector"]
-        return {"vector": own[_partners(len(own), seed).to(own.device)]}
+        cycle = torch.from_numpy(np.random.default_rng(seed).permutation(len(own)))
+        partners = torch.empty_like(cycle)
+        partners[cycle] = cycle.roll(1)
+        return {"vector": own[partners.to(own.device)]}
 
     def drawn(self, measured: Mapping[str, Answers], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
@@ -115,14 +118,6 @@ def _hsic_terms(x: Tensor, y: Tensor) -> Tensor:
     return ((x @ x.T) * (y @ y.T)).sum(1)
 
 
-def _partners(n: int, seed: int) -> Tensor:
-    """For each sample another one, drawn at random: the next one on a random cycle."""
-    cycle = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    found = torch.empty_like(cycle)
-    found[cycle] = cycle.roll(1)
-    return found
-
-
 def _vectors(output: Any, side: Side) -> Tensor:
     """One vector per sample of an output."""
     batch, mask = side[0], side[1].get("attention_mask")
@@ -150,12 +145,3 @@ def tensor_of(output: Any, n: int) -> Tensor | None:
         return next((found for item in output if (found := tensor_of(item, n)) is not None), None)
     fits = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
     return output if fits else None
-
-
-def _check_finite(values: Tensor, batch: Batch) -> None:
-    bad = ~values.isfinite().all(1)
-    if bool(bad.any()):
-        raise ValueError(
-            f"the output of the target is NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it "
-            "out, or run the target in a wider dtype"
-        )

@@ -10,25 +10,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, as_array, ratio, total
 from hf_stitch.tasks.heads import logits_of
-from hf_stitch.tasks.tokens import check_same_tokens
+from hf_stitch.tasks.tokens import PerToken, check_same_tokens
 
 WORD = re.compile(r"\S+")
 IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
 """Names of classes that are parts of entities."""
 
 
-class OfTokens(Task):
+class OfTokens(PerToken):
     """A task with a class for some tokens of each text, which the tokenizer of a network finds."""
-
-    per_token = True
-    counted: ClassVar[str]  # what has a prediction, and the measure with its number
 
     def __init__(self, network: Any = None) -> None:
         """Read the tokenizer and the names of classes of a network, if one is given."""
@@ -44,31 +40,6 @@ class OfTokens(Task):
         wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
         wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
         return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
-
-    def counts(
-        self, logits: Mapping[str, Tensor], asked: Tensor, twin: Batch, *, labelled: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
-        real = asked != IGNORED
-        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
-        best, measured = most_likely(logits["target"]), dict[str, dict[str, Any]]()
-        for name, values in logits.items():
-            found = most_likely(values)
-            row = {self.counted: as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
-            if labelled:
-                row["right"] = as_array(((found == asked) & real).sum(1))
-                loss = functional.cross_entropy(
-                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
-                )
-                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
-            measured[name] = row
-        return measured
-
-    def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
-        """Concatenate the measures of batches, of which one has a token that counts."""
-        found = super().joined(parts, samples)
-        self.check_some(bool(found["target"][self.counted].any()), samples)
-        return found
 
     def apart(self, own: Answers, target: Answers) -> Array:
         """Return the shares of predictions that differ."""
@@ -247,9 +218,3 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 def _f1(counts: Array) -> Array:
     return ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
-
-
-def ratio(values: Array, reference: Array) -> Array:
-    """Divide figures by a reference; NaN where that is 0."""
-    shape = np.broadcast_shapes(values.shape, reference.shape)
-    return np.divide(values, reference, out=np.full(shape, np.nan), where=reference > 0)

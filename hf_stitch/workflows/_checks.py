@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -84,11 +83,19 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
     An encoder is recognised by its weights, config and processor. This does not tell how tensors were preprocessed
     before they were passed.
     """
-    known = _stored(stitched)
-    if known is None or len(samples) < 2:
+    source, layer = stitched.config.source, stitched.stitch
+    if stitched.anchors is None or source is None or stitched.has_changed("source") or len(samples) < 2:
         return
+    place = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], layer.pooling
+    if not stitched.anchors.has(*place):
+        return
+    known = stitched.anchors.values(*place).cpu().double()
     some = samples.select(sorted({i * (len(samples) - 1) // (PROBE - 1) for i in range(PROBE)}))
-    seen = _encoded(stitched, some).to(known)
+    batch = next(some.batches(len(some)))
+    with torch.no_grad(), evaluating(stitched):
+        inputs = {name: value.to(stitched.device) for name, value in stitched.preprocess(batch.samples).items()}
+        rows = source_positions(stitched.source(**inputs), layer.source, layer.target, layer.pooling)
+    seen = rows.to(known)
     spread = known.var(0).sum().sqrt()
     away = float((seen.mean(0) - known.mean(0)).norm() / spread)
     noise = math.sqrt(1 / len(seen) + 1 / len(known))
@@ -98,21 +105,3 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
             f"standard deviations apart, about {noise:.2f} by chance), and the scores may be low: check that both were "
             "preprocessed in the same way (range of pixels, normalisation) and are of one kind"
         )
-
-
-def _stored(stitched: StitchedModel) -> Tensor | None:
-    """Return the activations of the model's encoder on its anchors, if they are stored and still hold."""
-    source = stitched.config.source
-    if stitched.anchors is None or source is None or stitched.has_changed("source"):
-        return None
-    place = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], stitched.stitch.pooling
-    return stitched.anchors.values(*place).cpu().double() if stitched.anchors.has(*place) else None
-
-
-@torch.no_grad()
-def _encoded(stitched: StitchedModel, samples: Samples) -> Tensor:
-    layer = stitched.stitch
-    with evaluating(stitched):
-        batch = next(samples.batches(len(samples)))
-        inputs = {name: value.to(stitched.device) for name, value in stitched.preprocess(batch.samples).items()}
-        return source_positions(stitched.source(**inputs), layer.source, layer.target, layer.pooling).cpu()

@@ -49,7 +49,7 @@ def stitch_grid(
     auxiliary_data: Data | None = None,
     far_data: Data | None = None,
     pooling: Pooling = "none",
-    test_size: float | int = 0.2,
+    test_size: float | int | None = None,
     task: str = "auto",
     resamples: Several = 1000,
     align: Align = "tokens",
@@ -83,7 +83,7 @@ def stitch_grid(
         far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does
             not tell these from the test samples, its figures are no evidence. Other ones than ``auxiliary_data``.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
-        test_size: Held-out samples: a share below 1, or their number.
+        test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
@@ -144,7 +144,7 @@ def stitch_grid(
             scoring = _scoring(collected, stitches, watchers)
             measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
         # Figures are computed anew from the state, which does not depend on these.
-        recipe |= {"resamples": resamples, "test_size": test_size if test_data is None else None}
+        recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size")}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
         cells = {("", cell_name(*cell)): cell for cell in stitches}
         found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a)
@@ -163,13 +163,7 @@ def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
         yield state
 
 
-def _recipe(
-    pair: Pair,
-    matchers: Mapping[str, Matcher],
-    watchers: Watchers,
-    data: Split,
-    run: Run,
-) -> dict[str, Any]:
+def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
     """Return what determines the scores, as JSON values."""
     train = data.train.a
     described = {
@@ -212,16 +206,11 @@ def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], 
     """Return the pass that scores all stitches, and the mean of each layer of the target."""
     pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
-    predictors += [
-        Predictor(mean_name(lb), pair.layers_a[0], lb, _mean_only(collected, lb), constant=True) for lb in pair.layers_b
-    ]
+    la = pair.layers_a[0]
+    for lb in pair.layers_b:  # the mean of a layer of the target, whether or not a map is defined
+        means = {part: found.mean_y for part, found in collected.moments((la, lb)).items()}
+        mean_only = pair.identity((la, lb), means).mean_only().eval()
+        predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))
     with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""
     halves = {"": HalvesOfPair(pair, with_source=with_source)}
     return Scoring(pair.target, halves, predictors, task, watch=watchers, kept=task.kept)
-
-
-def _mean_only(collected: CollectedPair, lb: str) -> StitchingLayer:
-    """Return the stitching layer that outputs the mean of a layer of the target, whether or not a map is defined."""
-    cell = collected.pair.layers_a[0], lb
-    means = {part: found.mean_y for part, found in collected.moments(cell).items()}
-    return collected.pair.identity(cell, means).mean_only().eval()

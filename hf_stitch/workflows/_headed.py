@@ -121,19 +121,17 @@ class Headed:
             raise TypeError("a network that is not a stitched model needs target_layer=… (its cut) and anchors=…")
         return _of_network(load_on(model, new.run.processes.device), layer, task, given, new, scored)
 
-    def entering(self) -> tuple[AnchorSet, Tensor | None]:
-        """Return the anchors, and the vectors that enter the head, if these are no similarities."""
-        own = self.encode()
-        return own, None if self.space is None else own.values(*self.space)
-
 
 def _of_model(model: StitchedModel, given: Anchors | None, run: Run) -> Headed:
     """Return the head of a stitched model, whose anchors are encoded anew if its own encoder has been trained since."""
     anchors, samples = _own(model.anchors, given), None if given is None else given.samples
     space = None if is_relative(model) else _recorded_space(model)
-    trained = space is not None and _has_moved(model, space)
+    source: Any = model.config.source
+    trained = False
+    if space is not None and isinstance(model.stitch.body, IdentityStitch):  # an absolute model
+        own = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
+        trained = own == (space[0].public, *space[1:]) and model.has_changed("source")
     if trained:
-        source: Any = model.config.source
         now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
         space = now, source["cut"]["layer"], model.stitch.pooling
 
@@ -190,14 +188,10 @@ def pooling_of(model: Any) -> Pooling:
     return model.stitch.pooling if isinstance(model, StitchedModel) else "mean"
 
 
-def projected(head: Headed, new: Encoder, vectors: Tensor, ids: Sequence[Id]) -> StitchingLayer:
-    """Return the stitching layer of a relative model, whose anchors are encoded by a new encoder."""
-    return _projected(head.whole, new.spec, new.pooling, vectors, ids)
-
-
-def _projected(
+def projected(
     model: Any, spec: RepresentationSpec, pooling: Pooling, vectors: Tensor, ids: Sequence[Id]
 ) -> StitchingLayer:
+    """Return the stitching layer of a relative model, whose anchors are encoded by another encoder."""
     body, mean = model.stitch.body.with_anchors(vectors, ids), model.stitch.body_mean
     return StitchingLayer(spec, model.stitch.target, pooling, body, means={"body": mean}).eval()
 
@@ -214,7 +208,7 @@ def between(model: Any, other: Any) -> StitchedModel:
         raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
     vectors: Any = other.stitch.body.anchors
     ids = next((each.anchors.ids for each in (model, other) if each.anchors is not None), range(len(vectors)))
-    joint = _projected(model, other.stitch.source, other.stitch.pooling, vectors, ids)
+    joint = projected(model, other.stitch.source, other.stitch.pooling, vectors, ids)
     swapped = with_encoder(model, other, "", joint)
     swapped.anchors = model.anchors
     swapped.config.recipe = {**(swapped.config.recipe or {}), "pooling": other.stitch.pooling, "versions": versions()}
@@ -234,14 +228,6 @@ def _recorded_space(model: StitchedModel) -> Space:
             "back half: swap its target network instead, swap(target, target_layer=…, …)"
         )
     return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["pooling"]
-
-
-def _has_moved(model: StitchedModel, space: Space) -> bool:
-    """Return whether the space is that of the model's own front half, which has been trained since."""
-    source: Any = model.config.source
-    own = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
-    absolute = own == (space[0].public, *space[1:]) and isinstance(model.stitch.body, IdentityStitch)
-    return absolute and model.has_changed("source")
 
 
 def _own(kept: AnchorSet | None, given: Anchors | None) -> AnchorSet:

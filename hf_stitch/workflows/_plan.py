@@ -108,11 +108,6 @@ def _computed(job: str, given: dict[str, Any], run: Run) -> Plan:
     return Plan.of(f"{job} without data", stages, memory, {}, torch.device("cpu"), run, told, computed=True)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor, without memory if it is large; forwards ask for the values of small ones."""
-    return tensor.detach().clone() if tensor.numel() <= SMALL else tensor.detach().to("meta")
-
-
 def _cost(found: Adapter | Described) -> tuple[float, int]:
     """Return the operations of a forward of one sample, and the bytes of the largest output of a module."""
     inputs, outputs = dict(found.example), [0]
@@ -125,8 +120,11 @@ def _cost(found: Adapter | Described) -> tuple[float, int]:
     def note(module: nn.Module, given: Any, output: Any) -> None:
         outputs.extend(each.nbytes for each in tree_leaves(output) if isinstance(each, torch.Tensor))
 
-    tensors = dict(chain(found.model.named_parameters(), found.model.named_buffers()))
-    copies = {name: _copy(tensor) for name, tensor in tensors.items()}  # a forward may change buffers
+    # A forward may change buffers, and ask for the values of small tensors; large ones take no memory.
+    copies = {
+        name: tensor.detach().clone() if tensor.numel() <= SMALL else tensor.detach().to("meta")
+        for name, tensor in chain(found.model.named_parameters(), found.model.named_buffers())
+    }
     hooks = [module.register_forward_hook(note) for module in found.model.modules()]
     try:
         with torch.no_grad(), evaluating(found.model), weightless(), FlopCounterMode(display=False) as counter:

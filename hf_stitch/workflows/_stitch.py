@@ -43,7 +43,7 @@ def stitch(
     matcher: Named | Matcher = "lstsq",
     paired_data: Data | None = None,
     pooling: Pooling = "none",
-    test_size: float | int = 0.2,
+    test_size: float | int | None = None,
     test_data: Data | None = None,
     task: str | None = "auto",
     align: Align = "tokens",
@@ -73,7 +73,7 @@ def stitch(
             language). They need the same ids in the same order as ``data``.
         pooling: Which vectors are mapped: each position (``none``), or one vector per sample (``mean``, ``cls``,
             ``last``, ``flatten``); see :meth:`hf_stitch.Representation.rows`.
-        test_size: Held-out samples: a share below 1, or their number.
+        test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         test_data: Separate held-out samples, instead of a split of ``data``.
         task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
             builds a model without a head, whose outputs are compared with those of the target.

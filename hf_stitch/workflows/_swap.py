@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.analysis.grid.plan import unfitted
-from hf_stitch.analysis.planning import (
-    NETWORKS,
-    SOLVING,
-    Plan,
-    bytes_of_weights,
-    seconds_per_sample,
-    speed,
-)
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -163,26 +156,25 @@ def swap(
         head = Headed.of(model, target_layer, task, known, new, maps=maps, scored=data is not None)
         if run.planning:
             return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
-        own, entering = head.entering()
+        own = head.encode()
+        entering = None if head.space is None else own.values(*head.space)
         own, vectors = new.vectors(own, known, paired)
         more: dict[str, Any] = {}
         others: dict[str, StitchingLayer] = {}
         if entering is None:
-            swapped = head.join(new, projected(head, new, vectors, own.ids))
+            swapped = head.join(new, projected(head.whole, new.spec, new.pooling, vectors, own.ids))
         else:
-            fit = _fitting(head, new, vectors, entering)
+            rows = {"body": Features().update(vectors, entering)}
+            collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
+
+            def fit(matcher: Named | Matcher) -> StitchingLayer:
+                return registries.matchers.build(matcher).match(collected).only
+
             swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
             others = {str(each): fit(each) for each in (BASELINES if baselines is None else baselines)}
         swapped.anchors = own
         swapped.config.recipe = {**_recipe(own, known, paired, new), **more}
         return _scored(swapped, data, paired_data, head.whole, others, run)
-
-
-def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
-    """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
-    rows = {"body": Features().update(vectors, entering)}
-    collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
-    return lambda matcher: registries.matchers.build(matcher).match(collected).only
 
 
 def _mapped(
@@ -195,12 +187,10 @@ def _mapped(
     errors: dict[str, float] = {}
     if others:
         errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
-    if (
-        errors
-        and (chosen := candidates[min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))])
-        is not found_by
-    ):
-        found_by, swapped.stitch = chosen, fit(chosen)
+    best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
+    if best is not None and candidates[best] is not found_by:
+        found_by = candidates[best]
+        swapped.stitch = fit(found_by)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
         warn(
@@ -234,8 +224,14 @@ def _scored(
     """Return the model, scored if there are data; a rehearsal finds errors before all data are read."""
     if data is None:
         return swapped
+    if swapped.task is None:
+        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
+    check_head(swapped)
     samples = Samples.of(data)
-    _rehearse(swapped, samples)
+    with torch.no_grad():
+        inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
+        output = _through_head(swapped, swapped.transfer(**inputs))
+    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])
     evaluation = evaluate(
         swapped, samples, target=original, paired_data=paired_data, baselines=baselines, **run.options
     )
@@ -256,7 +252,8 @@ def _unfitted(
             stages["encoding anchors"] += count * seconds_per_sample(read, samples, new.run, device)
     memory = {NETWORKS: bytes_of_weights(new.network.model), "anchors": 8 * count * (dx + dy)}
     if head.space is None:
-        layer = projected(head, new, torch.randn(count, dx, device=device), head.anchors.ids)
+        random = torch.randn(count, dx, device=device)
+        layer = projected(head.whole, new.spec, new.pooling, random, head.anchors.ids)
     else:
         layer = unfitted(new.spec, head.spec, new.pooling, device)
         stages["fitting"] = len(CHOICES) * (FOLDS + 1) * SOLVING * max(dx, dy) ** 3 / speed()
@@ -339,14 +336,3 @@ def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
             f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
             f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
         ) from error
-
-
-@torch.no_grad()
-def _rehearse(swapped: StitchedModel, samples: Samples) -> None:
-    """Run one sample through the model, so that errors occur before all data are read."""
-    if swapped.task is None:
-        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
-    check_head(swapped)
-    inputs = swapped.preprocess(next(iter(samples.batches(1))).samples)
-    output = _through_head(swapped, swapped.transfer(**inputs))
-    task_named(swapped.task).check_labels(samples, logits_of(output).shape[-1])

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
+import accelerate
 import numpy as np
 import pytest
 import timm
@@ -18,10 +20,13 @@ import torch
 import transformers
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.pins import Pins
 from hf_stitch.analysis import Activations, extract_activations
+from hf_stitch.cli import app
 from hf_stitch.storage.cache import Cache
 
 from tiny_networks import SIZE, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
@@ -107,7 +112,7 @@ def test_cached_activations_are_those_of_the_network_bit_for_bit(
 def test_half_of_the_layers_take_one_pass_for_the_others_only(tmp_path: Path, forwards: list[int]) -> None:
     adapter, data = loaded(small()), rows()
     names = ["0", "1", "2", "3"]
-    plain = extract_activations(adapter, data, layers=names, **ARGUMENTS)
+    plain = extract_activations(adapter, data, layers=[*names, "0"], **ARGUMENTS)  # one that is named twice counts once
     extract_activations(adapter, data, layers=["2", "0"], cache=tmp_path, **ARGUMENTS)
     before = {entry.key: entry.path.stat().st_ino for entry in Cache(tmp_path).entries()}
     forwards.clear()
@@ -333,10 +338,12 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Pa
     assert_same(found, extract_activations(adapter, rows(), layers=["0"], **ARGUMENTS))
 
 
-def test_a_file_is_no_cache(tmp_path: Path, forwards: list[int]) -> None:
+def test_a_file_or_an_empty_name_is_no_cache(tmp_path: Path, forwards: list[int]) -> None:
     (tmp_path / "saved.npz").write_text("activations")
     with pytest.raises(ValueError, match="must be a folder"):
         extract_activations(loaded(small()), rows(), cache=tmp_path / "saved.npz", **ARGUMENTS)
+    with pytest.raises(ValueError, match="cache must be True, False or a folder"):
+        extract_activations(loaded(small()), rows(), cache="", **ARGUMENTS)
     assert forwards == []
 
 
@@ -387,8 +394,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, count: int, one_thread: None) -> None:
+def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, one_thread: None) -> None:
+    count = 3
     run_ranks(count, as_one_of_several, tmp_path)
     plain = extract_activations(loaded(small()), rows(21), **ARGUMENTS)
     assert sorted(path.name for path in tmp_path.glob("cache*")) == ["cache 0"]  # each was given a folder of its own
@@ -403,3 +410,39 @@ def test_of_several_processes_one_writes_and_all_have_the_same(tmp_path: Path, c
     assert len(entries) == len(plain.layers) + 1
     assert_same(extract_activations(loaded(small()), rows(21), cache=tmp_path / "cache 0", **ARGUMENTS), plain)
     assert len(Cache(tmp_path / "cache 0").entries()) == len(entries)  # one process reads what several have written
+
+
+def test_a_cache_in_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert Cache(Path("~/own")).folder == tmp_path / "home" / "own"
+    extract_activations(network("cnn"), torch.rand(4, 3, 32, 32), cache="~/own", progress=False)
+    assert [place.name for place in tmp_path.iterdir()] == ["home"]
+
+
+def doubled(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return 2 * nn.Linear.forward(self, x)
+
+
+def pins_of(folder: Path, *, offloaded: bool, patched: bool) -> tuple[str, dict[str, str]]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    if patched:
+        model[2].forward = MethodType(doubled, model[2])
+    if offloaded:
+        accelerate.dispatch_model(model, {"0": "cpu", "1": "cpu", "2": "disk"}, main_device="cpu", offload_dir=folder)
+        assert model[2].weight.is_meta
+    pins = Pins(without_weights=model)
+    return pins.hash(model), pins.versions()
+
+
+def test_an_offloaded_network_has_the_pins_of_the_one_in_memory(tmp_path: Path) -> None:
+    plain, patched = (pins_of(tmp_path, offloaded=False, patched=each) for each in (False, True))
+    assert plain != patched
+    assert pins_of(tmp_path, offloaded=True, patched=False) == plain
+    assert pins_of(tmp_path, offloaded=True, patched=True) == patched
+
+
+def test_a_key_of_no_digits_is_that_of_no_entry(tmp_path: Path) -> None:
+    Cache(tmp_path).write("ab" * 32, {"values": torch.ones(2)}, {})
+    ended = CliRunner().invoke(app, ["cache", "rm", "", "--yes", "--folder", str(tmp_path)])
+    assert ended.exit_code and len(Cache(tmp_path).entries()) == 1

@@ -56,5 +56,5 @@ def test_moments_are_those_of_resized_rows_for_all_sizes_of_images_and_after_a_r
         torch.testing.assert_close(found.scatter, scatter, rtol=1e-10, atol=1e-10)
         assert torch.equal(interrupted.of(a, b)["body"].scatter, found.scatter)
         assert torch.equal(whole.of(a, b)["body"].scatter, found.scatter)  # asking again changes nothing
-    kinds = [type(kept) for group in whole._groups for kept in group.small.values()]
+    kinds = [type(kept) for group in whole._groups for part, kept in group.sums.items() if part in group.enlarged]
     assert kinds == [InterpolatedMoments] * 6  # two grids into the first layers and one into the deep one, of two sizes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,16 +12,25 @@ import torch
 import transformers
 from test_masked import TEXTS as MASKED_TEXTS
 from test_masked import network as masked_network
+from test_outputs_per_sample import CUT, HEADS, data_of
+from test_outputs_per_sample import bert as with_head
+from test_words import TEXTS as TEXTS_OF_WORDS
+from test_words import labels_of as labels_of_words
+from test_words import network as network_of_words
 from tiny_networks import TEXT, WORDS, adapted, build
 from torch import Tensor
+from torch.nn import functional
 
 import hf_stitch
+import hf_stitch.auto
+from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, registries
 from hf_stitch.tasks.base import IGNORED, Array
 from hf_stitch.tasks.classification import TextClassification
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.testing import Part, check_task
+from hf_stitch.training import TaskLoss
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]
 NAMES = ("O", "B-x", "I-x")
@@ -139,3 +150,87 @@ def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytes
     assert model.task == "ranked" and model.evaluation is not None and model.evaluation["hit_rate"].value == 1
     grid = hf_stitch.stitch_grid(network, network, data, layers_a=[layer], layers_b=[layer], task="ranked", resamples=5)
     assert grid.figures == ("hit_rate", "agreement", "structural_error")
+
+
+# -- every way through the package -------------------------------------------------------------------------------------
+KINDS = ("token-classification", "fill-mask", *HEADS)
+
+
+def labelled(kind: str, seed: int = 0) -> tuple[hf_stitch.Adapter, Samples]:
+    """A network and data with labels that it often predicts."""
+    if kind == "fill-mask":
+        return masked_network(seed), Samples.of(MASKED_TEXTS)
+    if kind in HEADS:
+        return (network := with_head(kind, seed)), Samples.of(data_of(kind, network))
+    network = network_of_words(seed)
+    return network, Samples.of(TEXTS_OF_WORDS, label=labels_of_words(network))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_saved_model_is_run_by_the_pipeline_as_its_target(kind: str, tmp_path: Path) -> None:
+    network, data = labelled(kind)
+    model = hf_stitch.stitch(network, network, data, matcher="identity", **CUT)
+    model.save_pretrained(tmp_path)
+    again, task = StitchedModel.from_pretrained(tmp_path), registries.tasks.build(str(network.task))
+    (batch,) = data.take(3).batches(3)
+    inputs = task.inputs(network, batch.samples)
+    assert again.task == model.task and torch.equal(again(**inputs).logits, network.forward(inputs).logits)
+    assert again.config.id2label == network.model.config.id2label
+    name, card = task.pipelines.get("text", task.pipelines.get("")), (tmp_path / "README.md").read_text()
+    assert f"pipeline_tag: {name}" in card
+    pipe = transformers.pipeline(name, model=str(tmp_path))
+    own = transformers.pipeline(name, model=network.model, tokenizer=network.processor)
+    options: dict[str, Any] = {"token-classification": {"aggregation_strategy": "first"}, "fill-mask": {}}.get(
+        kind, {"top_k": None} | ({"function_to_apply": "none"} if kind != "four classes" else {})
+    )
+    texts = [" ".join([*WORDS[:3], "[MASK]", *WORDS[5:8]])] if kind == "fill-mask" else [*batch.samples]
+    assert pipe(texts, **options) == own(texts, **options)
+    if kind in HEADS:
+        record = json.loads((tmp_path / "config.json").read_text())
+        assert record["problem_type"] == (HEADS[kind].get("problem_type") or "regression") and "argmax" not in card
+    if kind == "one number":  # function_to_apply: none is what the pipeline chooses
+        logits = network.forward(inputs).logits[:, 0].tolist()
+        assert [each["score"] for each in pipe(texts)] == pytest.approx(logits, abs=1e-6)
+        assert hf_stitch.load(str(tmp_path)).task == "regression"
+
+
+@pytest.mark.parametrize("labels", ["hard", "target"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_torch_and_training_lowers_it(kind: str, labels: str) -> None:
+    (network, data), (other, _), losses = labelled(kind), labelled(kind, 1), {}
+    task = registries.tasks.build(str(network.task)).about(network)
+    common = {"initial": "identity", "schedule": "constant", "lr": 1e-2, "batch_size": len(data), "labels": labels}
+    options: dict[str, Any] = {"test_data": data.take(5), **CUT}
+    for steps in (1, 60):
+        matcher = TaskLoss(max_steps=steps, **common)
+        losses[steps] = hf_stitch.stitch(other, network, data, matcher=matcher, **options).stitch.body.fitted["loss"]
+    start, each = hf_stitch.stitch(other, network, data, matcher="identity", **options), list[Tensor]()
+    for batch in data.batches(1):
+        inputs, true = task.inputs(network, batch.samples), task.labels(batch)
+        asked = task.asked(network, batch.samples, true if labels == "hard" or not task.per_token else None)
+        logits, wanted = start(**inputs).logits, network.forward(inputs).logits if labels == "target" else asked
+        if task.per_token:
+            counts = asked != IGNORED
+            wanted = wanted[counts].softmax(-1) if labels == "target" else wanted[counts]
+            each += functional.cross_entropy(logits[counts], wanted, reduction="none")
+        elif kind == "four classes":
+            probabilities = wanted.sigmoid() if labels == "target" else wanted
+            each.append(functional.binary_cross_entropy_with_logits(logits, probabilities))
+        else:
+            each.append(functional.mse_loss(logits, wanted))
+    assert losses[1] == pytest.approx(torch.stack(each).mean().item(), rel=1e-4)
+    assert losses[60] < 0.9 * losses[1]
+
+
+@pytest.mark.parametrize("kind", ["token-classification", *HEADS])
+def test_a_stitched_module_has_the_loss_of_its_target(kind: str) -> None:
+    network, data = labelled(kind)
+    model = hf_stitch.stitch(network, network, data.take(40), matcher="identity", **CUT)
+    task, (batch,) = registries.tasks.build(str(network.task)).about(network), data.take(4).batches(4)
+    inputs, labels = network.preprocess(batch.samples), task.asked(network, batch.samples, task.labels(batch))
+    for each in (labels, *([labels[:, 0]] * (kind == "one number"))):
+        found = model(**inputs, labels=each).loss
+        torch.testing.assert_close(found, network.model(**inputs, labels=each).loss)
+        found.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())

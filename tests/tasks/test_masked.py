@@ -16,12 +16,10 @@ from torch.nn import functional
 
 import hf_stitch
 import hf_stitch.auto
-from hf_stitch.artefacts import StitchedModel
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import IGNORED
 from hf_stitch.tasks.kinds import task_named
-from hf_stitch.training import TaskLoss
 
 LAYER = "bert.encoder.layer.1"
 CUT = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}
@@ -207,41 +205,6 @@ def test_a_map_is_fitted_to_masked_texts() -> None:
     )
     by_hand = (x - x.mean(0)) @ torch.linalg.pinv(x - x.mean(0), rtol=1e-6) @ (y - y.mean(0)) + y.mean(0)
     assert torch.allclose(fitted(x.float()).double(), by_hand, atol=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_saved_model_is_run_by_the_pipeline_as_its_target(tmp_path: Path) -> None:
-    net = network()
-    model = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT)
-    model.save_pretrained(tmp_path)
-    again, inputs = StitchedModel.from_pretrained(tmp_path), TASK.inputs(net, TEXTS[:3])
-    assert again.task == model.task and torch.equal(again(**inputs).logits, net.forward(inputs).logits)
-    text = " ".join([*WORDS[:3], "[MASK]", *WORDS[5:8]])
-    found = transformers.pipeline("fill-mask", model=str(tmp_path))(text)
-    expected = transformers.pipeline("fill-mask", model=net.model, tokenizer=net.processor)(text)
-    assert [each["token"] for each in found] == [each["token"] for each in expected]
-    assert found[0]["score"] == pytest.approx(expected[0]["score"], rel=1e-5)
-    assert "pipeline_tag: fill-mask" in (tmp_path / "README.md").read_text()
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("labels", ["hard", "target"])
-def test_the_loss_is_that_of_torch_and_training_lowers_it(labels: str) -> None:
-    net, other, losses = network(), network(1), {}
-    for steps in (1, 30):
-        options = {"initial": "identity", "schedule": "constant", "lr": 1e-2, "batch_size": 90, "labels": labels}
-        matcher = TaskLoss(max_steps=steps, **options)
-        trained = hf_stitch.stitch(other, net, TEXTS, test_data=TEXTS[:5], matcher=matcher, **CUT)
-        losses[steps] = trained.stitch.body.fitted["loss"]
-    start, each = hf_stitch.stitch(other, net, TEXTS, test_data=TEXTS[:5], matcher="identity", **CUT), []
-    for text in TEXTS:
-        inputs, true = TASK.inputs(net, [text]), TASK.asked(net, [text], None)[0]
-        places = true != IGNORED
-        logits, target = start(**inputs).logits[0][places], net.forward(inputs).logits[0][places]
-        wanted = true[places] if labels == "hard" else target.softmax(-1)
-        each.append(functional.cross_entropy(logits, wanted, reduction="none"))
-    assert losses[1] == pytest.approx(torch.cat(each).mean().item(), rel=1e-4)
-    assert losses[30] < losses[1]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -15,14 +15,11 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 from tiny_networks import TEXT, WORDS, adapted
 from torch import nn
-from torch.nn import functional
 
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
-from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.training import StitchabilityCallback, TaskLoss
@@ -63,12 +60,6 @@ def labels_of(head: str, network: hf_stitch.Adapter) -> np.ndarray[Any, Any]:
 def data_of(head: str, network: hf_stitch.Adapter) -> Samples:
     found = labels_of(head, network)
     return Samples.of(TEXTS, label=found[:, 0] if found.shape[1] == 1 else found)
-
-
-def joined(network: hf_stitch.Adapter, task: str, layer: str = BERT) -> StitchedModel:
-    spec = network.spec(layer)
-    stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
-    return join(network, layer, stitch, network, layer, task=task)
 
 
 # -- figures against other libraries -----------------------------------------------------------------------------------
@@ -227,68 +218,7 @@ def test_without_labels_the_agreement_is_the_figure(head: str) -> None:
     assert grid.figures == ("agreement", "structural_error")
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.filterwarnings("ignore")
-def test_a_saved_model_is_run_by_the_pipeline_as_its_target(head: str, tmp_path: Path) -> None:
-    network = bert(head)
-    model = hf_stitch.stitch(network, network, data_of(head, network), matcher="identity", **CUT)
-    model.save_pretrained(tmp_path)
-    again = StitchedModel.from_pretrained(tmp_path)
-    inputs = network.preprocess(TEXTS[:3])
-    assert again.task == model.task and torch.equal(again(**inputs).logits, network.forward(inputs).logits)
-    record = json.loads((tmp_path / "config.json").read_text())
-    assert record["problem_type"] == (HEADS[head].get("problem_type") or "regression")
-    card = (tmp_path / "README.md").read_text()
-    assert "pipeline_tag: text-classification" in card and "argmax" not in card
-    pipe = transformers.pipeline("text-classification", model=str(tmp_path))
-    own = transformers.pipeline("text-classification", model=network.model, tokenizer=network.processor)
-    options = {"top_k": None} | ({"function_to_apply": "none"} if head != "four classes" else {})
-    for found, expected in zip(pipe(TEXTS[:3], **options), own(TEXTS[:3], **options), strict=True):
-        assert [each["label"] for each in found] == [each["label"] for each in expected]
-        assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-6)
-    if head == "one number":  # function_to_apply: none is what the pipeline chooses
-        assert [each["score"] for each in pipe(TEXTS[:2])] == pytest.approx(
-            network.forward(network.preprocess(TEXTS[:2])).logits[:, 0].tolist(), abs=1e-6
-        )
-        assert hf_stitch.load(str(tmp_path)).task == "regression"
-
-
 # -- training ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("labels", ["hard", "target"])
-@pytest.mark.parametrize("head", HEADS)
-def test_the_loss_is_that_of_torch_and_training_lowers_it(head: str, labels: str) -> None:
-    network, other = bert(head), bert(head, 1)
-    data, losses = data_of(head, network), {}
-    for steps in (1, 60):
-        matcher = TaskLoss(
-            max_steps=steps, labels=labels, batch_size=150, initial="identity", schedule="constant", lr=1e-2
-        )
-        trained = hf_stitch.stitch(other, network, data, test_data=TEXTS[:5], matcher=matcher, **CUT)
-        losses[steps] = trained.stitch.body.fitted["loss"]
-    start = hf_stitch.stitch(other, network, data, test_data=TEXTS[:5], matcher="identity", **CUT)
-    logits = torch.cat([start(**start.preprocess([text])).logits for text in TEXTS]).double()
-    wanted = torch.from_numpy(labels_of(head, network)).double() if labels == "hard" else outputs(network)
-    if head == "four classes":
-        probabilities = wanted if labels == "hard" else wanted.sigmoid()
-        expected = functional.binary_cross_entropy_with_logits(logits, probabilities)
-    else:
-        expected = functional.mse_loss(logits, wanted)
-    assert losses[1] == pytest.approx(expected.item(), rel=1e-4)
-    assert losses[60] < 0.9 * losses[1]
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_stitched_module_has_the_loss_of_its_target(head: str) -> None:
-    network = bert(head)
-    model, inputs = joined(network, str(network.task)), network.preprocess(TEXTS[:2])
-    for labels in (
-        torch.tensor(labels_of(head, network)[:2]).float(),
-        *([torch.tensor([0.5, -2.0])] * (head == "one number")),
-    ):
-        found = model(**inputs, labels=labels).loss
-        torch.testing.assert_close(found, network.model(**inputs, labels=labels).loss)
-        found.backward()
-    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
 
 
 def test_a_temperature_is_refused_without_probabilities() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ import transformers
 from sklearn import metrics
 from tiny_networks import TEXT
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch.nn import functional
 
 import hf_stitch
 import hf_stitch.auto
-from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.tasks.base import IGNORED
 from hf_stitch.tasks.kinds import task_named
@@ -163,62 +160,6 @@ def test_classes_that_are_no_parts_of_entities_have_no_f1_and_unlabelled_texts_a
     assert list(model.evaluation.scores["stitched"]) == ["relative_accuracy", "accuracy", "cross_entropy", "agreement"]
     plain = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT).evaluation
     assert plain is not None and {*plain.scores["stitched"]} == {"agreement"} and plain["agreement"].value == 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_saved_model_is_run_by_the_pipeline_as_its_target(tmp_path: Path) -> None:
-    net = network()
-    model = hf_stitch.stitch(net, net, Samples.of(TEXTS, label=labels_of(net)), matcher="identity", **CUT)
-    model.save_pretrained(tmp_path)
-    again, inputs = StitchedModel.from_pretrained(tmp_path), net.preprocess(TEXTS[:3])
-    assert again.task == model.task and torch.equal(again(**inputs).logits, net.forward(inputs).logits)
-    assert again.config.id2label == dict(enumerate(NAMES))
-    pipe = transformers.pipeline("token-classification", model=str(tmp_path), aggregation_strategy="first")
-    own = transformers.pipeline(
-        "token-classification", model=net.model, tokenizer=net.processor, aggregation_strategy="first"
-    )
-    for found, expected in zip(pipe(TEXTS[:5]), own(TEXTS[:5]), strict=True):
-        assert [(each["entity_group"], each["word"]) for each in found] == [
-            (each["entity_group"], each["word"]) for each in expected
-        ]
-    assert "pipeline_tag: token-classification" in (tmp_path / "README.md").read_text()
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("labels", ["hard", "target"])
-def test_the_loss_is_that_of_torch_and_training_lowers_it(labels: str) -> None:
-    net, other = network(), network(1)
-    truth = labels_of(net)
-    data, losses = Samples.of(TEXTS, label=truth), {}
-    for steps in (1, 40):
-        options = {"initial": "identity", "schedule": "constant", "lr": 1e-2, "batch_size": 120, "labels": labels}
-        matcher = TaskLoss(max_steps=steps, **options)
-        trained = hf_stitch.stitch(other, net, data, test_data=TEXTS[:5], matcher=matcher, **CUT)
-        losses[steps] = trained.stitch.body.fitted["loss"]
-    start = hf_stitch.stitch(other, net, data, test_data=TEXTS[:5], matcher="identity", **CUT)
-    each = []
-    for text, row in zip(TEXTS, truth, strict=True):
-        inputs = start.preprocess([text])
-        places = task_named("token-classification").asked(net, [text], [row] if labels == "hard" else None)[0]
-        logits = start(**inputs).logits[0][places >= 0]
-        if labels == "hard":
-            each.append(functional.cross_entropy(logits, places[places >= 0], reduction="none"))
-        else:
-            each.append(
-                functional.cross_entropy(
-                    logits, net.forward(inputs).logits[0][places >= 0].softmax(-1), reduction="none"
-                )
-            )
-    assert losses[1] == pytest.approx(torch.cat(each).mean().item(), rel=1e-4)
-    assert losses[40] < 0.9 * losses[1]
-
-
-def test_a_stitched_module_has_the_loss_of_its_target() -> None:
-    net = network()
-    model = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT)
-    inputs = net.preprocess(TEXTS[:4])
-    labels = task_named("token-classification").asked(net, TEXTS[:4], labels_of(net)[:4])
-    torch.testing.assert_close(model(**inputs, labels=labels).loss, net.model(**inputs, labels=labels).loss)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -63,6 +64,7 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"task": "auto"}, ValueError, "its task is None: pass task="),
         ({"task": "feature-extraction"}, ValueError, "its task is None: pass task="),
         ({"test_data": TRAIN}, ValueError, "100.0% of test_data are also in data"),
+        ({"test_data": TEST, "test_size": 0.2}, ValueError, "test_size= is the size of a split"),
         ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
         ({"far_data": POINTS[:20] + 9}, ValueError, "far_data= is a control of detectors, but none are named"),
         ({"detectors": ["knn"], "far_data": TRAIN}, ValueError, r"% of far_data are also in the data"),
@@ -95,3 +97,11 @@ def test_another_number_of_resamples_continues_from_the_same_state(tmp_path: Any
     """Resamples are drawn after the passes."""
     grid(checkpoint_dir=tmp_path, resamples=5)
     assert grid(checkpoint_dir=tmp_path, resamples=9).to_dict() == grid(resamples=9).to_dict()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_single_test_sample_has_no_intervals() -> None:
+    found = grid(test_data=TEST.take(1), detectors=["knn"])
+    for figure in found.figures:
+        assert np.isnan(found.cells(figure=figure)[..., 1:]).all()
+    assert found.as_good().all() and " [–]" in str(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -62,34 +63,22 @@ def stops_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_scores_of_two_fits_of_a_detector_are_not_mixed(
-    finished: bool, images: Any, tmp_path: Any, stops_after_one_batch: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = stops_after_one_batch
-    if finished:
-        watched(tmp_path / "job", images)
-    else:
-        left[0] = 1
-        with pytest.raises(KeyboardInterrupt):
-            watched(tmp_path / "job", images)
-    left[0] = -1
-    monkeypatch.setattr(Unsteady, "factor", -1.0)
-    with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
-        resumed = watched(tmp_path / "job", images)
-    expected = watched(tmp_path / "other", images)
-    assert resumed.to_dict() == expected.to_dict()
-
-
 @pytest.mark.filterwarnings("error", "ignore:.* no better than ")
-def test_a_fit_with_the_same_bits_keeps_what_was_scored(
-    images: Any, tmp_path: Any, stops_after_one_batch: list[int]
+def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
+    images: Any, tmp_path: Any, stops_after_one_batch: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = stops_after_one_batch
     left[0] = 1
     with pytest.raises(KeyboardInterrupt):
         watched(tmp_path / "job", images)
+    shutil.copytree(tmp_path / "job", tmp_path / "half")
     left[0] = 1  # 16 samples are scored, in two batches: one is left
     resumed = watched(tmp_path / "job", images)
     left[0] = 0
     assert watched(tmp_path / "job", images).to_dict() == resumed.to_dict()
+    left[0] = -1
+    monkeypatch.setattr(Unsteady, "factor", -1.0)
+    expected = watched(tmp_path / "other", images).to_dict()
+    for name in ("job", "half"):
+        with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
+            assert watched(tmp_path / name, images).to_dict() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tiny_networks import LAYERS, build  # isort: skip
 
 LAYER = LAYERS["vit"]
 SECRET = "home-of-alice"
+QUIET: dict[str, Any] = {"progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -46,61 +48,37 @@ def everything(folder: Path, result: Result) -> bytes:
 def test_a_comparison_names_local_folders_by_what_tells_them_apart(
     folders: list[str], images: Any, tmp_path: Path
 ) -> None:
-    found = hf_stitch.compare(
-        *folders[:2], images, layers_a=[LAYER], layers_b=[LAYER], checkpoint_dir=tmp_path / "job", progress=False
-    )
+    options: dict[str, Any] = {"layers_a": [LAYER], "layers_b": [LAYER], **QUIET}
+    found = hf_stitch.compare(*folders[:2], images, checkpoint_dir=tmp_path / "job", **options)
     assert found.recipe["a"]["name"] == "first/vit" and found.recipe["b"]["name"] == "second/vit"
     assert found.recipe["a"]["reference"]["id"] is None and found.recipe["a"]["reference"]["weights_hash"]
     assert found._titles == ("layers of a: first/vit", "layers of b: second/vit")
     written = everything(tmp_path, found)
     assert SECRET.encode() not in written and b"first/vit" in written
     assert "first/vit" in (tmp_path / "job" / "job.json").read_text()
+    one = hf_stitch.compare(folders[0], folders[0], images, **options)
+    assert one.recipe["a"]["name"] == one.recipe["b"]["name"] == "vit"
+    moved = [str(shutil.copytree(each, tmp_path / "moved" / Path(each).parent.name / "vit")) for each in folders[:2]]
+    hf_stitch.compare(*moved, images, checkpoint_dir=tmp_path / "job", **options)  # goes on with the same job
 
 
-def test_one_folder_is_named_by_its_own_name(folders: list[str], images: Any) -> None:
-    found = hf_stitch.compare(folders[0], folders[0], images, layers_a=[LAYER], layers_b=[LAYER], progress=False)
-    assert found.recipe["a"]["name"] == found.recipe["b"]["name"] == "vit"
+VERBS: dict[str, Callable[[dict[str, str], Any, Path], Any]] = {
+    "weights": lambda nets, x, job: hf_stitch.compare(nets["x"], nets["y"], metrics=["weight_cosine"]),
+    "all": lambda nets, x, job: hf_stitch.compare_all(nets, x, layers=[LAYER], checkpoint_dir=job, **QUIET),
+    "all_weights": lambda nets, x, job: hf_stitch.compare_all(nets, metrics=["weight_cosine"]),
+    "grid": lambda nets, x, job: hf_stitch.stitch_grid(
+        nets["x"], nets["y"], x, layers_a=[LAYER], layers_b=[LAYER], checkpoint_dir=job, resamples=5, **QUIET
+    ),
+    "bench": lambda nets, x, job: bench(nets, x, layers=[LAYER], probe_epochs=1, **QUIET),
+}
 
 
-def test_a_moved_folder_resumes_the_comparison(folders: list[str], images: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"layers_a": [LAYER], "layers_b": [LAYER], "checkpoint_dir": tmp_path / "job"}
-    hf_stitch.compare(*folders[:2], images, progress=False, **options)
-    moved = [
-        str(shutil.copytree(place, tmp_path / "elsewhere" / Path(place).parent.name / "vit")) for place in folders[:2]
-    ]
-    hf_stitch.compare(*moved, images, progress=False, **options)
-
-
-@pytest.mark.parametrize("verb", ["weights", "all", "all_weights", "grid", "evaluation", "audit", "bench"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_no_result_holds_the_path_of_a_network(verb: str, folders: list[str], images: Any, tmp_path: Path) -> None:
-    named = dict(zip("xyz", folders, strict=True))
-    quiet: dict[str, Any] = {"progress": False}
-    if verb == "weights":
-        found: Any = hf_stitch.compare(*folders[:2], metrics=["weight_cosine"])
-    elif verb == "all":
-        found = hf_stitch.compare_all(named, images, layers=[LAYER], checkpoint_dir=tmp_path / "job", **quiet)
-        assert found.between("x", "y").recipe["a"]["name"] == "first/vit"
-    elif verb == "all_weights":
-        found = hf_stitch.compare_all(named, metrics=["weight_cosine"])
-    elif verb == "grid":
-        found = hf_stitch.stitch_grid(
-            *folders[:2],
-            images,
-            layers_a=[LAYER],
-            layers_b=[LAYER],
-            checkpoint_dir=tmp_path / "job",
-            resamples=5,
-            **quiet,
-        )
-    elif verb == "bench":
-        found = bench(named, images, layers=[LAYER], probe_epochs=1, **quiet)
-    else:
-        made = hf_stitch.stitch(*folders[:2], images[:60], source_layer=LAYER, target_layer=LAYER, **quiet)
-        found = hf_stitch.evaluate(made, images[60:], **quiet) if verb == "evaluation" else None
-        if found is None:
-            found = hf_stitch.audit(made, images[60:], detectors=["knn"], **quiet)
-        made.save_pretrained(tmp_path / "model")
+    found = VERBS[verb](dict(zip("xyz", folders, strict=True)), images, tmp_path / "job")
     assert SECRET.encode() not in everything(tmp_path, found)
+    if verb == "all":
+        assert found.between("x", "y").recipe["a"]["name"] == "first/vit"
 
 
 def test_activations_anchors_and_entries_of_caches_hold_no_path(
@@ -116,15 +94,15 @@ def test_activations_anchors_and_entries_of_caches_hold_no_path(
 
 
 def test_trained_maps_and_their_checkpoints_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
-    trained = TaskLoss(max_steps=2, batch_size=16, initial="ridge")
-    made = hf_stitch.stitch(
-        *folders[:2], images[:60], source_layer=LAYER, target_layer=LAYER, matcher=trained, progress=False
-    )
+    trained, options = TaskLoss(max_steps=2, batch_size=16, initial="ridge"), {"source_layer": LAYER, **QUIET}
+    made = hf_stitch.stitch(*folders[:2], images[:60], target_layer=LAYER, matcher=trained, **options)
     trained.fit(made, images[:60], checkpoint_dir=tmp_path / "job", progress=False)
+    audit = hf_stitch.audit(made, images[60:], detectors=["knn"], **QUIET)
     made.save_pretrained(tmp_path / "model")
     made.stitcher.save_pretrained(tmp_path / "stitcher")
     assert (tmp_path / "job" / "job.json").is_file()
-    assert SECRET.encode() not in everything(tmp_path, made.evaluation)
+    for found in (made.evaluation, hf_stitch.evaluate(made, images[60:], **QUIET), audit):
+        assert SECRET.encode() not in everything(tmp_path, found)
 
 
 def test_relative_models_and_anchors_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from processes import run_ranks
 from tiny_networks import adapted, build, network
 from torch import Tensor, nn
 
@@ -35,19 +37,19 @@ def stitched(images: Tensor) -> hf_stitch.StitchedModel:
 
 
 SWAPPED: Any = {"encoder_layer": "layer1.0", "target_layer": "layer1.0"}
-JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
-    "compare": lambda model, x: hf_stitch.plan(hf_stitch.compare, network("cnn"), network("cnn", 1), x),
-    "compare_all": lambda model, x: hf_stitch.plan(hf_stitch.compare_all, [network("cnn"), network("cnn", 1)], x),
-    "stitch": lambda model, x: hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), x),
-    "stitch_grid": lambda model, x: hf_stitch.plan(hf_stitch.stitch_grid, network("cnn"), network("cnn", 1), x),
-    "evaluate": lambda model, x: hf_stitch.plan(hf_stitch.evaluate, model, x[60:]),
-    "audit": lambda model, x: hf_stitch.plan(hf_stitch.audit, model, x[60:]),
-    "extract_activations": lambda model, x: hf_stitch.plan(extract_activations, network("cnn"), x),
-    "relative_model": lambda model, x: hf_stitch.plan(
+JOBS: dict[str, Callable[[Any, Any, Tensor], Plan]] = {
+    "compare": lambda plan, model, x: plan(hf_stitch.compare, network("cnn"), network("cnn", 1), x),
+    "compare_all": lambda plan, model, x: plan(hf_stitch.compare_all, [network("cnn"), network("cnn", 1)], x),
+    "stitch": lambda plan, model, x: plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), x),
+    "stitch_grid": lambda plan, model, x: plan(hf_stitch.stitch_grid, network("cnn"), network("cnn", 1), x),
+    "evaluate": lambda plan, model, x: plan(hf_stitch.evaluate, model, x[60:]),
+    "audit": lambda plan, model, x: plan(hf_stitch.audit, model, x[60:]),
+    "extract_activations": lambda plan, model, x: plan(extract_activations, network("cnn"), x),
+    "relative_model": lambda plan, model, x: plan(
         hf_stitch.relative_model, network("cnn"), x[:20], layer="layer1.0", num_labels=3
     ),
-    "swap": lambda model, x: hf_stitch.plan(hf_stitch.swap, network("cnn"), network("cnn", 1), x[:20], **SWAPPED),
-    "swap, relative": lambda model, x: hf_stitch.plan(
+    "swap": lambda plan, model, x: plan(hf_stitch.swap, network("cnn"), network("cnn", 1), x[:20], **SWAPPED),
+    "swap, relative": lambda plan, model, x: plan(
         hf_stitch.swap,
         hf_stitch.relative_model(network("cnn"), x[:20], layer="layer1.0", num_labels=3, progress=False),
         network("cnn", 1), x[:20], encoder_layer="layer1.0", data=hf_stitch.Samples.of(x[60:], label=[0, 1, 2] * 20),
@@ -58,12 +60,15 @@ JOBS: dict[str, Callable[[Any, Tensor], Plan]] = {
 @pytest.mark.parametrize("job", JOBS)
 def test_every_long_job_has_a_plan(job: str, stitched: hf_stitch.StitchedModel, images: Tensor) -> None:
     before = weights_hash(stitched), dict(stitched.config.recipe)
-    plan = JOBS[job](stitched, images)
+    plan = JOBS[job](hf_stitch.plan, stitched, images)
     assert isinstance(plan, Plan) and plan.fits and plan.seconds > 0
     assert plan.memory["networks"] > 0 and plan.free_memory > 0 < plan.free_disk
     assert type(plan).from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert {"seconds", "memory"} <= set(plan.to_pandas().kind)
     assert "are free" in " ".join(str(plan).split())
+    assert JOBS[job](partial(hf_stitch.plan, batch_size=1), stitched, images).fits
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
+        JOBS[job](partial(hf_stitch.plan, batch_size=0), stitched, images)
     assert (weights_hash(stitched), dict(stitched.config.recipe)) == before
 
 
@@ -131,6 +136,63 @@ def test_a_plan_of_what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch, im
     monkeypatch.setattr("hf_stitch.analysis.planning.free_memory", lambda device: 100)
     plan = hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
     assert not plan.fits and "DOES NOT FIT" in str(plan)
+
+
+def test_plans_draw_no_random_numbers(images: Tensor) -> None:
+    before = torch.random.get_rng_state()
+    hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_comparison_without_a_route_does_not_fit(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch.analysis.comparison.comparing.free_memory", lambda device: 200_000)
+    both = network("cnn"), network("cnn", 1)
+    plan = hf_stitch.plan(hf_stitch.compare, *both, images)  # a route may use half of the memory
+    assert not plan.fits and "DOES NOT FIT" in str(plan)
+    assert 100_000 < plan.memory["moments"] < 200_000
+    assert type(plan).from_dict(json.loads(json.dumps(plan.to_dict()))).fits is False
+    with pytest.raises(ValueError, match="no route of linear_cka fits into memory"):
+        hf_stitch.compare(*both, images, progress=False)
+
+
+def test_moments_that_do_not_fit_are_not_collected_for_a_plan(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "free_memory", lambda device: 100)
+    with pytest.raises(ValueError, match="the moments of layers up to"):
+        hf_stitch.plan(hf_stitch.stitch, network("cnn"), network("cnn", 1), images)
+    by_rows = hf_stitch.plan(
+        hf_stitch.stitch, network("cnn"), network("cnn", 1), images, matcher="retrieval"
+    )  # collects none
+    assert "moments" not in by_rows.memory and by_rows.memory["rows"] > 0
+
+
+def test_rows_of_a_test_take_disk(images: Tensor) -> None:
+    a, b = network("cnn"), network("cnn", 1)
+    widths = {layer: extract_activations(a, images[:2], progress=False).values[layer].shape[1] for layer in a.layers}
+    rows = 4 * len(images) * 2 * sum(widths.values())
+    tested = hf_stitch.plan(hf_stitch.compare, a, b, images, permutations=20)
+    assert dict(tested.disk) == {"rows of the test": rows} and not tested.left_out
+    resampled = hf_stitch.plan(hf_stitch.compare_all, [a, b], images, resamples=20)
+    assert dict(resampled.disk) == {"rows of the test": rows} and "resamples" in resampled.left_out
+    assert not hf_stitch.plan(hf_stitch.compare_all, [a, b], images).disk
+
+
+def plan_of_a_rank(rank: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    a, b = (hf_stitch.load(Deaf(), example_inputs=torch.randn(2, 6)) for _ in "ab")
+    x = torch.rand(60, 6)
+    plans = {
+        "compare": hf_stitch.plan(hf_stitch.compare, a, b, x),
+        "stitch": hf_stitch.plan(hf_stitch.stitch, a, b, x, batch_size=8),
+        "stitch_grid": hf_stitch.plan(hf_stitch.stitch_grid, a, b, x, batch_size=8, task="image-classification"),
+    }
+    found = {name: (plan.processes, dict(plan.memory), plan.fits) for name, plan in plans.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def test_all_processes_plan_the_same(tmp_path: Path) -> None:
+    run_ranks(2, plan_of_a_rank, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second and all(found[0] == 2 for found in first.values())
 
 
 # -- without data ------------------------------------------------------------------------------------------------------

@@ -190,67 +190,6 @@ def test_separate_held_out_samples(net: Any, images: Any) -> None:
 CNN_VIT = (LAYERS["cnn"], LAYERS["vit"])
 
 
-def refused(
-    error: type[Exception], message: str, net: Any, data: Any, layers: tuple[str, str] = CNN_VIT, **options: Any
-) -> None:
-    with pytest.raises(error, match=message):
-        stitched(net("cnn"), net("vit", 1), data, layers, **options)
-
-
-def test_too_few_samples_for_least_squares(net: Any, images: Any) -> None:
-    message = r"the map of prefix tokens .*24 to 32 features needs at least 25 rows, got 16; .*'ridge'"
-    refused(ValueError, message, net, images[:20], matcher="lstsq")
-
-
-def test_activations_that_are_not_finite(net: Any, images: Any) -> None:
-    data = [{"image": s["image"].clone(), "label": s["label"], "id": f"n{i}"} for i, s in enumerate(images)]
-    data[7]["image"][:] = 3e38
-    samples = hf_stitch.Samples.of(data, id="id")
-    message = "layer 'layer2.0' of the source is NaN or infinite for 1 samples of a batch of 80; the first is 'n7'"
-    with pytest.raises(ValueError, match=message):
-        pair = Pair(net("cnn"), net("vit", 1)).at([CNN_VIT])
-        CollectedPair(pair, PairedSamples.of(samples), Run(80, progress=False)).moments(CNN_VIT)
-
-
-def test_networks_for_different_kinds_of_samples(net: Any, images: Any) -> None:
-    with pytest.raises(ValueError, match="the source takes image and the target text samples"):
-        stitched(net("cnn"), net("bert"), images, (LAYERS["cnn"], LAYERS["bert"]))
-
-
-def test_an_unknown_matcher(net: Any, images: Any) -> None:
-    refused(ValueError, "did you mean 'procrustes'", net, images, matcher="procustes")
-    refused(TypeError, "did you mean 'ridge'", net, images, matcher="ridge", rigde=1.0)
-
-
-def test_an_unknown_task(net: Any, images: Any) -> None:
-    refused(ValueError, "no 'image-clasification' among tasks; did you mean", net, images, task="image-clasification")
-
-
-def test_an_unknown_layer(net: Any, images: Any) -> None:
-    refused(
-        NotACutError,
-        r"'layer2\.O' of ResNet does not exist; did you mean 'layer2\.0'",
-        net,
-        images,
-        ("layer2.O", CNN_VIT[1]),
-    )
-
-
-def test_a_layer_with_a_bypass(net: Any, images: Any) -> None:
-    layers = ("layer2.0.bn2", CNN_VIT[1])
-    refused(NotACutError, r"cannot be cut at 'layer2\.0\.bn2': the output of '.*' bypasses it", net, images, layers)
-
-
-def test_samples_that_do_not_correspond(net: Any, images: Any) -> None:
-    other = hf_stitch.Samples.of(images).select([1, 0, *range(2, 80)])
-    refused(ValueError, "differ first at place 0: id 0 and id 1", net, images, paired_data=other)
-    refused(ValueError, "leave out test_data", net, images, paired_data=images, test_data=images)
-
-
-def test_no_samples(net: Any) -> None:
-    refused(ValueError, "empty", net, [])
-
-
 @pytest.fixture
 def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if invalid arguments are rejected only after the pass over the data."""
@@ -261,34 +200,69 @@ def uncollected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_stitch.workflows._stitch, "CollectedPair", fail)
 
 
-@pytest.mark.usefixtures("uncollected")
-def test_labels_that_are_not_classes_of_the_target(net: Any, images: Any) -> None:
-    wrong = [{**s, "label": 7 if i == 9 else s["label"]} for i, s in enumerate(images)]
-    refused(ValueError, "sample 9 has label 7, and the target predicts classes 0 to 4", net, images, test_data=wrong)
-    missing = [{**s, "label": -1 if i == 9 else s["label"]} for i, s in enumerate(images)]
-    refused(ValueError, "sample 9 has the label -1", net, images, test_data=missing)
+def with_label(images: Any, label: int) -> list[dict[str, Any]]:
+    return [{**sample, "label": label if place == 9 else sample["label"]} for place, sample in enumerate(images)]
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_images_of_another_size_than_that_of_the_cut(net: Any, images: Any) -> None:
-    large = [{**s, "image": s["image"].repeat(1, 2, 2)} for s in images]
-    message = r"layer 'layer2\.0' of the source outputs bchw 24 8x8, but the network is cut for bchw 24 4x4"
+@pytest.mark.parametrize(
+    ("error", "message", "given"),
+    [
+        (ValueError, "did you mean 'procrustes'", {"matcher": "procustes"}),
+        (TypeError, "did you mean 'ridge'", {"matcher": "ridge", "rigde": 1.0}),
+        (ValueError, "no 'image-clasification' among tasks; did you mean", {"task": "image-clasification"}),
+        (ValueError, "pooling must be one of", {"pooling": "tokens"}),
+        (NotACutError, r"'layer2\.O' of ResNet does not exist; did you mean 'layer2\.0'", {"source_layer": "layer2.O"}),
+        (
+            NotACutError, r"cannot be cut at 'layer2\.0\.bn2': the output of '.*' bypasses it",
+            {"source_layer": "layer2.0.bn2"},
+        ),
+        (
+            ValueError, "differ first at place 0: id 0 and id 1",
+            lambda x: {"paired_data": hf_stitch.Samples.of(x).select([1, 0, *range(2, 80)])},
+        ),
+        (ValueError, "leave out test_data", lambda x: {"paired_data": x, "test_data": x}),
+        (ValueError, "leave out one of both", lambda x: {"test_size": 0.2, "test_data": x}),
+        (ValueError, "empty", {"data": []}),
+        (
+            ValueError, "sample 9 has label 7, and the target predicts classes 0 to 4",
+            lambda x: {"test_data": with_label(x, 7)},
+        ),
+        (ValueError, "sample 9 has the label -1", lambda x: {"test_data": with_label(x, -1)}),
+        (
+            ValueError, r"layer 'layer2\.0' of the source outputs bchw 24 8x8, but the network is cut for bchw 24 4x4",
+            lambda x: {"data": [{**sample, "image": sample["image"].repeat(1, 2, 2)} for sample in x], "target": "cnn"},
+        ),
+        (
+            ValueError, r"cannot run from layer 'blocks\.1' on the activations that pooling='mean' leaves "
+            r"\(IndexError: .*use another", {"target": "deit", "pooling": "mean"},
+        ),
+        (ValueError, "the source takes image and the target text samples", {"target": "bert"}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stitched_is_refused_before_the_data_are_read(
+    error: type[Exception], message: str, given: Any, net: Any, images: Any
+) -> None:
+    options = {"data": images, "target": "vit", **(given(images) if callable(given) else given)}
+    target, data = options.pop("target"), options.pop("data")
+    layers = options.pop("source_layer", LAYERS["cnn"]), LAYERS[target]
+    with pytest.raises(error, match=message):
+        stitched(net("cnn"), net(target, 1), data, layers, **options)
+
+
+def test_too_few_samples_for_least_squares(net: Any, images: Any) -> None:
+    with pytest.raises(ValueError, match=r"24 to 32 features needs at least 25 rows, got 16; .*'ridge'"):
+        stitched(net("cnn"), net("vit", 1), images[:20], CNN_VIT, matcher="lstsq")
+
+
+def test_activations_that_are_not_finite(net: Any, images: Any) -> None:
+    data = [{"image": s["image"].clone(), "label": s["label"], "id": f"n{i}"} for i, s in enumerate(images)]
+    data[7]["image"][:] = 3e38
+    samples = hf_stitch.Samples.of(data, id="id")
+    message = "layer 'layer2.0' of the source is NaN or infinite for 1 samples of a batch of 80; the first is 'n7'"
     with pytest.raises(ValueError, match=message):
-        stitched(net("cnn"), net("cnn", 1), large, (LAYERS["cnn"], LAYERS["cnn"]))
-
-
-@pytest.mark.usefixtures("uncollected")
-def test_one_token_for_a_target_that_needs_two(net: Any, images: Any) -> None:
-    message = (
-        r"cannot run from layer 'blocks\.1' on the activations that pooling='mean' leaves \(IndexError: .*use another"
-    )
-    with pytest.raises(ValueError, match=message):
-        stitched(net("cnn"), net("deit", 1), images, (LAYERS["cnn"], LAYERS["deit"]), pooling="mean")
-
-
-@pytest.mark.usefixtures("uncollected")
-def test_an_unknown_pooling(net: Any, images: Any) -> None:
-    refused(ValueError, "pooling must be one of", net, images, pooling="tokens")
+        pair = Pair(net("cnn"), net("vit", 1)).at([CNN_VIT])
+        CollectedPair(pair, PairedSamples.of(samples), Run(80, progress=False)).moments(CNN_VIT)
 
 
 def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None:

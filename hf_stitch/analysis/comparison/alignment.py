@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,6 +23,9 @@ ALIGN: tuple[str, ...] = get_args(Align)
 
 Span = tuple[int, int]
 """Character span of a token: index of the first character, and index after the last one."""
+
+Tokenized = tuple[dict[str, Any], "_Segments"]
+"""Inputs of a network, and the segments of their tokens."""
 
 LEFT_OUT = -1
 
@@ -73,20 +76,20 @@ def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
         raise ValueError("align='offsets' needs networks on both sides: saved activations contain no character offsets")
     if networks[0].reader is not networks[-1].reader:
         raise ValueError("align='offsets' needs the same texts on both sides: leave paired_data out")
-    shared = _Shared(networks)
-    return tuple(_Aligned(network, shared, place) for place, network in enumerate(networks))
+    batch = lru_cache(maxsize=1)(partial(_tokenized, networks))  # a batch that both sides request is tokenized once
+    return tuple(_Aligned(network, batch, place) for place, network in enumerate(networks))
 
 
 class _Aligned(Network):
     """A network with one vector per text segment: the mean of the activations of its tokens."""
 
-    def __init__(self, network: Network, shared: _Shared, place: int) -> None:
+    def __init__(self, network: Network, batch: Callable[[int, int], list[Tokenized]], place: int) -> None:
         super().__init__(network.adapter, network.reader)
-        self._shared, self._place = shared, place
+        self._batch, self._place = batch, place
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run the network once and average its activations over the tokens of each segment."""
-        inputs, segments = self._shared.batch(start, stop)[self._place]
+        inputs, segments = self._batch(start, stop)[self._place]
 
         def averaged(name: str, activations: Representation) -> None:
             callback(name, segments.mean(name, activations))
@@ -94,24 +97,17 @@ class _Aligned(Network):
         self.adapter.run_with_callback(inputs, layers, averaged)
 
 
-class _Shared:
-    """Tokenized batches of texts. A batch that both sides request is tokenized once."""
-
-    def __init__(self, networks: Sequence[Network]) -> None:
-        self._networks = networks
-        self.batch = lru_cache(maxsize=1)(self._batch)
-
-    def _batch(self, start: int, stop: int) -> list[tuple[dict[str, Any], _Segments]]:
-        """Return the inputs of each network with the segments of their tokens."""
-        reader = self._networks[0].reader
-        texts, ids = reader.read(start, stop), reader.samples.ids[start:stop]
-        for text, id_ in zip(texts, ids, strict=True):
-            if not isinstance(text, str):
-                raise ValueError(f"align='offsets' takes texts, but sample {id_!r} is of type {type(text).__name__}")
-        inputs = [network.adapter.preprocess(texts, offsets=True) for network in self._networks]
-        spans = [each.pop(OFFSETS).tolist() for each in inputs]
-        found = [align(*sample) for sample in zip(texts, spans[0], spans[-1], strict=True)]
-        return [(each, _Segments.of([pair[side] for pair in found], ids)) for side, each in enumerate(inputs)]
+def _tokenized(networks: Sequence[Network], start: int, stop: int) -> list[Tokenized]:
+    """Return the inputs of each network for a batch of texts, with the segments of their tokens."""
+    reader = networks[0].reader
+    texts, ids = reader.read(start, stop), reader.samples.ids[start:stop]
+    for text, id_ in zip(texts, ids, strict=True):
+        if not isinstance(text, str):
+            raise ValueError(f"align='offsets' takes texts, but sample {id_!r} is of type {type(text).__name__}")
+    inputs = [network.adapter.preprocess(texts, offsets=True) for network in networks]
+    spans = [each.pop(OFFSETS).tolist() for each in inputs]
+    found = [align(*sample) for sample in zip(texts, spans[0], spans[-1], strict=True)]
+    return [(each, _Segments.of([pair[side] for pair in found], ids)) for side, each in enumerate(inputs)]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Array = NDArray[np.float64]
-T = TypeVar("T")
 LayerStatistic = LayerMoments | LayerRows | MinibatchGrams
 
 _ROWS = "rows"
@@ -80,18 +79,14 @@ class Collector:
         self._work = workload(group, reader)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
         self._routes = {label: routes[label][name] for label, name in taken.items()}
-        self._statistics: dict[str, LayerStatistic] = {}
-        self._kept: dict[str, dict[Key, Any]] = {}
-        rows = None if reader.pooling == "none" else n
+        wanted: dict[str, tuple[Collected, Mapping[str, Any]]] = {}
         for route in self._routes.values():
-            if route.statistic not in self._statistics:
-                self._statistics[route.statistic] = _statistic(
-                    route.collects, route.options, group, reader, folder, rows
-                )
-                self._kept[route.statistic] = {}
-        if keep_rows and _ROWS not in self._statistics:
-            self._statistics[_ROWS] = _statistic("rows", {}, group, reader, folder, rows)
-            self._kept[_ROWS] = {}
+            wanted.setdefault(route.statistic, (route.collects, route.options))
+        if keep_rows:
+            wanted.setdefault(_ROWS, ("rows", {}))
+        rows = None if reader.pooling == "none" else n
+        self._statistics = {name: _statistic(*what, group, reader, folder, rows) for name, what in wanted.items()}
+        self._kept: dict[str, dict[Key, Any]] = {name: {} for name in wanted}
 
     def take(self, key: Key, rows: Tensor) -> bool:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
@@ -107,11 +102,9 @@ class Collector:
         """Update the statistics with the current batch after all its matrices were added."""
         for name, statistic in self._statistics.items():
             kept = self._kept[name]
-            statistic.update([kept[key] for key in self.group.x], self._second(kept))
+            second = None if self.group.same else [kept[key] for key in self.group.y]
+            statistic.update([kept[key] for key in self.group.x], second)
             kept.clear()
-
-    def _second(self, kept: Mapping[Key, T]) -> list[T] | None:
-        return None if self.group.same else [kept[key] for key in self.group.y]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of all statistics, without rows, which are stored in files."""
@@ -151,32 +144,25 @@ class Collector:
 
     def rows_of_a(self) -> list[Tensor]:
         """Return the rows of each layer of a, (n, d), if they were kept."""
-        rows = self._rows()
-        return [rows.x(place) for place in self.group.of_a]
+        return [self._rows.x(place) for place in self.group.of_a]
 
+    @property
     def _rows(self) -> LayerRows:
-        rows = self._statistics[_ROWS]
-        assert isinstance(rows, LayerRows)
+        rows: Any = self._statistics[_ROWS]
         return rows
 
     def test(self, label: str, defined: NDArray[np.bool_], permutations: int, seed: int, memory: int) -> MaximumTest:
         """Test a metric for all pairs of layers of the group, from the rows, with one row per sample."""
-        rows = self._rows()
+        rows = self._rows
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
-        distinct = np.zeros((len(x), len(y)), bool)
-        distinct[np.ix_(self.group.of_a, self.group.of_b)] = defined
+        distinct, pairs = np.zeros((len(x), len(y)), bool), np.ix_(self.group.of_a, self.group.of_b)
+        distinct[pairs] = defined
         found = maximum_test(
             self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=seed, memory=memory
         )
-        pairs, of_a, of_b = np.ix_(self.group.of_a, self.group.of_b), list(self.group.of_a), list(self.group.of_b)
-        return replace(
-            found,
-            chance=found.chance[pairs],
-            scores=found.scores[pairs],
-            unadjusted=found.unadjusted[pairs],
-            maxima_a=found.maxima_a[:, of_a],
-            maxima_b=found.maxima_b[:, of_b],
-        )
+        own: dict[str, Any] = {name: getattr(found, name)[pairs] for name in ("chance", "scores", "unadjusted")}
+        own |= {"maxima_a": found.maxima_a[:, self.group.of_a], "maxima_b": found.maxima_b[:, self.group.of_b]}
+        return replace(found, **own)
 
 
 def _statistic(

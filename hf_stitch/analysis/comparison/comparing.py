@@ -220,6 +220,7 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data are read."""
     start, stop = processes.part(reader.n)
+    a, b = ({reader.width(key) for group in reader.groups for key in getattr(group, side)} for side in "xy")
     if reader.n < LEAST:
         raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
@@ -236,19 +237,11 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
             )
         if reader.pooling != "none":
             _check_count(label, metric, reader)
-        if metric.equal_widths:
-            _check_widths(label, reader)
-
-
-def _check_widths(label: str, reader: LayerReader) -> None:
-    """Raise an error if no layer of a is as wide as a layer of b."""
-    a = {reader.width(key) for group in reader.groups for key in group.x}
-    b = {reader.width(key) for group in reader.groups for key in group.y}
-    if not a & b:
-        raise ValueError(
-            f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
-            "other layers"
-        )
+        if metric.equal_widths and not a & b:
+            raise ValueError(
+                f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
+                "other layers"
+            )
 
 
 def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> None:
@@ -257,25 +250,21 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
     if reader.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
     (group,) = reader.groups  # there is one group, because pooled rows have no grid
-    widths_a = [reader.width(group.x[place]) for place in group.of_a]
-    widths_b = [reader.width(group.y[place]) for place in group.of_b]
-    for name, layers, widths, takes in (
-        ("a", reader.layers_a, widths_a, partial(metric.min_rows, "x")),
-        ("b", reader.layers_b, widths_b, partial(metric.min_rows, "y")),
+    for name, layers, keys, places, takes in (
+        ("a", reader.layers_a, group.x, group.of_a, partial(metric.min_rows, "x")),
+        ("b", reader.layers_b, group.y, group.of_b, partial(metric.min_rows, "y")),
     ):
+        widths = [reader.width(keys[place]) for place in places]
         if reader.n >= min(map(takes, widths)):
             continue
         few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
             few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
-        wants = ", ".join(f"{what} ({_listed(layers)})" for what, layers in few.items())
+        wants = []
+        for what, names in few.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            wants.append(f"{what} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
         raise ValueError(
-            f"{label} takes more than the {reader.n} samples given: at least {wants}; pass more samples or use other "
-            "layers"
+            f"{label} takes more than the {reader.n} samples given: at least {', '.join(wants)}; pass more samples or "
+            "use other layers"
         )
-
-
-def _listed(layers: list[str]) -> str:
-    """List the first names and the number of the others."""
-    shown = ", ".join(map(repr, layers[:_SHOWN]))
-    return shown if len(layers) <= _SHOWN else f"{shown} and {len(layers) - _SHOWN} more"

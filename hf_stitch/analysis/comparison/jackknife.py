@@ -111,8 +111,16 @@ def _p_values(values: Array, left_out: Array, best: int) -> Array:
 
 
 def _without_groups(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], groups: Sequence[Places]) -> LeftOut:
-    by_moments = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
-    values = _from_moments(metric, x, y, groups) if by_moments else _from_rows(metric, x, y, groups)  # type: ignore[arg-type]
+    of_x = cache(lambda i: SampleRows(x[i], groups))
+    of_y = cache(lambda j: SampleRows(y[j], groups))
+    kept = [torch.from_numpy(np.setdiff1d(np.arange(len(x[0])), group)) for group in groups]
+
+    def values(i: int, j: int) -> list[float]:
+        if isinstance(metric, MomentsMetric) and metric.statistic == "moments":
+            moments = SampleMoments(of_x(i), of_y(j))
+            return [metric.from_moments(moments.without(group)) for group in range(len(groups))]
+        rows_x, rows_y = x[i].double(), y[j].double()
+        return [metric.function(rows_x[rest], rows_y[rest], **metric.options).item() for rest in kept]
 
     def checked(i: int, j: int) -> list[float]:
         try:
@@ -124,24 +132,3 @@ def _without_groups(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], gr
             ) from error
 
     return checked
-
-
-def _from_rows(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], groups: Sequence[Places]) -> LeftOut:
-    kept = [torch.from_numpy(np.setdiff1d(np.arange(len(x[0])), group)) for group in groups]
-
-    def values(i: int, j: int) -> list[float]:
-        rows_x, rows_y = x[i].double(), y[j].double()
-        return [metric.function(rows_x[rest], rows_y[rest], **metric.options).item() for rest in kept]
-
-    return values
-
-
-def _from_moments(metric: MomentsMetric, x: Sequence[Tensor], y: Sequence[Tensor], groups: Sequence[Places]) -> LeftOut:
-    of_x = cache(lambda i: SampleRows(x[i], groups))
-    of_y = cache(lambda j: SampleRows(y[j], groups))
-
-    def values(i: int, j: int) -> list[float]:
-        moments = SampleMoments(of_x(i), of_y(j))
-        return [metric.from_moments(moments.without(group)) for group in range(len(groups))]
-
-    return values

@@ -7,7 +7,7 @@ based multiple testing").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,7 +103,10 @@ def maximum_test(
     some_x, some_y = [x[int(i)] for i in of_x], [y[int(j)] for j in of_y]
     found = _by_matrices(metric, some_x, some_y, orders, memory)
     if found is None:
-        found = _by_pairs(metric, some_x, some_y, orders, known[np.ix_(of_x, of_y)])
+        found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
+        for i, j in np.argwhere(known[np.ix_(of_x, of_y)]):
+            score = pairing(metric, some_x[i].double(), some_y[j].double())
+            found[:, i, j] = [score(order) for order in orders]
     values = np.full((len(orders), *known.shape), np.nan)
     values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
     values[:, ~known] = np.nan
@@ -153,18 +156,3 @@ def _unit(metric: ActivationMetric, rows: Tensor) -> Tensor:
     if not (length := matrix.norm()) > 0:
         raise ValueError(f"{metric.name} is undefined for a layer that outputs the same for all {len(rows)} samples")
     return matrix.flatten() / length
-
-
-def _by_pairs(
-    metric: ActivationMetric,
-    x: Sequence[Tensor],
-    y: Sequence[Tensor],
-    orders: Sequence[Tensor],
-    defined: NDArray[np.bool_],
-) -> Array:
-    """Compute the metric of every pair for which it is defined under every order."""
-    values = np.full((len(orders), len(x), len(y)), np.nan)
-    for i, j in np.argwhere(defined):
-        score: Callable[[Tensor], float] = pairing(metric, x[i].double(), y[j].double())
-        values[:, i, j] = [score(order) for order in orders]
-    return values

@@ -82,18 +82,15 @@ class NetworkAtlas(Result):
             KeyError: If there is no such network.
         """
         rows, columns = self._place(a), self._place(b)
+        both = self.networks.index(a), self.networks.index(b)
         networks = self.atlas.recipe.get("a", {}).get("networks", {})
         recipe = {**self.atlas.recipe, "a": networks.get(a, {}), "b": networks.get(b, {})}
         undefined = {
             pair_name(metric, layer_a, layer_b): why
             for metric in self.atlas.values
-            for layer_a in self.layers[a]
-            for layer_b in self.layers[b]
+            for layer_a in (*self.layers[a], WHOLE)
+            for layer_b in (*self.layers[b], WHOLE)
             if (why := self.atlas.why(metric, f"{a}/{layer_a}", f"{b}/{layer_b}")) is not None
-        } | {
-            pair_name(metric, WHOLE, WHOLE): why
-            for metric in self.whole
-            if (why := self.atlas.why(metric, f"{a}/{WHOLE}", f"{b}/{WHOLE}")) is not None
         }
         return replace(
             self.atlas,
@@ -107,11 +104,7 @@ class NetworkAtlas(Result):
                 if (own := self.atlas.sizes.get("a", {}))
             },
             undefined=undefined,
-            whole={
-                metric: float(values[self.networks.index(a), self.networks.index(b)])
-                for metric, values in self.whole.items()
-                if not np.isnan(values[self.networks.index(a), self.networks.index(b)])
-            },
+            whole={metric: float(values[both]) for metric, values in self.whole.items() if not np.isnan(values[both])},
         )
 
     def similarities(self, metric: str | None = None) -> Array:
@@ -297,12 +290,8 @@ class NetworkAtlas(Result):
     def _place(self, network: str) -> slice:
         if network not in self.layers:
             raise KeyError(f"there is no network {network!r}; there are {', '.join(self.networks)}")
-        start = 0
-        for name, layers in self.layers.items():
-            if name == network:
-                return slice(start, start + len(layers))
-            start += len(layers)
-        raise AssertionError(network)
+        start = sum(len(self.layers[name]) for name in self.networks[: self.networks.index(network)])
+        return slice(start, start + len(self.layers[network]))
 
     def _is_distance(self, metric: str | None) -> bool:
         return self.atlas.label(metric) in self.atlas.distances

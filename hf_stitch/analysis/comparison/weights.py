@@ -69,9 +69,7 @@ def compare_weights(
     whole: dict[str, float] = {}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
-        value, why = _whole(
-            metric, a[label], b[label], {layer: found[label].get((layer, layer), np.nan) for layer in a[label]}
-        )
+        value, why = _whole(metric, a[label], b[label], found[label])
         if why is None:
             whole[label] = value
         else:
@@ -99,8 +97,7 @@ def compare_all_weights(
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
         for (i, a), (j, b) in product(enumerate(read), repeat=2):
-            by_layer = {x: found[label].get((f"{a}/{x}", f"{b}/{x}"), np.nan) for x in read[a][label]}
-            whole[label][i, j], why = _whole(metric, read[a][label], read[b][label], by_layer)
+            whole[label][i, j], why = _whole(metric, read[a][label], read[b][label], found[label], f"{a}/", f"{b}/")
             if why is not None:
                 undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = why
     described = {"networks": {name: dict(side.description) for name, side in sides.items()}}
@@ -116,12 +113,9 @@ def same_layers(
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
     found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
-    values = {layer: value for (layer, _), value in found.items()}
-    undefined = {layer: reason for (layer, _), reason in reasons.items()}
-    values[WHOLE], why = _whole(metric, a, b, values)
-    if why is not None:
-        undefined[WHOLE] = why
-    return values, undefined
+    whole, why = _whole(metric, a, b, found)
+    values = {**{layer: value for (layer, _), value in found.items()}, WHOLE: whole}
+    return values, {layer: reason for (layer, _), reason in reasons.items()} | ({WHOLE: why} if why else {})
 
 
 def _compared(
@@ -174,11 +168,13 @@ def _values(
 
 
 def _whole(
-    metric: WeightMetric, a: Mapping[str, Any], b: Mapping[str, Any], by_layer: Mapping[str, float]
-) -> tuple[float, str | None]:
+    metric: WeightMetric, a: Mapping[str, Any], b: Mapping[str, Any], found: Mapping[Pair, float],
+    prefix_a: str = "", prefix_b: str = "",
+) -> tuple[float, str | None]:  # fmt: skip
     """Combine the values of the layers that both networks have, or return NaN and the reason."""
     if different := a.keys() ^ b.keys():
         return np.nan, f"only one network has layer {min(different)!r}"
+    by_layer = {layer: found.get((prefix_a + layer, prefix_b + layer), np.nan) for layer in a}
     if undefined := [layer for layer, value in by_layer.items() if np.isnan(value)]:
         return np.nan, f"layer {undefined[0]!r} has no value"
     return float(metric.combine(by_layer)), None

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from hf_stitch.scoring.measured import with_interval
 from hf_stitch.tasks.base import resampled
 
 Array = NDArray[np.float64]
@@ -55,6 +56,8 @@ def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
     above = _share_below(np.sort(negative), positive)
     below = 1 - _share_below(np.sort(positive), negative)
     value = float(above.mean())
+    if min(len(above), len(below)) < 2:
+        return np.array([value, np.nan, np.nan])
     if paired:
         error = float((above + below).std(ddof=1)) / len(above) ** 0.5
     else:
@@ -85,7 +88,7 @@ def _rates(strange: Array, own: Array, *, paired: bool, seed: int) -> dict[str, 
     gained = np.diff(found, axis=1, prepend=0)
     enough = (found >= RECALL * found[:, -1:] * (1 - 1e-12)).argmax(1)
     rate = np.take_along_axis(false, enough[:, None], 1)[:, 0] / false[:, -1]
-    return {"aupr": _interval((gained * precision).sum(1) / found[:, -1]), "fpr95": _interval(rate)}
+    return {"aupr": with_interval((gained * precision).sum(1) / found[:, -1]), "fpr95": with_interval(rate)}
 
 
 @lru_cache(maxsize=4)
@@ -98,10 +101,6 @@ def _cumulated(ranks: NDArray[np.intp], weights: Array, levels: int) -> Array:
     order = np.argsort(ranks, kind="stable")
     total = np.concatenate([np.zeros((len(weights), 1)), np.cumsum(weights[:, order], axis=1)], axis=1)
     return total[:, np.searchsorted(ranks[order], np.arange(levels), "right")]
-
-
-def _interval(drawn: Array) -> Array:
-    return np.array([drawn[0], *np.quantile(drawn[1:], [0.025, 0.975])])
 
 
 def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Array:

@@ -205,9 +205,13 @@ class Evidence:
         for j, layer in enumerate(layers):
             for kind in watch.kinds_at(layer):
                 for number, dose in enumerate(DOSES):
-                    doses[kind][j, number] = self._dose(
-                        layer, f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
-                    )
+                    prefix, what = f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
+                    noisy = {
+                        key.removeprefix(prefix): values
+                        for key, values in self.doses[layer].items()
+                        if key.startswith(prefix)
+                    }
+                    doses[kind][j, number] = self._auroc(what, noisy, self.own[layer], self.ids)
             for name, values in controls.items():
                 values[j] = self._control(name, layer)
         matchers = dict.fromkeys(matcher for matcher, _, _ in self.stitched)
@@ -217,42 +221,32 @@ class Evidence:
         histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
         for (matcher, la, lb), seen in self.stitched.items():
             place = layers_a.index(la), layers.index(lb)
-            found, counted = self._stitched(lb, seen, f"{matcher}: {la} -> {lb}")
-            for name, values in counted.items():
-                histograms[matcher][name][place] = values
+            scores = self._scores(f"{matcher}: {la} -> {lb}", seen, self.own[lb], self.ids)
             coloured = doses["coloured"][place[1]]
-            found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
-            if not coloured[-1, 1] > 0.5:
-                found["dose"][:] = np.nan
+            if not (told := coloured[-1, 1] > 0.5):
                 self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
+            if scores is None:
+                continue
+            for name, values in binned(*scores).items():
+                histograms[matcher][name][place] = values
+            found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
+            if told:
+                found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
             for name, values in found.items():
                 figures[matcher][name][place] = values
         return Detection(self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms)
-
-    def _stitched(self, layer: str, seen: Seen, what: str) -> tuple[dict[str, Array], dict[str, Array]]:
-        scores = self._scores(what, seen, self.own[layer], self.ids)
-        if scores is None:
-            return {name: np.full(3, np.nan) for name in FIGURES}, {}
-        found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=self.watch.seed)
-        return found, binned(*scores)
-
-    def _dose(self, layer: str, prefix: str, what: str) -> Array:
-        seen = {key.removeprefix(prefix): v for key, v in self.doses[layer].items() if key.startswith(prefix)}
-        return self._auroc(self._scores(what, seen, self.own[layer], self.ids), paired=True)
 
     def _control(self, name: str, layer: str) -> Array:
         of, own, ids = self.watch.layers[layer], self.own[layer], self.ids
         what = f"{layer}, control {name}"
         if name == "far":
-            scores = self._scores(what, of.far, own, ids, self.watch.far_ids)
-        elif name == "train":
-            scores = self._scores(what, own, of.known, self.watch.known_ids, ids)
-        else:
-            second = halves(ids, self.watch.seed, "control")
-            strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
-            others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
-            scores = self._scores(what, strange, rest, ids, others)
-        return self._auroc(scores, paired=False)
+            return self._auroc(what, of.far, own, ids, self.watch.far_ids)
+        if name == "train":
+            return self._auroc(what, own, of.known, self.watch.known_ids, ids)
+        second = halves(ids, self.watch.seed, "control")
+        strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
+        others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
+        return self._auroc(what, strange, rest, ids, others)
 
     def _scores(
         self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
@@ -265,13 +259,15 @@ class Evidence:
             return None
         return scores
 
-    def _auroc(self, scores: tuple[Array, Array] | None, *, paired: bool) -> Array:
-        if scores is None:
+    def _auroc(
+        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+    ) -> Array:
+        """Compute the AUROC of the declared sides; without ``others``, both are scores of the same samples."""
+        if (scores := self._scores(what, strange, own, ids, others)) is None:
             return np.full(3, np.nan)
-        strange, own = scores
         if self.two_sided:
-            strange, own = sided(strange, own), sided(own, own)
-        return auroc(strange, own, paired=paired)
+            scores = sided(*scores), sided(scores[1], scores[1])
+        return auroc(*scores, paired=others is None)
 
 
 def _some(activations: Representation, places: Tensor | None) -> Representation:

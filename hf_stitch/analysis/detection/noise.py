@@ -56,7 +56,8 @@ class Noise:
         scaled = {}
         for kind, samples in donors.items():
             if samples:
-                found = _mean_squares(samples, prefix)
+                parts, norms = torch.cat([_part_of(s, prefix) for s in samples]), torch.cat([*samples]).square().sum(1)
+                found = norms.new_zeros(prefix + 1).index_add(0, parts, norms) / torch.bincount(parts)
                 if found[-1] == 0 and kind == "coloured":
                     raise ValueError(f"all positions of {len(samples)} samples are equal: is the layer dead?")
                 if found[-1] > 0:
@@ -104,13 +105,6 @@ def _part_of(rows: Tensor, prefix: int) -> Tensor:
     return torch.arange(len(rows), device=rows.device).clamp(max=prefix)
 
 
-def _mean_squares(samples: Sequence[Tensor], prefix: int) -> Tensor:
-    """Return the mean square norm of each part of some samples."""
-    parts = torch.cat([_part_of(rows, prefix) for rows in samples])
-    squares = torch.cat(list(samples)).square().sum(1)
-    return squares.new_zeros(prefix + 1).index_add(0, parts, squares) / torch.bincount(parts)
-
-
 def _moments(activations: Iterable[Representation]) -> tuple[Tensor, Tensor]:
     """Return means ``(prefix tokens + 1, d)`` and mean square norms of each prefix token and of all positions."""
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -128,14 +122,11 @@ def _samples(activations: Iterable[Representation], places: Sequence[int]) -> li
     for batch in activations:
         for place in places:
             if start <= place < start + batch.batch:
-                found[place] = _rows_of(batch, place - start)
+                one = slice(place - start, place - start + 1)
+                mask = None if batch.mask is None else batch.mask[one]
+                found[place] = batch.replace(values=batch.values[one], mask=mask).rows("none", prefix=True).double()
         start += batch.batch
     return [found[place] for place in places]
-
-
-def _rows_of(batch: Representation, place: int) -> Tensor:
-    mask = None if batch.mask is None else batch.mask[place : place + 1]
-    return batch.replace(values=batch.values[place : place + 1], mask=mask).rows("none", prefix=True).double()
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class Watch:
 
     detectors: Mapping[str, Detector]  # label -> detector
     seed: int  # seed of drawn positions, of noise and of halves
-    layers: Mapping[str, Layer] = field(default_factory=dict)  # layer -> its fitted detectors
+    layers: dict[str, Layer] = field(default_factory=dict)  # layer -> its fitted detectors
     kinds: Sequence[str] = KINDS
     known_ids: Sequence[Id] = ()  # ids of the samples to which the detectors were fitted
     far_ids: Sequence[Id] = ()  # ids of far samples
@@ -66,7 +67,18 @@ class Watch:
 
     def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
         """Show activations to the detectors of a layer."""
-        return _seen(self.detectors, self.layers[layer].scorers, activations, ids, self.seed)
+        return self.shown(self.layers[layer].scorers, activations, ids)
+
+    def shown(
+        self, scorers: Mapping[str, Scorer], activations: Representation, ids: Sequence[Id]
+    ) -> dict[str, NDArray[np.floating]]:
+        """Return what fitted detectors make of activations, and rows for those that learn from stitched ones."""
+        found: dict[str, NDArray[np.floating]] = {
+            label: scorer.score(activations).cpu().numpy() for label, scorer in scorers.items()
+        }
+        for reads in dict.fromkeys(d.reads for d in self.detectors.values() if d.auxiliary == "stitched"):
+            found[f"rows.{reads}"] = drawn_rows(activations, ids, self.seed, reads).numpy()
+        return found
 
     def see_doses(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
         """Show the target's own activations with noise to the detectors of a layer."""
@@ -79,12 +91,7 @@ class Watch:
         return found
 
     def compare(
-        self,
-        label: str,
-        strange: Seen,
-        own: Seen,
-        ids: Sequence[Id],
-        others: Sequence[Id] | None = None,
+        self, label: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
     ) -> tuple[Array, Array]:
         """Return the scores of strange activations and of the target's own.
 
@@ -120,34 +127,6 @@ def _as_batch(rows: NDArray[np.floating]) -> Representation:
     return Representation(values[:, 0], "bd") if values.shape[1] == 1 else Representation(values, "bnd")
 
 
-def _seen(
-    detectors: Mapping[str, Detector],
-    scorers: Mapping[str, Scorer],
-    activations: Representation,
-    ids: Sequence[Id],
-    seed: int,
-) -> dict[str, NDArray[np.floating]]:
-    found: dict[str, NDArray[np.floating]] = {
-        label: scorer.score(activations).cpu().numpy() for label, scorer in scorers.items()
-    }
-    for reads in dict.fromkeys(d.reads for d in detectors.values() if d.auxiliary == "stitched"):
-        found[f"rows.{reads}"] = drawn_rows(activations, ids, seed, reads).numpy()
-    return found
-
-
-def _seen_in(
-    detectors: Mapping[str, Detector],
-    scorers: Mapping[str, Scorer],
-    batches: Iterable[Representation],
-    ids: Sequence[Id],
-    seed: int,
-) -> dict[str, NDArray[np.floating]]:
-    parts, start = [], 0
-    for batch in batches:
-        parts.append(_seen(detectors, scorers, batch, ids[start : (start := start + batch.batch)], seed))
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
 def fit_watch(
     detectors: Mapping[str, Detector],
     network: Adapter,
@@ -163,11 +142,11 @@ def fit_watch(
     kinds: Sequence[str] = KINDS,
 ) -> Watch:
     """Fit each detector at each layer of the target. The activations of a layer are computed once for all of them."""
+    watch = Watch(detectors, run.seed, {}, kinds, samples.ids, () if far is None else far.ids)
     if not detectors:
-        return Watch(detectors, run.seed, kinds=kinds)
+        return watch
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
     data = {name: each for name, each in (("own", samples), ("others", needed), ("far", far)) if each is not None}
-    found: dict[str, Layer] = {}
     for layer, of in recorded(network, layers, list(data.values()), view, run, task):
         batches = dict(zip(data, of, strict=True))
         scorers: dict[str, Scorer] = {}
@@ -183,12 +162,13 @@ def fit_watch(
                 scorers[label] = detector.fit(batches["own"], labels, batches.get("others"))
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
-        known, beyond = (
-            _seen_in(detectors, scorers, batches[name], data[name].ids, run.seed) if name in data else {}
-            for name in ("own", "far")
-        )
-        found[layer] = Layer(noise, scorers, known, beyond)
-    return Watch(detectors, run.seed, found, kinds, samples.ids, () if far is None else far.ids)
+        seen: dict[str, Seen] = {"far": {}}
+        for name in data.keys() & {"own", "far"}:
+            ids = iter(data[name].ids)
+            parts = [watch.shown(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
+            seen[name] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        watch.layers[layer] = Layer(noise, scorers, seen["own"], seen["far"])
+    return watch
 
 
 def check_needs(
@@ -210,9 +190,8 @@ def check_needs(
     if outliers is None:
         return
     if not any(detector.auxiliary == "outliers" for detector in detectors.values()):
-        raise ValueError(
-            f"auxiliary_data= is for detectors that need samples of other data; {_names(detectors)} do not"
-        )
+        names = ", ".join(detectors) or "no detectors are named, so they"
+        raise ValueError(f"auxiliary_data= is for detectors that need samples of other data; {names} do not")
     if far is not None and (shared := ContentSketch.of(outliers).share(far) or 0) > 0:
         raise ValueError(
             f"{shared:.0%} of far_data are also in auxiliary_data, to which detectors are fitted: what they make of "
@@ -232,7 +211,3 @@ def check_far(far: Samples | None, others: Collection[Samples], *, detectors: Co
             f"{share:.1%} of far_data are also in the data, from which detectors must tell them apart: pass samples "
             "unlike the data (noise, other motifs)"
         )
-
-
-def _names(detectors: Mapping[str, Detector]) -> str:
-    return ", ".join(detectors) or "no detectors are named, so they"

@@ -12,7 +12,7 @@ from hf_stitch.analysis.detection.evidence import Cell
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.pairs import Pair
 from hf_stitch.printing import warn
-from hf_stitch.scoring.measured import Measured, not_beaten
+from hf_stitch.scoring.measured import Measured, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
 from hf_stitch.tasks.kinds import task_named
@@ -83,13 +83,6 @@ def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: in
     return {**measures, "chance": {name: chance[name] for name in task.kept if name in chance}}
 
 
-def with_interval(drawn: Array) -> Array:
-    """Return values and both ends of their 95% intervals."""
-    filled = np.where(np.isnan(drawn[0]), 0.0, drawn[1:])  # no interval where the figure itself is undefined
-    low, high = np.nanquantile(filled, [0.025, 0.975], axis=0) + np.where(np.isnan(drawn[0]), np.nan, 0.0)
-    return np.stack([drawn[0], low, high], -1)
-
-
 def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
     """Compute p-values of the difference of each stitch from the best of its row and of its column.
 
@@ -101,15 +94,10 @@ def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
     found = []
     for axis in (2, 1):
         values = np.where(np.isnan(better[:1]), -np.inf, better[:1])
-        best = np.take_along_axis(
-            better, np.broadcast_to(values.argmax(axis, keepdims=True), _shape(better, axis)), axis
-        )
+        best = np.take_along_axis(better, values.argmax(axis, keepdims=True), axis)
         apart = best - better
+        spread = np.nanstd(apart[1:], 0, ddof=1) if len(apart) > 1 else np.nan
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 for equal ones, of which the p-value is 1
-            p = 2 * norm.sf(np.nan_to_num(apart[0] / np.nanstd(apart[1:], 0, ddof=1), nan=0.0))
+            p = 2 * norm.sf(np.nan_to_num(apart[0] / spread, nan=0.0))
         found.append(np.where(np.isnan(better[0]), np.nan, np.where((best == better)[0], 1.0, p)))
     return np.stack(found)
-
-
-def _shape(values: Array, axis: int) -> tuple[int, ...]:
-    return tuple(1 if place == axis else length for place, length in enumerate(values.shape))

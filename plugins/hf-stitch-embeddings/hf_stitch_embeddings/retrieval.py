@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch.options import checked
 from hf_stitch.results import Result
-from hf_stitch.scoring.measured import as_score
+from hf_stitch.scoring.measured import as_score, with_interval
 from hf_stitch.tasks.base import resampled
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_vectors, normalized, read_vectors
@@ -309,9 +309,9 @@ def extrapolate(
 
     both = (np.clip(line(above), 0, 1), 1 / (1 + np.exp(-line(odds))))
     predictions = [floor + (1 - floor) * each for each in both]
-    lows, highs = zip(*(np.percentile(each[1:], [2.5, 97.5]) for each in predictions), strict=True)
+    lows, highs = zip(*(with_interval(each)[1:] for each in predictions), strict=True)
     value = float(np.mean([each[0] for each in predictions]))
-    low, high = min(value, *map(float, lows)), max(value, *map(float, highs))
+    low, high = np.min([value, *lows]), np.max([value, *highs])  # NaN for a single query: then from 0 to 1
     curve = 1.96 * CURVE_ERROR * abs(np.log2(index_size / pools[0]))
     low, high = value - np.hypot(value - low, curve), value + np.hypot(high - value, curve)
     return {"value": value, "low": max(0.0, float(low)), "high": min(1.0, float(high))}

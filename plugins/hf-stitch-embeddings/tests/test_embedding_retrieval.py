@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import EmbeddingMap, RetrievalResult, evaluate_retrieval, exact_search, normalized
-from hf_stitch_embeddings.retrieval import extrapolate, ndcg, query_weights, recall_at, reciprocal_rank
+from hf_stitch_embeddings.retrieval import extrapolate, interval, ndcg, query_weights, recall_at, reciprocal_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
@@ -147,6 +147,13 @@ def test_unequal_widths_have_no_baseline_without_a_map() -> None:
     result = evaluate_retrieval({}, old[50:], new[50:], old[:50], new[:50], k=10, resamples=20)
     assert "no map" not in result.scores
     assert any("impossible" in note for note in result.notes)
+
+
+def test_a_single_query_says_nothing_about_others() -> None:
+    weights = query_weights(1, 20, 0)
+    assert np.isnan(interval(np.ones(1), weights)["low"])
+    guess = extrapolate(np.array([[1.0], [0.9]]), [200, 400], 10_000, weights)
+    assert (guess["low"], guess["high"]) == (0, 1) and 0 < guess["value"] < 1
 
 
 def test_the_prediction_covers_the_recall_of_the_whole_index() -> None:
