@@ -244,14 +244,9 @@ class ModelReference(Record):
 
 
 def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the paths of local folders out of the record of a job.
+    """Take the paths of local folders out of the record of a job, which is JSON values.
 
-    Args:
-        record: JSON values, in which networks are records with a ``reference``.
-
-    Returns:
-        The same values. A reference to a local folder is :attr:`ModelReference.public`, and beside it is the
-        ``name`` of the network (:func:`short_names`).
+    A reference to a local folder becomes :attr:`ModelReference.public`, and beside it is the ``name`` of the network.
     """
     found: dict[str, Any] = json.loads(json.dumps(record))
     local = [
@@ -265,9 +260,6 @@ def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
     """Name each path by the shortest end that no other of them has.
-
-    Args:
-        paths: The paths.
 
     Example:
         >>> short_names(["/home/alice/first/vit", "/home/alice/second/vit", "/home/alice/bert"])
@@ -293,18 +285,7 @@ def _networks_in(record: Any) -> Iterator[dict[str, Any]]:
 
 
 def libraries_reading(config: Mapping[str, Any]) -> list[str]:
-    """Return the libraries whose adapters read a ``config.json``.
-
-    Args:
-        config: Content of the file.
-
-    Returns:
-        Their names. An adapter that extends another one takes precedence over it.
-
-    Example:
-        >>> libraries_reading({"model_type": "bert"})
-        ['transformers']
-    """
+    """Return the libraries whose adapters read a ``config.json``; one that extends another takes precedence over it."""
     kinds = [kind for kind in registries.adapters.usable() if kind().reads(config)]
     return [kind.name for kind in most_special(kinds)]
 
@@ -389,9 +370,6 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def summary_of(module: nn.Module) -> str:
     """Return class and size of a network, by which people recognise it.
 
-    Args:
-        module: The network.
-
     Example:
         >>> import torch
         >>> summary_of(torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10)))
@@ -436,15 +414,7 @@ PEFT_CONFIG = "adapter_config.json"
 
 
 def adapter_of_peft(place: object) -> str:
-    """Return a message that refuses to load an adapter of PEFT in place of a network.
-
-    Args:
-        place: Folder or Hub id of the adapter.
-
-    Example:
-        >>> adapter_of_peft("folder").partition(",")[0]
-        'folder contains an adapter of PEFT'
-    """
+    """Return a message that refuses to load an adapter of PEFT in place of a network."""
     return (
         f"{place} contains an adapter of PEFT, which is no network, and is not loaded together with one in the same "
         "folder: load the network with transformers, and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, "

@@ -17,7 +17,7 @@ from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.cutting.plan import CutPlan, run_after
+from hf_stitch.adapters.cutting.plan import CutPlan, run_part
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
@@ -530,7 +530,7 @@ class Adapter:
                 f"layer {layer!r} takes a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
                 f"got {representation.layout} and {representation.width}; map it with hf_stitch.stitch"
             )
-        return run_after(self.model, self._run, cut, plan, self.interface, placed)
+        return run_part(self.model, self._run, self.interface, placed, first=(cut, plan))
 
     # -- halves ------------------------------------------------------------------------------------
     @_locked

@@ -26,10 +26,11 @@ CASES = [("bert", form) for form in FORMS] + [
 
 @pytest.mark.parametrize(("family", "form"), CASES)
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_padded_texts_give_the_activations_of_the_plain_network(
+def test_layers_and_activations_of_padded_texts_are_those_of_the_plain_network(
     family: str, form: str, padding: str, inputs: Callable[..., Any]
 ) -> None:
     plain, other = loaded(family, "plain"), loaded(family, form)
+    assert other.layers == tuple(layer_in(other, layer) for layer in plain.layers)
     expected = plain.encode(inputs(plain, padding), LAYERS[family])[LAYERS[family]]
     given = inputs(other, padding)
     found = other.encode(given, layer := layer_in(other, LAYERS[family]))[layer]
@@ -41,12 +42,6 @@ def test_padded_texts_give_the_activations_of_the_plain_network(
     else:
         tolerance = 2e-2 if form in ROUNDED else 1e-5
         torch.testing.assert_close(values.float(), wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize(("family", "form"), CASES)
-def test_each_form_has_the_layers_of_the_plain_network(family: str, form: str) -> None:
-    other = loaded(family, form)
-    assert other.layers == tuple(layer_in(other, layer) for layer in loaded(family, "plain").layers)
 
 
 @pytest.mark.parametrize("form", FORMS)

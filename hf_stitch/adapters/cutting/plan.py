@@ -109,22 +109,6 @@ def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
     slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
 
 
-def run_before(
-    model: nn.Module,
-    run: Callable[[Mapping[str, Any]], Any],
-    cut: Cut,
-    plan: CutPlan,
-    interface: Interface,
-    inputs: Mapping[str, Any],
-) -> Representation:
-    """Run the part up to the cut as the front half does, and restore the model afterwards."""
-    slot = Slot()
-    fill(slot, None, size_of_inputs(inputs, interface))
-    with swapped(model, plan.before_cut(model, cut, slot)):
-        run(inputs)
-    return cut.represent(came_out(slot, cut), inputs, interface)
-
-
 def came_out(slot: Slot, cut: Cut) -> Tensor:
     """Return the values that a forward captured at the cut."""
     if slot.values is None:
@@ -132,54 +116,41 @@ def came_out(slot: Slot, cut: Cut) -> Tensor:
     return slot.values
 
 
-def run_after(
+def run_part(
     model: nn.Module,
     run: Callable[[Mapping[str, Any]], Any],
-    cut: Cut,
-    plan: CutPlan,
     interface: Interface,
-    representation: Representation,
+    given: Representation | Mapping[str, Any],
+    first: tuple[Cut, CutPlan] | None = None,
+    last: tuple[Cut, CutPlan] | None = None,
     flow: Flow | None = None,
     noise: bool = False,
 ) -> Any:
-    """Run the part after a cut on a representation, and restore the model afterwards."""
-    slot = Slot()
-    slot.flow, slot.noise = flow, noise
-    fill(slot, cut.restore(representation.values), size_of(representation, interface))
-    with swapped(model, plan.after_cut(model, cut, slot)):
-        return run(_arguments(plan, interface, representation, flow, noise))
+    """Run a network from one cut to another, and restore it afterwards.
 
-
-def run_between(
-    model: nn.Module,
-    run: Callable[[Mapping[str, Any]], Any],
-    cuts: tuple[Cut, Cut],
-    plans: tuple[CutPlan, CutPlan],
-    interface: Interface,
-    representation: Representation,
-    flow: Flow | None = None,
-    noise: bool = False,
-) -> Tensor:
-    """Run the part between two cuts on a representation, and restore the model afterwards."""
-    (first, last), (before, after) = cuts, plans
+    Without a first cut it runs on its inputs, and without a last one to its output. The other modules are replaced as
+    in the halves.
+    """
     entering, leaving = Slot(), Slot()
     entering.flow, entering.noise = flow, noise
-    size = size_of(representation, interface)
-    fill(entering, first.restore(representation.values), size)
-    fill(leaving, None, size)
-    with swapped(model, {**before.after_cut(model, first, entering), **after.before_cut(model, last, leaving)}):
-        run(_arguments(before, interface, representation, flow, noise))
-    return came_out(leaving, last)
-
-
-def _arguments(
-    plan: CutPlan, interface: Interface, representation: Representation, flow: Flow | None, noise: bool
-) -> Mapping[str, Any]:
-    """Return the arguments of a forward that begins at a cut."""
-    context = plan.context(representation, interface)
+    stand_ins: dict[str, nn.Module] = {}
+    if isinstance(given, Representation):
+        assert first is not None
+        cut, plan = first
+        size = size_of(given, interface)
+        fill(entering, cut.restore(given.values), size)
+        stand_ins |= plan.after_cut(model, cut, entering)
+        arguments = plan.context(given, interface)
+    else:
+        arguments, size = given, size_of_inputs(given, interface)
+    if last is not None:
+        fill(leaving, None, size)
+        stand_ins |= last[1].before_cut(model, last[0], leaving)
     if noise:
-        context = interface.obscure(context)
+        arguments = interface.obscure(arguments)
     if flow is not None:
         for name in interface.content:
-            flow.mark(context[name])
-    return context
+            flow.mark(arguments[name])
+    with swapped(model, stand_ins):
+        output = run(arguments)
+    return output if last is None else came_out(leaving, last[0])

@@ -45,11 +45,7 @@ def _verified(
     verified: list[tuple[Cut, CutPlan]] = []  # from the last to the first
     for cut in tqdm(cuts[::-1], desc="verifying", unit="cut", delay=3, leave=False, disable=None):
         plan = propose(cut)
-        if not verified:
-            holds = verifier.back_holds(cut, plan, observed)
-        else:
-            following, its_plan = verified[-1]
-            holds = verifier.between_holds((cut, following), (plan, its_plan), observed)
+        holds = verifier.back_holds((cut, plan), observed, verified[-1] if verified else None)
         if verifier.read != read:
             return {}
         if holds:

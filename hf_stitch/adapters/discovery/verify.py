@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError
 from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
 from hf_stitch.adapters.cutting.halves import HalfError
-from hf_stitch.adapters.cutting.plan import CutPlan, run_after, run_before, run_between
+from hf_stitch.adapters.cutting.plan import CutPlan, run_part
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
-from hf_stitch.representation import Representation
 
 Run = Callable[[Mapping[str, Any]], Any]
+End = tuple[Cut, CutPlan]
 FOLLOWED = 2
 """Number of probes on which marked values are followed, for text one of them padded."""
 
@@ -70,7 +70,7 @@ class Verifier:
                     f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
                     f"{len(one.inputs[self.interface.content[0]])} samples); cut at another layer"
                 )
-        return self.front_holds(cut, plan, observed) and self.back_holds(cut, plan, observed)
+        return self.front_holds(cut, plan, observed) and self.back_holds((cut, plan), observed)
 
     def observe(self, cuts: Iterable[Cut]) -> list[Observed]:
         """Run the whole model on all probes; a layer that does not run for a probe is missing in its values."""
@@ -86,36 +86,26 @@ class Verifier:
         """Return whether the part before a cut, without the modules after it, returns the values at the cut."""
 
         def holds(one: Observed) -> bool:
-            found = run_before(self.model, self.run, cut, plan, self.interface, copied(one.inputs))
-            return same(found.values, self._seen(cut, one).values)
+            found = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
+            return same(found, one.values[cut.layer])
 
         return self._tried(cut, lambda: all(map(holds, observed)))
 
-    def back_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
-        """Return whether the output of the model depends on the content only through the values at a cut."""
+    def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
+        """Return whether what follows a cut depends on the content only through the values there.
 
-        def runs(one: Observed, flow: Flow | None) -> Any:
-            seen = self._seen(cut, one)
-            return run_after(self.model, self.run, cut, plan, self.interface, seen, flow, flow is None)
-
-        return self._tried(cut, lambda: all(self._follows(one, partial(runs, one), one.output) for one in observed))
-
-    def between_holds(
-        self, cuts: tuple[Cut, Cut], plans: tuple[CutPlan, CutPlan], observed: Iterable[Observed]
-    ) -> bool:
-        """Return whether the values at the second of two cuts depend on the content only through those at the first.
-
-        What runs between them runs without the modules before the first and after the second.
+        Up to a second cut, it runs without the modules before the first and after the second.
         """
-
-        def runs(one: Observed, flow: Flow | None) -> Tensor:
-            seen = self._seen(cuts[0], one)
-            return run_between(self.model, self.run, cuts, plans, self.interface, seen, flow, flow is None)
+        cut = first[0]
 
         def holds(one: Observed) -> bool:
-            return self._follows(one, partial(runs, one), one.values[cuts[1].layer])
+            def runs(flow: Flow | None) -> Any:
+                seen = cut.represent(one.values[cut.layer], one.inputs, self.interface)
+                return run_part(self.model, self.run, self.interface, seen, first, last, flow, flow is None)
 
-        return self._tried(cuts[0], lambda: all(map(holds, observed)))
+            return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
+
+        return self._tried(cut, lambda: all(map(holds, observed)))
 
     @cached_property
     def _largest_id(self) -> int:
@@ -143,10 +133,6 @@ class Verifier:
             captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))
         return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, followed)
-
-    def _seen(self, cut: Cut, one: Observed) -> Representation:
-        """Return the representation at a cut for a probe."""
-        return cut.represent(one.values[cut.layer], one.inputs, self.interface)
 
     def _follows(self, one: Observed, runs: Callable[[Flow | None], Any], expected: Any) -> bool:
         """Return whether a part returns what the model returns, and nothing in it comes from what precedes the part.

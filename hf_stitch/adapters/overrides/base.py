@@ -85,9 +85,6 @@ class Override:
 def full_name(kind: type) -> str:
     """Return the name of a class with that of its package: ``transformers.BertModel``.
 
-    Args:
-        kind: The class.
-
     Example:
         >>> full_name(nn.Linear)
         'torch.Linear'
@@ -99,22 +96,7 @@ def override_of(model: nn.Module) -> Override:
     """Return the override of a network: that of the first class in its method resolution order that has one.
 
     An override is registered under the name of a class with its package (``transformers.BertModel``), or under the bare
-    name, which applies to every class of that name.
-
-    Args:
-        model: The network.
-
-    Returns:
-        The override; a plain :class:`Override` if none is registered.
-
-    Raises:
-        TypeError: If the registered class is not a subclass of :class:`Override`, or its blocks are not a tuple of
-            names.
-        ValueError: If its blocks name a module that the network does not have.
-
-    Example:
-        >>> type(override_of(nn.Linear(2, 2))).__name__
-        'Override'
+    name, which applies to every class of that name. Without one, it is a plain :class:`Override`.
     """
     for kind in type(model).__mro__:
         for name in (full_name(kind), kind.__name__):

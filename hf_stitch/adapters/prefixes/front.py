@@ -17,6 +17,8 @@ from hf_stitch.adapters.prefixes.reading import INPUTS, PrefixReader, Reading
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.representation import Representation
 
+__all__ = ["PrefixFront"]
+
 
 class PrefixFront(Front):
     """The part of a decoder up to a cut, which takes the tokens of another tokenizer.
@@ -118,18 +120,7 @@ class PrefixFront(Front):
 def split(
     inputs: Mapping[str, Any], interface: Interface
 ) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None, dict[str, Any]]:
-    """Divide inputs into ids, mask, the tensors of a reading, and further arguments.
-
-    Args:
-        inputs: Inputs in the tokens of the other tokenizer.
-        interface: How its network takes them.
-
-    Returns:
-        Ids, mask if there is one, the tensors of the reading by name if they are given, and the other arguments.
-
-    Raises:
-        ValueError: If only some tensors of the reading are given.
-    """
+    """Divide inputs into ids, mask, the tensors of a reading, and further arguments."""
     others = {name: value for name, value in inputs.items() if value is not None}
     ids, mask = others.pop(interface.content[0]), others.pop(interface.mask, None)
     others.pop("token_type_ids", None)
@@ -141,15 +132,7 @@ def split(
 
 
 def arguments(reading: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a reading as arguments of the decoder.
-
-    Args:
-        reading: Its tensors by name.
-        dtype: dtype of the decoder.
-
-    Returns:
-        ``input_ids``, ``position_ids``, and ``attention_mask`` as a number to add to the logits of the attention.
-    """
+    """Return the tensors of a reading as arguments of the decoder; the mask is a number to add to its logits."""
     attends = reading["source_attention_mask"].bool()
     least = torch.finfo(dtype).min
     return {
@@ -162,18 +145,7 @@ def arguments(reading: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Te
 def gathered(
     found: Representation, alignment: Tensor, ids: Tensor, mask: Tensor | None, own: nn.Embedding | None
 ) -> Representation:
-    """Take the activations that each token of the other tokenizer reads.
-
-    Args:
-        found: Activations of the decoder at its own tokens.
-        alignment: (batch, tokens) int64, the token of the decoder that each token reads.
-        ids: (batch, tokens) int64, the tokens.
-        mask: (batch, past + tokens), 1 for real tokens; ``None`` if all are.
-        own: Embedding of the tokens, to be appended. ``None`` for none.
-
-    Returns:
-        The representation, one vector per token.
-    """
+    """Take the activations that each token of the other tokenizer reads; an ``own`` embedding of it is appended."""
     values = found.values.gather(1, alignment[..., None].expand(-1, -1, found.values.shape[-1]))
     if own is not None:
         values = torch.cat([values, own(ids).to(values.dtype)], -1)

@@ -17,6 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+__all__ = ["INPUTS", "PrefixReader", "Reading", "fast"]
+
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a byte-level tokenizer decodes for the bytes of a character that is not complete."""
 
@@ -181,14 +183,7 @@ class PrefixReader:
 
 
 def tree(prefixes: Sequence[Sequence[int]], device: torch.device) -> Reading:
-    """Put several sequences of tokens into one reading.
-
-    Args:
-        prefixes: Sequences of tokens.
-        device: Device of the tensors.
-
-    Returns:
-        A batch of one, whose ``alignment`` contains the last node of each sequence.
+    """Put several sequences of tokens into one reading, a batch of one; its alignment is the last node of each.
 
     Example:
         >>> tree([[5], [5, 6], [5, 7]], torch.device("cpu")).input_ids.tolist()
@@ -201,14 +196,7 @@ def tree(prefixes: Sequence[Sequence[int]], device: torch.device) -> Reading:
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of a tokenizer that neither pads nor truncates.
-
-    Args:
-        tokenizer: A tokenizer.
-
-    Returns:
-        The copy.
-    """
+    """Return a copy of a tokenizer that neither pads nor truncates."""
     copied = Tokenizer.from_str(tokenizer.to_str())
     copied.no_padding()
     copied.no_truncation()
