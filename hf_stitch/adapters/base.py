@@ -272,7 +272,7 @@ class Adapter:
         try:
             plan, cut = survey.plan(module), survey.cut(module)
         except NotACutError as error:
-            return CutInfo(layer, "refused", reason=str(error))
+            return CutInfo(layer, "refused", reason=error.args[0])
         return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
 
     @_locked

@@ -15,6 +15,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
+from hf_stitch.errors import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Task, as_array, check_predictions, most_likely, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import check_same_tokens
@@ -120,6 +121,7 @@ class Words(OfTokens):
                 if wrong := [each for each in label if each != IGNORED and each not in range(outputs)]:
                     raise ValueError(
                         f"sample {id_!r} has label {wrong[0]}, and the target predicts classes 0 to {outputs - 1}"
+                        + see("other-labels")
                     )
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
