@@ -79,6 +79,9 @@ CHANGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
 }  # fmt: skip
 
 
+SIMILAR = ("activation of a BERT", "pooling of a ResNet", "interpolation of images", "side of truncation")
+
+
 @pytest.fixture(scope="module")
 def saved(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``saved(family)``: the folder of a stitcher between two networks of a family."""
@@ -114,7 +117,11 @@ def unpinned(folder: Path, to: Path) -> Path:
 # -- attaching -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("side", "changed"),
-    [*(("source", changed) for changed in CHANGES), ("target", "activation of a ViT"), ("target", "vocabulary")],
+    [
+        *(pytest.param("source", each, marks=[pytest.mark.slow] * (each in SIMILAR)) for each in CHANGES),
+        ("target", "activation of a ViT"),
+        pytest.param("target", "vocabulary", marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_weights_with_other_settings_are_refused_unless_allowed(
     side: str, changed: str, saved: Callable[[str], Path], tmp_path: Path

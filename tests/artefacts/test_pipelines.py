@@ -61,8 +61,15 @@ def vision(library: str, seed: int) -> hf_stitch.Adapter:
 LAYER = {"timm": LAYERS["cnn"], "transformers": LAYERS["vit"]}
 
 
-@pytest.mark.parametrize("target", LAYER)
-@pytest.mark.parametrize("source", LAYER)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("timm", "transformers"),
+        ("transformers", "timm"),
+        pytest.param("timm", "timm", marks=pytest.mark.slow),
+        pytest.param("transformers", "transformers", marks=pytest.mark.slow),
+    ],
+)
 def test_images_between_any_two_libraries(source: str, target: str, pictures: Any, tmp_path: Path) -> None:
     """Model and stitcher, for four combinations of libraries."""
     a, b = vision(source, 0), vision(target, 1)

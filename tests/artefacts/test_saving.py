@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable
@@ -31,6 +30,8 @@ from tiny_networks import LAYERS, LANGUAGE, TEXT, VISION, adapted, build, networ
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
+REPEATED = ("vit", "deit", "roberta")
+"""Families whose way to the files is that of another one."""
 OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
 
 
@@ -78,25 +79,6 @@ def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, tor
     ]
     assert again.config.recipe == json.loads(json.dumps(model.config.recipe))
     assert again.config.scores == model.config.scores
-
-
-@pytest.fixture(scope="module")
-def made(net: Any, images: Any) -> StitchedModel:
-    """A stitched model of images, which no test changes."""
-    return stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
-
-
-@pytest.fixture
-def cnn_vit(made: StitchedModel) -> StitchedModel:
-    """A stitched model of images."""
-    return copy.deepcopy(made)
-
-
-@pytest.fixture
-def saved(cnn_vit: StitchedModel, tmp_path: Path) -> Path:
-    """The folder of the saved model."""
-    cnn_vit.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 # -- scores --------------------------------------------------------------------------------------------------------
@@ -188,7 +170,9 @@ def test_every_matcher(
     assert_same(model, saved_and_loaded(model, tmp_path), inputs(a))
 
 
-@pytest.mark.parametrize("family", VISION + LANGUAGE[:-1])
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each in REPEATED)) for each in VISION + LANGUAGE[:-1]]
+)
 def test_every_family_on_both_sides(
     family: str, net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
 ) -> None:
@@ -205,7 +189,12 @@ def test_every_family_on_both_sides(
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")],
+    [
+        pytest.param("float16", "float16", marks=pytest.mark.slow),
+        ("bfloat16", "bfloat16"),
+        pytest.param("float32", "bfloat16", marks=pytest.mark.slow),
+        ("bfloat16", "float32"),
+    ],
 )
 @pytest.mark.parametrize("layers", [("vit", "swin"), ("gpt2", "llama")], ids="-".join)
 def test_every_part_keeps_its_dtype(

@@ -32,14 +32,6 @@ def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any)
     )
 
 
-@pytest.fixture
-def saved(net: Any, images: Any, tmp_path: Path) -> Path:
-    """The folder of a stitcher from a CNN to a ViT."""
-    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
-    model.stitcher.save_pretrained(tmp_path / "stitcher")
-    return tmp_path / "stitcher"
-
-
 def content(stitcher: Stitcher) -> tuple[Any, ...]:
     ends = (stitcher.source, stitcher.source_layer, stitcher.target, stitcher.target_layer)
     return (*ends, stitcher.task, stitcher.scores, stitcher.stitch.to_dict(), json.loads(json.dumps(stitcher.recipe)))
@@ -127,8 +119,8 @@ def test_a_local_folder_is_passed_to_attach(images: Any, inputs: Any, net: Any, 
         assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
 
 
-def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved: Path, net: Any) -> None:
-    stitcher = Stitcher.from_pretrained(saved)
+def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved_stitcher: Path, net: Any) -> None:
+    stitcher = Stitcher.from_pretrained(saved_stitcher)
     attached = stitcher.attach(net("cnn"), net("vit", 1))
     assert attached.parents == (net("cnn"), net("vit", 1))
     with torch.no_grad():
@@ -139,25 +131,25 @@ def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved: Path, ne
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_other_weights_are_rejected(side: str, saved: Path, net: Any) -> None:
+def test_other_weights_are_rejected(side: str, saved_stitcher: Path, net: Any) -> None:
     parents = {"source": net("cnn"), "target": net("vit", 1)}
     parents[side] = net("cnn", 7) if side == "source" else net("vit", 7)
     with pytest.raises(ValueError, match=f"the {side} .* has other weights than the stitch was fitted to"):
-        Stitcher.from_pretrained(saved).attach(**parents)
+        Stitcher.from_pretrained(saved_stitcher).attach(**parents)
 
 
-def test_a_single_changed_weight_is_rejected(saved: Path, net: Any) -> None:
+def test_a_single_changed_weight_is_rejected(saved_stitcher: Path, net: Any) -> None:
     model = build("cnn", 0)
     assert adapted("cnn", model).pinned.weights_hash == net("cnn").pinned.weights_hash
     with torch.no_grad():
         model.fc.bias[0] += 1e-3
     with pytest.raises(ValueError, match="has other weights"):
-        Stitcher.from_pretrained(saved).attach(adapted("cnn", model), net("vit", 1))
+        Stitcher.from_pretrained(saved_stitcher).attach(adapted("cnn", model), net("vit", 1))
 
 
-def test_size_and_repr(saved: Path) -> None:
-    assert sum(path.stat().st_size for path in saved.iterdir()) < 22_000
-    assert repr(Stitcher.from_pretrained(saved)).endswith(f"{LAYERS['vit']})")
+def test_size_and_repr(saved_stitcher: Path) -> None:
+    assert sum(path.stat().st_size for path in saved_stitcher.iterdir()) < 22_000
+    assert repr(Stitcher.from_pretrained(saved_stitcher)).endswith(f"{LAYERS['vit']})")
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -211,20 +203,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_rejected(damage: str, saved: Path) -> None:
+def test_a_damaged_folder_is_rejected(damage: str, saved_stitcher: Path) -> None:
     harm, error, message = DAMAGE[damage]
-    harm(saved)
+    harm(saved_stitcher)
     with pytest.raises(error, match=f"(?s){message}"):
-        Stitcher.from_pretrained(saved)
+        Stitcher.from_pretrained(saved_stitcher)
 
 
-def test_an_unknown_task_is_rejected(saved: Path, net: Any) -> None:
-    rewrite(saved / "stitcher.json", lambda c: c.update(task="image-clasification"))
+def test_an_unknown_task_is_rejected(saved_stitcher: Path, net: Any) -> None:
+    rewrite(saved_stitcher / "stitcher.json", lambda c: c.update(task="image-clasification"))
     with pytest.raises(ValueError, match="no 'image-clasification' among tasks; did you mean"):
-        Stitcher.from_pretrained(saved).attach(net("cnn"), net("vit", 1))
+        Stitcher.from_pretrained(saved_stitcher).attach(net("cnn"), net("vit", 1))
 
 
-def test_pickles_are_never_opened(saved: Path) -> None:
-    (saved / "stitch.safetensors").rename(saved / "stitch.bin")
+def test_pickles_are_never_opened(saved_stitcher: Path) -> None:
+    (saved_stitcher / "stitch.safetensors").rename(saved_stitcher / "stitch.bin")
     with pytest.raises(FileNotFoundError, match=r"has no stitch\.safetensors"):
-        Stitcher.from_pretrained(saved)
+        Stitcher.from_pretrained(saved_stitcher)

@@ -263,7 +263,9 @@ def family(name: str, **options: Any) -> hf_stitch.Adapter:
     return hf_stitch.load(getattr(transformers, f"{name}ForCausalLM")(config).eval(), processor=fine())
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "GPTNeoX", "Gemma"])
+@pytest.mark.parametrize(
+    "name", ["Qwen2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("GPTNeoX", "Gemma"))]
+)
 def test_other_families(name: str) -> None:
     options = {} if name == "GPTNeoX" else {"num_key_value_heads": 1}
     a, b = family(name, **options, **({"head_dim": 8} if name == "Gemma" else {})), decoder("gpt2", torch.float32)
