@@ -93,7 +93,7 @@ def license_of(place: str, revision: str | None = None, *, ask: bool = False) ->
         file = Path(place, CARD)
         if not Path(place).is_dir():
             file = Path(hf_hub_download(place, CARD, revision=revision, local_files_only=not ask))
-        found = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.license
+        found = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
     except Exception:  # of the Hub, of the file, or of its metadata
         return None
     return ", ".join(map(str, found)) if isinstance(found, list) else found

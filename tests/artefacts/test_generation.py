@@ -23,6 +23,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
 from records import rewrite  # isort: skip
+import tiny_networks  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
 
 PAIRS = [
@@ -32,12 +33,8 @@ PAIRS = [
     ("llama", "gpt2"),
 ]
 """A network on both sides takes the same ways as in the mixed pairs."""
+stitched = partial(tiny_networks.stitched, task="text-generation")
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    options = {"matcher": "ridge", "task": "text-generation", **options}
-    return hf_stitch.stitch(a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **options)
 
 
 def generated(model: Any, tokens: int = 8, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
 from factorising import Factorise, Factorised  # isort: skip
-from tiny_networks import LAYERS, TEXT, adapted, build, network, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, TEXT, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +39,6 @@ def rewritten(family: str, *changes: Factorise, seed: int = 0) -> hf_stitch.Adap
     for change in changes:
         rewrite(model, change)
     return adapted(family, model)
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> StitchedModel:
-    model: StitchedModel = hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, matcher="ridge", **options
-    )
-    return model
 
 
 def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, torch.Tensor]) -> None:

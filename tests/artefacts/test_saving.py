@@ -26,19 +26,24 @@ from hf_stitch.storage.files import digest
 
 from killing import survives  # isort: skip
 from records import reweigh, rewrite, truncate  # isort: skip
-from tiny_networks import LAYERS, LANGUAGE, TEXT, VISION, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
+from tiny_networks import (
+    LANGUAGE,
+    LAYERS,
+    TEXT,
+    VISION,
+    adapted,
+    build,
+    network,
+    other_tokenizer,
+    plain_tokenizer,
+    stitched,
+)  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 REPEATED = ("vit", "deit", "roberta")
 """Families whose way to the files is that of another one."""
 OPTIONS = {"lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0}}
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
-    )
 
 
 def same_state(a: nn.Module, b: nn.Module) -> bool:

@@ -17,19 +17,13 @@ from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 
 from records import reweigh, rewrite, truncate  # isort: skip
-from tiny_networks import LAYERS, adapted, build, network  # isort: skip
+from tiny_networks import LAYERS, adapted, build, network, stitched  # isort: skip
 
 BUILT_INS = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
 CLOSED_FORMS = [name for name in BUILT_INS if issubclass(registries.matchers.get(name), ClosedFormMatcher)]
 OPTIONS = {
     "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
 }  # fmt: skip
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
-    )
 
 
 def content(stitcher: Stitcher) -> tuple[Any, ...]:

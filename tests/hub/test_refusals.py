@@ -41,9 +41,15 @@ def served(hub: Hub) -> Hub:
     return hub
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("status", KINDS)
-@pytest.mark.parametrize("file", ["", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("id", "status", "file"),
+    [
+        pytest.param(id, status, file, marks=[pytest.mark.slow] * (bool(file) == (id == IDS[0])))
+        for id in IDS
+        for status in KINDS
+        for file in ("", "model.safetensors")
+    ],
+)
 def test_a_network_that_the_hub_refuses(id: str, status: int, file: str, served: Hub) -> None:
     served.fail(file, status=status)
     refuses(KINDS[status][0], f"^{id} could not be loaded: {KINDS[status][1]}", lambda: hf_stitch.load(id))

@@ -26,11 +26,9 @@ from tiny_networks import CLASSES, LAYERS  # isort: skip
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "lstsq": ("timm/cnn", "alice/vit", "lstsq", {}),
     "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
-    "permutation": ("alice/vit", "alice/vit-2", "permutation", {}),
     "residual_mlp": ("timm/cnn", "alice/vit", "residual_mlp", {"width": 4, "epochs": 1}),
     "attention": ("timm/cnn", "alice/vit", "attention", {"heads": 2, "width": 4}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
-    "vision-to-timm": ("alice/vit", "timm/cnn", "lstsq", {}),
     "text": ("alice/bert", "alice/bert-2", "lstsq", {}),
     "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
 }
@@ -88,6 +86,7 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         with torch.no_grad():
             save_file({"logits": model(**inputs).logits.contiguous()}, folder / f"{name}.expected")
         save_file(dict(inputs), folder / f"{name}.inputs")
+        model.evaluation = None  # each push would draw its pictures, which no test here reads
         model.stitcher.push_to_hub(f"alice/{name}")
         model.push_to_hub(f"alice/{name}-model")
     in_a_fresh_process(shared_hub, PULL, folder, *CASES, cache=folder / "cache")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-import random
-import resource
 import shutil
 import warnings
 from collections.abc import Callable
@@ -26,8 +22,6 @@ from hf_stitch.reference import ModelReference
 
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
-
-CLEAR = (ValueError, OSError)
 
 
 @pytest.fixture(scope="module")
@@ -54,112 +48,6 @@ MODEL_BY: dict[str, Callable[[Path], Any]] = {
     "StitchedModel": StitchedModel.from_pretrained,
     "an Auto class": transformers.AutoModelForImageClassification.from_pretrained,
 }
-
-
-def content(kind: str, loaded: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return everything that an artefact contains: its record and its weights."""
-    if kind == "model":
-        config = loaded.config
-        record = (config.source, config.target, config.stitch, config.recipe, config.scores, config.id2label)
-        return record, loaded.state_dict()
-    record = (loaded.source, loaded.source_layer, loaded.target, loaded.target_layer, loaded.task, loaded.recipe)
-    return (*record, loaded.scores, loaded.stitch.to_dict()), loaded.stitch.state_dict()
-
-
-# -- corruption --------------------------------------------------------------------------------------------------------
-VALUES = [None, -1, 0, 7, 10**9, 10**30, 1.5, math.nan, "", "x", "../../etc/passwd", [], {}, True, [[]], {"x": 1}]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, item in items for found in places(item, (*path, key)))]
-
-
-def corrupt_record(data: bytes, draw: random.Random) -> bytes:
-    how = draw.choice(["bit", "cut", "value", "value", "value", "delete", "swap"])
-    if how == "bit":
-        place = draw.randrange(len(data))
-        return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-    if how == "cut":
-        return data[: draw.randrange(len(data))]
-    record = json.loads(data)
-    for _ in range(100):
-        *way, last = draw.choice(places(record)[1:])
-        holder = record
-        for key in way:
-            holder = holder[key]
-        if how == "delete":
-            del holder[last]
-            break
-        value = draw.choice(VALUES) if how == "value" else copy.deepcopy(record.get(draw.choice(list(record))))
-        if holder[last] != value:
-            holder[last] = value
-            break
-    return json.dumps(record).encode()
-
-
-def corrupt_weights(data: bytes, draw: random.Random) -> bytes:
-    header = 8 + int.from_bytes(data[:8], "little")
-    place = draw.randrange(header if draw.random() < 0.5 else len(data))
-    match draw.choice(["bit", "bit", "cut", "insert", "zero", "header"]):
-        case "bit":
-            return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-        case "cut":
-            return data[:place]
-        case "insert":
-            return data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
-        case "zero":
-            return data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
-        case _:
-            return draw.randrange(2**64).to_bytes(8, "little") + data[8:]
-
-
-def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, int]:
-    """Load corrupted copies; each must be unchanged, or rejected with a message."""
-    record, state = content(kind, LOAD[kind](original))
-    whole = {name: (original / name).read_bytes() for name in (RECORD[kind], WEIGHTS[kind])}
-    outcomes = {"same": 0, "rejected": 0}
-    for seed in seeds:
-        draw = random.Random(seed)
-        name = draw.choice(list(whole))
-        harmed = (corrupt_record if name == RECORD[kind] else corrupt_weights)(whole[name], draw)
-        (folder / name).write_bytes(harmed)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loaded = LOAD[kind](folder)
-        except CLEAR as error:
-            assert str(error), f"seed {seed}: {error!r} has no message"
-            outcomes["rejected"] += 1
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {name} gave {error!r}") from error
-        else:
-            again, values = content(kind, loaded)
-            assert json.dumps(repr(again)) == json.dumps(repr(record)), f"seed {seed}: {name} has another content"
-            assert values.keys() == state.keys() and all(torch.equal(v, state[k]) for k, v in values.items()), seed
-            outcomes["same"] += 1
-        (folder / name).write_bytes(whole[name])
-    return outcomes
-
-
-@pytest.mark.parametrize(
-    ("kind", "seeds"),
-    [
-        ("stitcher", range(500)),
-        ("model", range(25)),
-        pytest.param("model", range(25, 600), marks=pytest.mark.slow),
-        pytest.param("stitcher", range(500, 3000), marks=pytest.mark.slow),
-    ],
-    ids=["stitcher", "model", "model-more", "stitcher-more"],
-)
-def test_a_corrupted_artefact_is_unchanged_or_rejected(
-    kind: str, seeds: range, originals: dict[str, Path], copied: Any
-) -> None:
-    folder = copied(kind)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes = endure(kind, originals[kind], folder, seeds)
-    assert outcomes["rejected"] > 0.8 * len(seeds)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
 
 
 def test_weights_of_another_artefact_are_rejected(copied: Any) -> None:
@@ -292,15 +180,11 @@ BACKBONE = {"backbone": "someone/network", "use_timm_backbone": False}
     ("change", "message"),
     [
         (lambda b: b.update(attention="someone/kernels"), "may refer only to components of transformers and timm"),
-        (lambda b: b.update(attention={"": "someone/kernels"}), "only to components"),
         (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "only to components"),
-        (lambda b: b["config"].update(attn_implementation={"": "someone/kernels"}), "only to components"),
         (lambda b: b["config"].update(sub={"_attn_implementation": {"": "someone/kernels"}}), "only to components"),
-        (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "only to components"),
         (lambda b: b.update({"class": "DPTForDepthEstimation", "config": BACKBONE}), "only to components"),
         (lambda b: b["config"].update(sub={**BACKBONE, "backbone": "gpt2"}), "only to components"),
         (lambda b: b.update({"class": "AutoModel"}), "transformers has no model class 'AutoModel'"),
-        (lambda b: b.update({"class": "pipeline"}), "transformers has no model class"),
         (lambda b: b.update(library="os"), "no 'os' among adapters"),
         (lambda b: b.update(library="torch"), "cannot be rebuilt from a config"),
     ],
