@@ -70,8 +70,8 @@ def card(
     matcher = described.recipe.get("matcher") or {}
     metadata = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     audit = described.recipe.get("audit") or described.scores.get("audit") or ""
-    task = registries.tasks.build(described.task) if described.task in registries.tasks else None
-    conflicts = _conflicts(described, own.get("license"))
+    task = registries.tasks.build(str(described.task)) if described.task in registries.tasks else None
+    conflicts = _conflicts(described, plain(own.get("license")))
     for conflict in conflicts:
         warn(f"{conflict}: see the card")
     made = ModelCard.from_template(

@@ -24,6 +24,7 @@ from hf_stitch.plugins import Entry, entry_of
 from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
+from round_trips import assert_same  # isort: skip
 from factorising import Factorise, Factorised  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
@@ -39,13 +40,6 @@ def rewritten(family: str, *changes: Factorise, seed: int = 0) -> hf_stitch.Adap
     for change in changes:
         rewrite(model, change)
     return adapted(family, model)
-
-
-def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, torch.Tensor]) -> None:
-    left, right = model.state_dict(), again.state_dict()
-    assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
-    with torch.no_grad():
-        assert torch.equal(again(**batch).logits, model(**batch).logits)
 
 
 CHANGES = {

@@ -86,12 +86,9 @@ def forget_labels(record: dict[str, Any]) -> dict[str, Any]:
 
 HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "width of a stitcher": ("stitcher", lambda r: widen(r["stitch"])),
-    "width of a model's stitch": ("model", lambda r: widen(r["stitch"])),
     "width of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(hidden_size=10**9)),
-    "feed-forward": ("model", lambda r: r["source"]["blueprint"]["config"].update(intermediate_size=10**9)),
     "layers": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_hidden_layers=10**9)),
     "classes": ("model", lambda r: forget_labels(r).update(num_labels=10**9)),
-    "classes of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_labels=10**9)),
 }
 
 
