@@ -22,7 +22,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
 from forms import load_form  # isort: skip
-from tiny_networks import LAYERS, adapted, build, network, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
 LLAMA = LAYERS["llama"]
 
@@ -38,9 +38,7 @@ def whole(equal: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
 def equal(texts: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     """A stitched model that computes what a Llama does, this Llama, and padded inputs with labels."""
     adapter = network("llama")
-    model = hf_stitch.stitch(
-        adapter, adapter, texts, source_layer=LLAMA, target_layer=LLAMA, matcher="identity", progress=False
-    )
+    model = stitched(adapter, adapter, texts, (LLAMA, LLAMA), matcher="identity")
     given = model.preprocess([sample["text"] for sample in texts[:4]])
     return (
         model,
@@ -108,8 +106,7 @@ def unnumbered(texts: Any) -> Any:
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, **ends)
     a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
-    return hf_stitch.stitch(a, a, texts, source_layer=a.layers[1], target_layer=a.layers[1], matcher="identity",
-                            progress=False)  # fmt: skip
+    return stitched(a, a, texts, (a.layers[1], a.layers[1]), matcher="identity")
 
 
 def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, images: Any) -> None:
@@ -118,10 +115,14 @@ def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, image
         with pytest.raises(ValueError, match=r"neither network .* uses position_ids"):
             run(input_ids=ids, position_ids=torch.full_like(ids, 3))
     assert unnumbered.generate(ids, max_new_tokens=2).shape == (1, 6)
-    chain = hf_stitch.stitch(
-        unnumbered, unnumbered.parents[1], [{"text": "w1 w2 w3"}] * 10, source_layer="target.transformer.h.2",
-        target_layer="transformer.h.1", matcher="identity", task="text-generation", progress=False,
-    )  # fmt: skip
+    chain = stitched(
+        unnumbered,
+        unnumbered.parents[1],
+        [{"text": "w1 w2 w3"}] * 10,
+        ("target.transformer.h.2", "transformer.h.1"),
+        matcher="identity",
+        task="text-generation",
+    )
     with pytest.raises(ValueError, match="uses position_ids"):
         chain(input_ids=ids, position_ids=torch.full_like(ids, 3))
     assert chain.generate(ids, max_new_tokens=2).shape == (1, 6)
@@ -157,8 +158,7 @@ def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
 
 def test_a_wrapper_takes_what_the_network_inside_names(texts: Any) -> None:
     a = load_form("bert", "wrapped")
-    model = hf_stitch.stitch(a, a, texts, source_layer="inner.bert.encoder.layer.1",
-                             target_layer="inner.bert.encoder.layer.1", matcher="identity", progress=False)  # fmt: skip
+    model = stitched(a, a, texts, ("inner.bert.encoder.layer.1", "inner.bert.encoder.layer.1"), matcher="identity")
     ids = torch.tensor([[7, 12, 30, 9]])
     moved = {"input_ids": ids, "position_ids": torch.full_like(ids, 3)}
     assert torch.equal(model(**moved).logits, build("bert", 0)(**moved).logits)

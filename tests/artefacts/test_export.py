@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import hf_stitch
-
-from tiny_networks import LAYERS, LANGUAGE  # isort: skip
+from tiny_networks import LAYERS, LANGUAGE, stitched  # isort: skip
 
 FAST = [("cnn", "vit"), ("gpt2", "llama")]
 MORE = [("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
@@ -25,9 +23,7 @@ def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
     layers = LAYERS[source], LAYERS[target]
-    model = hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], matcher="ridge", progress=False
-    )
+    model = stitched(a, b, data, (layers[0], layers[1]))
     batch = inputs(a)
     return model, batch if source in LANGUAGE else {"pixel_values": batch[a.interface.content[0]]}
 
@@ -47,15 +43,7 @@ def test_it_exports(strict: bool, model_and_batch: Any) -> None:
 
 
 def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
-    model = hf_stitch.stitch(
-        net("cnn"),
-        net("vit", 1),
-        images,
-        source_layer=LAYERS["cnn"],
-        target_layer=LAYERS["vit"],
-        matcher="ridge",
-        progress=False,
-    )
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
     pixels = torch.stack([sample["image"] for sample in images[:7]])
     shapes = {"pixel_values": {0: torch.export.Dim("batch", min=2, max=64)}}
     program = torch.export.export(model, (), {"pixel_values": pixels[:3]}, dynamic_shapes=shapes, strict=False)

@@ -17,13 +17,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
 from records import rewrite  # isort: skip
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build  # isort: skip
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
-    )
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build, stitched  # isort: skip
 
 
 @pytest.mark.parametrize("pair", [("cnn", "vit"), ("vit", "cnn"), ("cnn", "cnn")], ids="-".join)

@@ -22,7 +22,7 @@ from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
 from hf_stitch.artefacts.cache import NAME
 from hf_stitch.reports.evaluation import finding
 
-from tiny_networks import network  # isort: skip
+from tiny_networks import network, stitched  # isort: skip
 from two_tokenizers import LAYER, SENTENCES, coarse, decoder, fine  # isort: skip
 
 BOTH = [("llama", "gpt2"), ("gpt2", "llama")]
@@ -36,10 +36,7 @@ TEXT = st.lists(
 @pytest.fixture(scope="module")
 def models() -> dict[tuple[str, str], Any]:
     return {
-        (a, b): hf_stitch.stitch(
-            decoder(a), decoder(b), SENTENCES, source_layer=LAYER[a], target_layer=LAYER[b], matcher="ridge",
-            align="prefix", own=a == "gpt2", progress=False,
-        )
+        (a, b): stitched(decoder(a), decoder(b), SENTENCES, (LAYER[a], LAYER[b]), align="prefix", own=a == "gpt2")
         for a, b in BOTH
     }  # fmt: skip
 
@@ -270,10 +267,7 @@ def test_other_families(name: str) -> None:
     options = {} if name == "GPTNeoX" else {"num_key_value_heads": 1}
     a, b = family(name, **options, **({"head_dim": 8} if name == "Gemma" else {})), decoder("gpt2", torch.float32)
     for source, target in ((a, b), (b, a)):
-        model = hf_stitch.stitch(
-            source, target, SENTENCES[:40], source_layer=source.layers[0], target_layer=target.layers[0],
-            matcher="ridge", align="prefix", own=True, progress=False,
-        )  # fmt: skip
+        model = stitched(source, target, SENTENCES[:40], (source.layers[0], target.layers[0]), align="prefix", own=True)
         inputs = model.preprocess(["The walker is walk"])
         options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
         cached, plain = (model.generate(**inputs, **options, use_cache=use) for use in (True, False))

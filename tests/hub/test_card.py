@@ -18,7 +18,7 @@ import hf_stitch
 from hf_stitch import ModelReference, StitchedModel, Stitcher
 from hf_stitch.artefacts.card import BEGIN, END, card, united
 
-from tiny_networks import LAYERS, build, network  # isort: skip
+from tiny_networks import LAYERS, build, network, stitched  # isort: skip
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,9 +27,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 def stitcher(images: Any) -> Stitcher:
     """A stitcher between two networks with ids on the Hub."""
     a, b = network("cnn"), network("vit", 1)
-    made = hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="low_rank", rank=4, progress=False
-    ).stitcher
+    made = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), matcher="low_rank", rank=4).stitcher
     made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
     made.target = ModelReference("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
     return made

@@ -15,7 +15,7 @@ from hf_stitch import Stitcher
 from hf_stitch.data import read_data
 from hf_stitch.hub import explained
 
-from tiny_networks import LAYERS, build  # isort: skip
+from tiny_networks import LAYERS, build, stitched  # isort: skip
 
 IDS = ("alice/vit", "timm/cnn")
 KINDS = {
@@ -124,9 +124,7 @@ def test_a_network_in_the_cache_without_a_processor_loads_without_a_connection(i
 )
 def test_the_networks_of_a_stitcher(side: str, status: int, served: Hub, images: Any, tmp_path: Path) -> None:
     a, b = map(hf_stitch.load, IDS)
-    made = hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["cnn"], matcher="ridge", progress=False
-    )
+    made = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
     made.stitcher.save_pretrained(tmp_path / "stitcher")
     again, id = Stitcher.from_pretrained(tmp_path / "stitcher"), IDS[side == "target"]
     served.fail(id, status=status)

@@ -21,7 +21,7 @@ from hf_stitch.adapters import load_recorded
 from hf_stitch.reference import ModelReference
 
 from records import rewrite  # isort: skip
-from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, network, plain_tokenizer, stitched  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,7 @@ def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, mo
     config = transformers.GPTNeoConfig(**size, **ends, attention_types=[[["global"], 3]], max_position_embeddings=100)
     texts = [{"text": " ".join(f"w{(7 * i + j) % 40}" for j in range(5))} for i in range(20)]
     a = hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
-    made = hf_stitch.stitch(
-        a, a, texts, source_layer=a.layers[1], target_layer=a.layers[0], matcher="identity", task=None, progress=False
-    )
+    made = stitched(a, a, texts, (a.layers[1], a.layers[0]), matcher="identity", task=None)
     made.save_pretrained(tmp_path)
     words = made.preprocess(["w1 w2 w3"])
     with torch.no_grad():
@@ -231,9 +229,7 @@ def language_model(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A language model with its tokenizer."""
     folder = tmp_path_factory.mktemp("language_model")
     a = network("llama")
-    made = hf_stitch.stitch(
-        a, a, texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"], matcher="identity", progress=False
-    )
+    made = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
     made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as users do for pipelines
     made.save_pretrained(folder)
     return folder
