@@ -312,7 +312,13 @@ def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path, capl
     assert found.stitcher.source.weights_hash
 
 
-@pytest.mark.parametrize("changed", [*BY_HAND, "hook"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (each not in ("eps", "forward", "buffer", "hook")))
+        for each in (*BY_HAND, "hook")
+    ],
+)
 def test_a_half_of_user_code_that_was_changed_has_no_stitcher(changed: str) -> None:
     a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
     found = stitched(a, b, torch.randn(100, 4), ("last", "first"), task=None)

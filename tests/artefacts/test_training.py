@@ -194,7 +194,14 @@ def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(texts: An
 
 
 @pytest.mark.parametrize(
-    "pair", [("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama")], ids="-".join
+    "pair",
+    [
+        pytest.param(("bert", "bert"), marks=pytest.mark.slow),
+        pytest.param(("gpt2", "bert"), marks=pytest.mark.slow),
+        ("t5", "roberta"),
+        ("bert", "llama"),
+    ],
+    ids="-".join,
 )
 def test_encoders_are_trained_with_gradient_checkpointing(pair: tuple[str, str], texts: Any, inputs: Any) -> None:
     a, b = network(pair[0]), network(pair[1], 1)

@@ -282,8 +282,18 @@ WINDOW_OF_A_LAYER = {"sliding_window": 64, "per_layer_config": {0: {"sliding_win
     ("name", "options", "message"),
     [
         ("Mistral", {"sliding_window": 64, "num_key_value_heads": 1}, "masks of their own (sliding_window)"),
-        ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "masks of their own (sliding_attention)"),
-        ("Doge", {"keep_window_size": 24, "num_key_value_heads": 1}, "masks of their own (keep_window_size)"),
+        pytest.param(
+            "Gemma2",
+            {"num_key_value_heads": 1, "head_dim": 8},
+            "masks of their own (sliding_attention)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "Doge",
+            {"keep_window_size": 24, "num_key_value_heads": 1},
+            "masks of their own (keep_window_size)",
+            marks=pytest.mark.slow,
+        ),
         ("Mistral", {"num_key_value_heads": 1, **WINDOW_OF_A_LAYER}, "masks of their own (sliding_window)"),
         ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
         ("Mamba", {}, "masks of their own ("),
