@@ -96,7 +96,9 @@ def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(fam
     assert Description.of(chains(families)[1].config.to_dict(), whole=True).source_layer == f"target.{lb}"
 
 
-@pytest.mark.parametrize("families", EACH, ids="-".join)
+@pytest.mark.parametrize(
+    "families", [CHAINS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in CHAINS[1:])], ids="-".join
+)
 def test_a_chain_satisfies_the_contract_of_adapters(families: tuple[str, str, str]) -> None:
     adapter, data = load(chains(families)[1]), samples(families[0])
     check_adapter(adapter, adapter.preprocess(data[:3]), adapter.preprocess(data[3:8]))

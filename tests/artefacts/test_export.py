@@ -35,7 +35,7 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
         return model(**batch).logits
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     model, batch = model_and_batch
     program = torch.export.export(model, (), batch, strict=strict)
