@@ -22,8 +22,7 @@ PAIRS = [*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in MORE)]
 def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
-    layers = LAYERS[source], LAYERS[target]
-    model = stitched(a, b, data, (layers[0], layers[1]))
+    model = stitched(a, b, data, (LAYERS[source], LAYERS[target]))
     batch = inputs(a)
     return model, batch if source in LANGUAGE else {"pixel_values": batch[a.interface.content[0]]}
 
