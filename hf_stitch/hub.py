@@ -82,6 +82,23 @@ def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOp
     return Path(file).parents[len(Path(subfolder or "").parts)].name
 
 
+def license_of(place: str, revision: str | None = None, *, ask: bool = False) -> str | None:
+    """Return the licence in the card of a model: in a folder, in the cache, or, if it is to be asked, on the Hub.
+
+    ``None`` if none is found, whatever the reason: what needs it goes on without.
+    """
+    from huggingface_hub import ModelCard, hf_hub_download
+
+    try:
+        file = Path(place, CARD)
+        if not Path(place).is_dir():
+            file = Path(hf_hub_download(place, CARD, revision=revision, local_files_only=not ask))
+        found = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
+    except Exception:  # of the Hub, of the file, or of its metadata
+        return None
+    return ", ".join(map(str, found)) if isinstance(found, list) else found
+
+
 def is_out_of_reach(repo_id: str, *, revision: str | None = None, token: str | bool | None = None) -> bool:
     """Return whether no connection to the Hub can be made, by one request.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_stitch.records import REQUIRED, Record
+from hf_stitch.records import REQUIRED, SPARSE, Record
 from hf_stitch.registry import UnknownNameError, most_special, registries
 from hf_stitch.storage.files import decoding
 
@@ -114,6 +114,8 @@ class ModelReference(Record):
             is one. ``None`` (default) if unknown, or if there is no processor.
         summary: Class and size of the network, by which people recognise one that has no id, behind the name that the
             command line gave it (``mine.py:small``); not compared. ``None`` (default) if unknown.
+        license: Its licence, by the name that the Hub has for it (``apache-2.0``); not compared. ``None`` (default) if
+            unknown.
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.
@@ -138,6 +140,7 @@ class ModelReference(Record):
     config: Settings | None = field(default=None, hash=False, repr=False)
     processor: Settings | None = field(default=None, hash=False, repr=False)
     summary: str | None = field(default=None, compare=False, repr=False)
+    license: str | None = field(default=None, compare=False, repr=False, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         """Check the library and convert the loading options to JSON values."""

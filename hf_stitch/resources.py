@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_stitch.errors import see
+
 if TYPE_CHECKING:
     import torch
 
@@ -42,7 +44,9 @@ def sized(count: float) -> str:
 def check_fits(what: str, size: int, device: torch.device, instead: str) -> None:
     """Refuse what does not fit into memory, before work is lost."""
     if size > (free := free_memory(device)):
-        raise ValueError(f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}")
+        raise ValueError(
+            f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}{see('too-large')}"
+        )
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from hf_stitch import Adapter, load
+from hf_stitch import Adapter, load, stitch
 
 SIZE = 32
 WORDS = [f"w{i}" for i in range(60)]
@@ -134,3 +134,9 @@ def checkpointed(model: Any, **options: Any) -> Any:
     enable = newer or model.gradient_checkpointing_enable
     enable(**({f"{'activation' if newer else 'gradient'}_checkpointing_kwargs": options} if options else {}))
     return model
+
+
+def stitched(a: Adapter, b: Adapter, data: Any, layers: tuple[str, str], **options: Any) -> Any:
+    """Stitch two networks at two layers by ridge, without a bar."""
+    ends = {"source_layer": layers[0], "target_layer": layers[1]}
+    return stitch(a, b, data, **ends, **{"progress": False, "matcher": "ridge", **options})

@@ -27,6 +27,7 @@ from hf_stitch.adapters.preprocess import place_of, preprocess
 from hf_stitch.adapters.rewriting import blueprint_of, recorded, settings_of
 from hf_stitch.adapters.skeleton import attributes, changed_by_hand
 from hf_stitch.data import Samples
+from hf_stitch.hub import license_of
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -163,6 +164,7 @@ class Adapter:
             config=Settings(settings.chosen | chosen, settings.defaults | defaults),
             processor=settings_of_processor(self.processor, self.interface.max_tokens),
             summary=", ".join(filter(None, (self.reference.summary, summary_of(self.model)))),
+            license=None if self.reference.id is None else license_of(self.reference.id, self.reference.revision),
         )
 
     # -- what the library knows ------------------------------------------------------------------
@@ -272,7 +274,7 @@ class Adapter:
         try:
             plan, cut = survey.plan(module), survey.cut(module)
         except NotACutError as error:
-            return CutInfo(layer, "refused", reason=str(error))
+            return CutInfo(layer, "refused", reason=error.args[0])
         return CutInfo(layer, "verified", cut.spec, cut.cost, plan.kind)
 
     @_locked

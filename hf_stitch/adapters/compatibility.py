@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 
@@ -32,4 +33,5 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
             )
         raise ValueError(
             f"the vocabularies of the two tokenizers differ, so token positions do not correspond: {remedy}"
+            + see("other-tokens")
         )

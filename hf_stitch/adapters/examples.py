@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.errors import see
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "text": ("a good film", "We waited for an hour, and then the play was over: what a pity!"),
@@ -38,6 +39,10 @@ class ExampleError(ValueError):
     def __init__(self, message: str, model: nn.Module) -> None:
         super().__init__(message)
         self.model = model
+
+    def __str__(self) -> str:
+        """Return the message, and the address of the page about it."""
+        return super().__str__() + see("no-example")
 
 
 def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: str | None = None) -> dict[str, Any]:

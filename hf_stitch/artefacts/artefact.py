@@ -17,6 +17,7 @@ from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES
+from hf_stitch.artefacts.record import SIDES
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.folders import replacing
@@ -66,8 +67,10 @@ class Artefact:
             written = card(self.describe(), present=present, sample=self._sample_code())
             (fresh / hub.CARD).write_bytes(written.encode())
 
-    def _write_signed(self, folder: Path, **options: Any) -> None:
+    def _write_signed(self, folder: Path, licences: Mapping[str, str | None] | None = None, **options: Any) -> None:
         record = self._write(folder, **options)
+        for side, licence in (licences or {}).items():
+            record[side]["reference"] |= {} if licence is None else {"license": licence}
         if self.anchors is not None:
             self.anchors.save_pretrained(folder)
         record = {**record, "requires": requirements([*self.describe().methods, *self._networks()])}
@@ -86,6 +89,14 @@ class Artefact:
         for name, figure in drawn.items():
             figure.savefig(folder / name, dpi=150)
         return *drawn, REPORT
+
+    def _licences(self) -> dict[str, str | None]:
+        """Return the licences of both networks: the recorded ones, or else those that the Hub tells."""
+        ends = {side: getattr(self.describe(), side) for side in SIDES}
+        return {
+            side: end.license or hub.license_of(str(end.public.id), end.revision, ask=True)
+            for side, end in ends.items()
+        }
 
     def push_to_hub(
         self, repo_id: str, *, tags: Iterable[str] = (), present: str | None = None, **options: Any
@@ -114,15 +125,21 @@ class Artefact:
         """
         self._check_savable()
         upload = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
+        licences = self._licences()
+
+        def described() -> Description:
+            now = self.describe()
+            return replace(now, **{side: replace(getattr(now, side), license=licences[side]) for side in SIDES})
+
         with tempfile.TemporaryDirectory() as folder:
-            self._write_signed(Path(folder), **options)
+            self._write_signed(Path(folder), licences, **options)
             shown = self._illustrate(Path(folder))
             return hub.upload(
                 Path(folder),
                 repo_id,
                 replaces=[SHARDS, STITCHES, INDEX, SOURCE_TOKENIZER, *ANCHORS, *PICTURES, REPORT],
                 card=lambda id, there: card(
-                    self.describe(),
+                    described(),
                     name=id,
                     present=united(there, present),
                     tags=tags,

@@ -38,6 +38,9 @@ PICTURES = {
 REPORT = "report.html"
 """Page of the evaluation beside a card."""
 
+OURS = ("library_name", "base_model", "base_model_relation", "pipeline_tag")
+"""Keys of the metadata that are written at every save; of ``tags`` and ``model-index``, what is ours is replaced."""
+
 PREDICTORS = ("stitched", "identity", "mean_only", "source", "target", "chance")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
 HELD_OUT = "held-out"
@@ -58,13 +61,21 @@ def card(
     sample: str | None = None,
     shown: Collection[str] = (),
 ) -> str:
-    """Return the model card of a stitcher or of a whole stitched model."""
-    described = plain(described)
+    """Return the model card of a stitcher or of a whole stitched model.
+
+    Of a present card, what a person added is kept: the text before and after the marks, other metadata and tags.
+    """
+    described, kept = plain(described), None if present is None else _read(present)
+    own = {} if kept is None else _by_hand(kept)
     matcher = described.recipe.get("matcher") or {}
-    data = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
+    metadata = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     audit = described.recipe.get("audit") or described.scores.get("audit") or ""
+    task = registries.tasks.build(str(described.task)) if described.task in registries.tasks else None
+    conflicts = _conflicts(described, plain(own.get("license")))
+    for conflict in conflicts:
+        warn(f"{conflict}: see the card")
     made = ModelCard.from_template(
-        ModelCardData(**data),
+        ModelCardData(**metadata),
         template_path=str(TEMPLATE),
         title=name.split("/")[-1] if name else "Stitched model" if described.whole else "Stitcher",
         begin=BEGIN,
@@ -73,17 +84,28 @@ def card(
         source=_linked(described.source),
         target=_linked(described.target),
         kind=_kind(described.body),
-        unnamed=[f"the {side} is {getattr(described, side).public}" for side in _unnamed(described)],
+        unnamed=[side for side in SIDES if getattr(described, side).public.id is None],
         headline=_headline(described.scores),
         pictures=[(name, text) for name, text in PICTURES.items() if name in shown],
         report=REPORT if REPORT in shown else "",
         audit=str(audit.get("verdict", "") if isinstance(audit, Mapping) else audit),
-        snippet=_snippet(described, name, sample),
+        place=name or "path/to/this/folder",
+        sample=("import torch\n", sample) if sample else SAMPLES[_modality(described)],
+        causal=task is not None and task.causal,
+        usage="" if task is None else task.usage(),
         recipe=_recipe(described),
+        conflicts=conflicts,
         papers=[(paper.title, paper.url) for paper in _papers(described)],
         **_scores(described.scores),
     )
-    return str(made) if present is None else _merged(made, present)
+    if kept is None:
+        return str(made)
+    part = GENERATED.search(str(made))
+    assert part is not None
+    text = f"{kept.text.rstrip()}\n\n{part[0]}\n"
+    if GENERATED.search(kept.text):  # a function as replacement, because a string could contain escapes
+        text = GENERATED.sub(lambda _: part[0], kept.text, count=1)
+    return _joined(_united(own, made.data.to_dict()), text)
 
 
 def summary(described: Description) -> str:
@@ -110,32 +132,13 @@ def united(there: str | None, here: str | None) -> str | None:
     if there is None or here is None:
         return there if here is None else here
     cards = _read(there), _read(here)
-    added = [_added_text(each) for each in cards]
+    added = [re.sub(r"\A# .*", "", GENERATED.sub("", each.text).strip()).strip() for each in cards]  # without the title
     if added[0] and added[1] and added[0] != added[1]:
         warn(
             "text that was added to the card on the Hub is replaced by the text of the local card; earlier commits "
             "still contain it"
         )
-    known = [_by_hand(each) for each in cards]
-    metadata = {**known[0], **known[1], "tags": _tags(*known)}
-    return f"---\n{CardData(**metadata).to_yaml()}\n---\n{cards[1 if added[1] else 0].text}"
-
-
-def _merged(made: ModelCard, present: str) -> str:
-    """Return the existing card with its generated part and metadata replaced."""
-    kept = _read(present)
-    new, old = made.data.to_dict(), _by_hand(kept)
-    merged = {**old, **new, "tags": _tags(old, new)}
-    if others := old.get("model-index"):
-        merged["model-index"] = [*new.get("model-index", ()), *others]
-    part = GENERATED.search(str(made))
-    assert part is not None
-    text = kept.text
-    # A function as replacement, because backslashes in a replacement string would be escapes.
-    text = (
-        GENERATED.sub(lambda _: part[0], text, count=1) if GENERATED.search(text) else f"{text.rstrip()}\n\n{part[0]}\n"
-    )
-    return f"---\n{CardData(**merged).to_yaml()}\n---\n{text}"
+    return _joined(_united(*map(_by_hand, cards)), cards[1 if added[1] else 0].text)
 
 
 def _read(text: str) -> RepoCard:
@@ -146,40 +149,52 @@ def _read(text: str) -> RepoCard:
         raise ValueError(f"the metadata of the existing card cannot be read ({error}); repair it first") from error
 
 
-def _added_text(card: RepoCard) -> str:
-    """Return the text that a person added; the title does not count."""
-    return re.sub(r"\A# .*", "", GENERATED.sub("", card.text).strip()).strip()
+def _joined(metadata: Mapping[str, Any], text: str) -> str:
+    return f"---\n{CardData(**metadata).to_yaml()}\n---\n{text}"
 
 
 def _by_hand(card: RepoCard) -> dict[str, Any]:
-    """Return the metadata that a person added: those that do not belong to the generated part of the card."""
+    """Return the metadata that a person added: of a card without marks, all."""
     data: dict[str, Any] = card.data.to_dict()
-    found = GENERATED.search(card.text)
-    if found is None:
+    if (found := GENERATED.search(card.text)) is None:
         return data
-    generated, parents, own = found[0], data.get("base_model") or [], {"library_name"}
-    if data.get("pipeline_tag") in {tag for kind in registries.tasks.usable() for tag in kind.pipelines.values()}:
-        own |= {"pipeline_tag"}
-    named = [parents] if isinstance(parents, str) else parents
-    if all(f"[{id}](https://huggingface.co/{id}" in generated for id in named):
-        own |= {"base_model", "base_model_relation"}
-    data["tags"] = [
-        tag for tag in data.get("tags") or () if tag not in TAGS and f"| matcher | `{tag}` |" not in generated
-    ]
-    data["model-index"] = [entry for entry in data.get("model-index") or () if not _is_own(entry, generated)]
-    return {key: value for key, value in data.items() if key not in own and (value or key not in LISTS)}
+    ours = {*TAGS, *re.findall(r"^\| matcher \| `(.*)` \|$", found[0], re.MULTILINE)}
+    own: dict[str, Any] = {key: value for key, value in data.items() if key not in OURS}
+    own["tags"] = [tag for tag in data.get("tags") or () if tag not in ours]
+    own["model-index"] = [
+        entry for entry in data.get("model-index") or ()
+        if any((result.get("dataset") or {}).get("type") != HELD_OUT for result in entry.get("results") or [{}])
+    ]  # fmt: skip
+    return {key: value for key, value in own.items() if value or key not in LISTS}
 
 
-def _is_own(entry: Mapping[str, Any], generated: str) -> bool:
-    """Return whether an entry of the model index holds the scores in the generated part of the card."""
-    data = [result.get("dataset") or {} for result in entry.get("results") or ()]
-    return bool(data) and all(
-        d.get("type") == HELD_OUT and str((d.get("args") or {}).get("fingerprint")) in generated for d in data
-    )
+def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge metadata: tags of both, results of both, those of the second first, and of the rest those of the second."""
+    tags = dict.fromkeys([*(first.get("tags") or ()), *(second.get("tags") or ())])
+    results = [*(second.get("model-index") or ()), *(first.get("model-index") or ())]
+    united = {**first, **second, "tags": [*tags], "model-index": results}
+    return {key: value for key, value in united.items() if value or key not in LISTS}
 
 
-def _tags(*metadata: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(tag for each in metadata for tag in each.get("tags") or ()))
+def _conflicts(described: Description, own: Any) -> list[str]:
+    """Name what the licences of both networks do not allow of a model with their weights, shared under its own."""
+    found, mine = [], _terms(own)
+    for side in SIDES if described.whole else ():
+        theirs = getattr(described, side).license
+        what, terms = f"the licence of the {side}, {theirs}, ", _terms(theirs)
+        if "nd" in terms:
+            found.append(f"{what}allows no derivatives, and this model contains a part of its weights")
+        elif own and "nc" in terms and "nc" not in mine:
+            found.append(f"{what}allows no commercial use, and that of this model, {own}, does not say so")
+        elif own and "sa" in terms and theirs != own:
+            found.append(f"{what}asks for the same licence, and this model has another, {own}")
+    return found
+
+
+def _terms(licence: Any) -> set[str]:
+    """Return the terms of a licence, ``nc``, ``nd`` and ``sa`` as Creative Commons calls them, from its name."""
+    parts = set(str(licence or "").lower().split("-"))
+    return parts | ({"sa"} if parts & {"gpl", "agpl", "lgpl"} else set())
 
 
 def _metadata(described: Description, name: str | None, tags: list[str]) -> dict[str, Any]:
@@ -268,18 +283,20 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: b
 
 def _recipe(described: Description) -> dict[str, str]:
     recipe, body, (width, other) = described.recipe, described.body, described.widths
-    matcher = dict(recipe.get("matcher") or {})
+    matcher, samples = dict(recipe.get("matcher") or {}), recipe.get("samples")
     rows = {
         "source": f"{_linked(described.source)}, cut after `{described.source_layer}`",
         "target": f"{_linked(described.target)}, cut after `{described.target_layer}`",
         "source weights": f"`{described.source.weights_hash}`" if described.source.weights_hash else "",
         "target weights": f"`{described.target.weights_hash}`" if described.target.weights_hash else "",
+        "source licence": f"`{described.source.license}`" if described.source.license else "",
+        "target licence": f"`{described.target.license}`" if described.target.license else "",
         "matcher": f"`{matcher.pop('name')}`" if "name" in matcher else "",
         "matcher options": _pairs(matcher),
         "chosen by the error on held-out anchors": _pairs(recipe.get("held_out_errors") or {}),
         "stitching layer": f"`{body.get('name')}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
         "pooling": f"`{described.stitch['pooling']}`",
-        "anchors" if "anchors" in recipe else "fitted on": _count(recipe.get("samples")),
+        "anchors" if "anchors" in recipe else "fitted on": f"{samples} samples" if samples else "",
         "data": f"`{recipe['data']}`" if "data" in recipe else "",
         "data of the target": f"`{recipe['paired_data']}`" if "paired_data" in recipe else "",
         "held out": _held_out(recipe),
@@ -288,10 +305,6 @@ def _recipe(described: Description) -> dict[str, str]:
         "versions": ", ".join(f"{k} {v}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
     return {key: value for key, value in rows.items() if value}
-
-
-def _count(samples: int | None) -> str:
-    return "" if samples is None else f"{samples} samples"
 
 
 def _held_out(recipe: Mapping[str, Any]) -> str:
@@ -348,49 +361,11 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _snippet(described: Description, name: str | None, sample: str | None) -> str:
+def _modality(described: Description) -> str:
     spec = described.stitch["source"]
-    kind = (
-        "image"
-        if (described.task or "").startswith("image") or spec["grid"]
-        else "text"
-        if spec["layout"] == "bnd"
-        else ""
-    )
-    imports, default = ("import torch\n", sample) if sample else SAMPLES[kind]
-    place = name or "path/to/this/folder"
-    given = ", ".join(f"{side}={_given(described, side)}" for side in _unnamed(described))
-    load = (
-        f'StitchedModel.from_pretrained("{place}")'
-        if described.whole
-        else f'Stitcher.from_pretrained("{place}").attach({given})'
-    )
-    registered = "import hf_stitch.auto  # Auto classes and pipelines of transformers then load the model too\n"
-    lines = [
-        f"{registered if described.whole else ''}{imports}import hf_stitch\n",
-        f"model = hf_stitch.{load}",
-        f"sample = {default}",
-        "inputs = model.preprocess([sample])",
-    ]
-    if described.task in registries.tasks and registries.tasks.get(str(described.task)).causal:
-        lines.append("print(model.processor.decode(model.generate(**inputs, max_new_tokens=20)[0]))")
-    else:
-        lines.append("output = model(**inputs)")
-    if described.task in registries.tasks and (usage := registries.tasks.build(str(described.task)).usage()):
-        lines.append(usage)
-    return "\n".join(lines)
-
-
-def _unnamed(described: Description) -> list[str]:
-    """Return the sides whose network has no public name."""
-    return [side for side in SIDES if getattr(described, side).public.id is None]
-
-
-def _given(described: Description, side: str) -> str:
-    """Return a Python expression for a network without a public name."""
-    if getattr(described, side).library != "torch":
-        return f"your_{side}"
-    return f"hf_stitch.load(your_{side}, example_inputs=your_batch, processor=your_transform)"
+    if (described.task or "").startswith("image") or spec["grid"]:
+        return "image"
+    return "text" if spec["layout"] == "bnd" else ""
 
 
 def _on_hub(end: ModelReference) -> bool:

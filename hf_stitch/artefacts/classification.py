@@ -80,28 +80,6 @@ class StitchedModelForTokenClassification(StitchedModel):
     :meth:`forward` returns a ``TokenClassifierOutput``: ``logits`` (batch, tokens, classes) and, with labels, the
     ``loss``, without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task
     ``token-classification``.
-
-    Args:
-        config: The config.
-        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
-        stitch: The stitching layer.
-        target: The back half.
-        processor: The source's tokenizer.
-
-    Example:
-        >>> import torch, hf_stitch
-        >>> from transformers import BertConfig, BertForTokenClassification
-        >>> config = BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
-        >>> network = hf_stitch.load(BertForTokenClassification(config).eval())
-        >>> layer = "bert.encoder.layer.0"
-        >>> spec = network.spec(layer)
-        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
-        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
-        >>> model = hf_stitch.artefacts.joining.join(
-        ...     network, layer, stitch, network, layer, task="token-classification"
-        ... )
-        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
-        ('StitchedModelForTokenClassification', torch.Size([1, 3, 2]))
     """
 
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
@@ -113,26 +91,6 @@ class StitchedModelForMaskedLM(StitchedModel):
 
     :meth:`forward` returns a ``MaskedLMOutput``: ``logits`` (batch, tokens, vocabulary) and, with labels, the ``loss``,
     without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task ``fill-mask``.
-
-    Args:
-        config: The config.
-        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
-        stitch: The stitching layer.
-        target: The back half.
-        processor: The source's tokenizer.
-
-    Example:
-        >>> import torch, hf_stitch
-        >>> from transformers import BertConfig, BertForMaskedLM
-        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-        >>> network = hf_stitch.load(BertForMaskedLM(BertConfig(vocab_size=30, **sizes)).eval())
-        >>> layer = "bert.encoder.layer.0"
-        >>> spec = network.spec(layer)
-        >>> identity = hf_stitch.stitches.IdentityStitch(8, 8)
-        >>> stitch = hf_stitch.stitches.StitchingLayer(spec, spec, "none", identity)
-        >>> model = hf_stitch.artefacts.joining.join(network, layer, stitch, network, layer, task="fill-mask")
-        >>> type(model).__name__, model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
-        ('StitchedModelForMaskedLM', torch.Size([1, 3, 30]))
     """
 
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"

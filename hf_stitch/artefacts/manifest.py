@@ -14,12 +14,13 @@ from typing import Any
 
 from hf_stitch.artefacts.files import ANCHORS
 from hf_stitch.artefacts.record import read_record
+from hf_stitch.errors import see
 from hf_stitch.records import AGAIN
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import digest
 
 MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"
-ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose"
+ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose" + see("damaged-file")
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:

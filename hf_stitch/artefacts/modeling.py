@@ -28,9 +28,7 @@ from hf_stitch.artefacts.card import summary
 from hf_stitch.artefacts.casting import dtype_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import (
-    CONFIG,
-)
+from hf_stitch.artefacts.files import CONFIG
 from hf_stitch.artefacts.halves import back_of, front_of
 from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, number_of_layers, seen_in
 from hf_stitch.artefacts.loading import load_pretrained

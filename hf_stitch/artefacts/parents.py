@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_stitch.adapters import Adapter, load, load_recorded
+from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference
 
@@ -37,6 +38,7 @@ def load_parent(
     if given is None and reference.public.id is None:
         raise ValueError(
             f"the {side}, {reference.public}, was a module in memory or in a local folder: pass it, as {side}=…"
+            + see("no-name")
         )
     options = dict(options or {})
     if isinstance(given, str):
@@ -59,12 +61,13 @@ def load_parent(
         raise ValueError(
             f"the network given as the {side}, {found.public}, is the recorded {opposite}; the recorded {side} is "
             f"{reference}. If source and target are swapped, pass them as attach(source=…, target=…)"
+            + see("other-weights")
         )
     if "weights" in changes:
         raise ValueError(
             f"the {side} {reference} has other weights than the stitch was fitted to (hash {found.weights_hash}, "
             f"expected {reference.weights_hash}), or the same weights in another dtype{now}; pass the network with its "
-            "original weights, or fit a new stitch"
+            "original weights, or fit a new stitch" + see("other-weights")
         )
     texts = {part: f"{part}: {', '.join(differ)}" for part, differ in changes.items()}
     if not set(changes) <= set(allow_changed):
@@ -72,6 +75,7 @@ def load_parent(
             f"the {side} {reference} has the weights that the stitch was fitted to, but now computes with them in "
             f"another way ({'; '.join(texts.values())}){now}; pass it as it was, fit a new stitch, or accept other "
             f"outputs with Stitcher.attach(…, allow_changed={tuple(changes)}) or StitchedModel.parent, in the same way"
+            + see("other-weights")
         )
     return adapter, [f"{side} {text}" for text in texts.values()]
 

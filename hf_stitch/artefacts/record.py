@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,12 @@ These are the keys for which networks of transformers repeat modules, of all typ
 
 LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
 """Keys of numbers of classes, which determine the length of lists of names, and the largest number."""
+
+IN_ALL = 10
+"""How many times the largest number all those of one key may add up to: of stages in lists, and of several networks.
+
+Some lists contain numbers of layers, and not their counts, so that they add up to more than a network has layers.
+"""
 
 MOST_VALUES = 2**20
 """Number of values in a record: the names of the most classes, in both networks and in the model, are fewer."""
@@ -277,12 +284,15 @@ def check_counts(record: Any, where: str) -> None:
 
     Other sizes need no bound: a network is built without memory, and compared with the headers of the files.
     """
+    in_all: Counter[str] = Counter()
     for key, value in nested(record, where, MOST_VALUES, FREE):
         if key is not None and isinstance(value, (int, float)):
+            in_all[key] += max(value, 0)  # type: ignore[assignment]  # lists may contain fractions
             for names, most in ((LAYERS, MOST), (LABELS, MOST_LABELS)):
-                if value > most and names.search(key):
+                if (value > most or in_all[key] > most * IN_ALL) and names.search(key):
+                    found = f"{value}" if value > most else f"{in_all[key]} in all"
                     raise ValueError(
-                        f"{where} is damaged: {key} is {value}, and no network has more than {most}; {AGAIN}"
+                        f"{where} is damaged: {key} is {found}, and no network has more than {most}; {AGAIN}"
                     )
 
 

@@ -20,6 +20,7 @@ from hf_stitch.artefacts.files import CONFIG, SOURCE_TOKENIZER, described, save_
 from hf_stitch.artefacts.halves import back_of, chained, every_half, front_of
 from hf_stitch.artefacts.record import MODEL_TYPE, SIDES, USAGE, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.errors import see
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method
 from hf_stitch.records import encode
@@ -46,7 +47,7 @@ def check_rebuilt(record: Mapping[str, Any]) -> None:
             by = how["quant_method"]  # an enum in live networks
             raise ValueError(
                 f"a stitched model with a quantised network ({getattr(by, 'value', by)}) cannot be saved: stitch the "
-                "network before it is quantised. " + KEEP_STITCHER
+                "network before it is quantised. " + KEEP_STITCHER + see("not-saved")
             )
 
 
@@ -102,10 +103,11 @@ def _check_loads(
         raise ValueError(
             f"this model cannot be saved, because it could not be loaded again ({type(error).__name__}: {error}). "
             + KEEP_STITCHER
+            + see("not-saved")
         ) from error
     if differing := differences(model, weights, skeleton):
         merged = any(type(module).__module__.startswith("peft.") for module in model.modules())
-        raise ValueError(
+        why = (
             "this model cannot be saved with an adapter of PEFT inside: merge it into its network first, with "
             "merge_and_unload of its PeftModel. " + KEEP_STITCHER
             if merged
@@ -116,6 +118,7 @@ def _check_loads(
             "before the network is loaded and stitched. " + KEEP_STITCHER + ", which takes networks with the same "
             "changes only"
         )
+        raise ValueError(why + see("not-saved"))
 
 
 def stitcher_of(model: StitchedModel) -> Stitcher:

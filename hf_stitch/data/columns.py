@@ -1,4 +1,4 @@
-"""Detection of the columns of samples and labels, by the types of the columns."""
+"""Detection of the columns of samples and labels, by the types of the columns, and the contents of samples."""
 
 from __future__ import annotations
 
@@ -46,6 +46,19 @@ def common_kind(values: Sequence[Any]) -> str:
         if kind_of(value) != first:
             return f"{first}, but {kind_of(value)} at place {place}"
     return first
+
+
+def content(sample: Any) -> bytes:
+    """Return the bytes that identify a sample in memory."""
+    if isinstance(sample, Image):
+        return repr((sample.mode, sample.size, sample.getpalette())).encode() + sample.tobytes()
+    if kind_of(sample) == "tensor":
+        import torch
+
+        tensor = torch.as_tensor(sample).detach().cpu().contiguous()
+        values: bytes = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        return repr((str(tensor.dtype), tuple(tensor.shape))).encode() + values
+    return repr(sample).encode()
 
 
 def feature_kind(feature: Any) -> str:

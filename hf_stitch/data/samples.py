@@ -21,6 +21,7 @@ import numpy as np
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
+from hf_stitch.errors import see
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
 from hf_stitch.printing import warn
 
@@ -457,6 +458,7 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
         Traceback (most recent call last):
         ...
         ValueError: the two sides differ first at place 1: id 2 and id 3. They have the same samples in another order.
+        See https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/other-order.md
     """
     left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
     if left == right:
@@ -469,7 +471,7 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
         remedy = "They have the same samples in another order."
     else:
         remedy = f"They have different samples ({len(left)} and {len(right)})."
-    raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}")
+    raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}{see('other-order')}")
 
 
 def _warn_of_other_labels(a: Samples, b: Samples) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, common_kind, feature_kind, kind_of
-from hf_stitch.data.contents import content
+from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, kind_of
 from hf_stitch.data.torch_datasets import LABEL, SAMPLE, Mapped, as_row, columns_of, dataset_of
 
 if TYPE_CHECKING:

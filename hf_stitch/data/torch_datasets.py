@@ -6,8 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from hf_stitch.data.columns import Modality, kind_of
-from hf_stitch.data.contents import content
+from hf_stitch.data.columns import Modality, content, kind_of
 
 if TYPE_CHECKING:
     import torch

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hf_stitch.errors import see
 from hf_stitch.options import Within
 from hf_stitch.statistics import Moments
 
@@ -51,6 +52,7 @@ def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None
     if moments.n < rows:
         raise ValueError(
             f"fitting {moments.dx} to {moments.dy} features needs at least {rows} rows, got {moments.n}; {remedy}"
+            + see("too-few-samples")
         )
     for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
         # Equal rows may have a small variance, because their mean is rounded.

@@ -40,6 +40,7 @@ def replacing(
     ``stale`` names the files to delete if they are not rewritten; it is called after other processes have finished.
     ``sync`` waits for the disk, so that the files also survive a power failure.
     """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     with _locked(folder) as aside:
         _finish(folder)
         new, draft = aside / NEW, aside / f"{JOURNAL}.unfinished"
@@ -56,7 +57,7 @@ def replacing(
                     flush(*(new / name for name in names), new, draft)
                 draft.replace(aside / JOURNAL)
                 if sync:
-                    flush(aside)
+                    flush(aside, folder, *(each.parent for each in made))  # the names of new folders, too
         except BaseException:
             if not (aside / JOURNAL).exists():  # else the save is decided, and the next load or save completes it
                 shutil.rmtree(new, ignore_errors=True)

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
+from hf_stitch.errors import see
 from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, ratio, total
 from hf_stitch.tasks.heads import logits_of, widened
 
@@ -94,6 +95,7 @@ class Classification(OfSamples):
             if not 0 <= label < outputs:
                 raise ValueError(
                     f"sample {id_!r} has label {label}, and the target predicts classes 0 to {outputs - 1}"
+                    + see("other-labels")
                 )
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.errors import see
 from hf_stitch.registry import registries
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def check_head(network: Headed) -> None:
         raise ValueError(
             f"{name} has a head for {network.unscored}, which no task scores (tasks: {', '.join(registries.tasks)}): "
             "stitch with task=None to map activations without scores, or load the body of the network "
-            "(hf_stitch.load(…, task='feature-extraction'), or .base_model of a live one)"
+            "(hf_stitch.load(…, task='feature-extraction'), or .base_model of a live one)" + see("heads")
         )
 
 

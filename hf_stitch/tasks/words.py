@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
+from hf_stitch.errors import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, as_array, ratio, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens
@@ -91,6 +92,7 @@ class Words(OfTokens):
                 if wrong := [each for each in label if each != IGNORED and each not in range(outputs)]:
                     raise ValueError(
                         f"sample {id_!r} has label {wrong[0]}, and the target predicts classes 0 to {outputs - 1}"
+                        + see("other-labels")
                     )
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:

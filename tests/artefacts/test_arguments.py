@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -21,18 +22,23 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
 from forms import load_form  # isort: skip
-from tiny_networks import LAYERS, adapted, build, network, plain_tokenizer  # isort: skip
+from tiny_networks import LAYERS, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
 LLAMA = LAYERS["llama"]
 
 
 @pytest.fixture
-def whole(texts: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+def whole(equal: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """A copy of a stitched model, its network and inputs, which a test may change."""
+    found: tuple[Any, Any, dict[str, torch.Tensor]] = copy.deepcopy(equal)
+    return found
+
+
+@pytest.fixture(scope="module")
+def equal(texts: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     """A stitched model that computes what a Llama does, this Llama, and padded inputs with labels."""
     adapter = network("llama")
-    model = hf_stitch.stitch(
-        adapter, adapter, texts, source_layer=LLAMA, target_layer=LLAMA, matcher="identity", progress=False
-    )
+    model = stitched(adapter, adapter, texts, (LLAMA, LLAMA), matcher="identity")
     given = model.preprocess([sample["text"] for sample in texts[:4]])
     return (
         model,
@@ -59,14 +65,6 @@ def test_shifted_labels_are_used_and_not_shifted_again(whole: Any) -> None:
     assert torch.equal(model(**given).loss, plain(**given).loss)
 
 
-def _images_model(images: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    a, b = network("cnn"), network("vit", 1)
-    model = hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
-    )
-    return model, {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
-
-
 UNUSED: dict[str, Any] = {
     "output_hidden_states": True,
     "output_attentions": True,
@@ -90,10 +88,10 @@ def test_an_argument_that_nothing_uses_is_refused_by_name(whole: Any, name: str)
 @pytest.mark.parametrize(
     "name", ["output_hidden_states", "num_items_in_batch", "shift_labels", "attention_mask", "poetry"]
 )
-def test_a_model_of_images_refuses_what_it_does_not_use(images: Any, name: str) -> None:
-    model, given = _images_model(images)
+def test_a_model_of_images_refuses_what_it_does_not_use(of_images: Any, images: Any, name: str) -> None:
+    given = {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
     with pytest.raises(ValueError, match=name):
-        model(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
+        of_images(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
 
 
 def test_token_types_of_a_single_text_are_left_out_for_networks_without_them(whole: Any) -> None:
@@ -108,8 +106,7 @@ def unnumbered(texts: Any) -> Any:
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, **ends)
     a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
-    return hf_stitch.stitch(a, a, texts, source_layer=a.layers[1], target_layer=a.layers[1], matcher="identity",
-                            progress=False)  # fmt: skip
+    return stitched(a, a, texts, (a.layers[1], a.layers[1]), matcher="identity")
 
 
 def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, images: Any) -> None:
@@ -118,10 +115,14 @@ def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, image
         with pytest.raises(ValueError, match=r"neither network .* uses position_ids"):
             run(input_ids=ids, position_ids=torch.full_like(ids, 3))
     assert unnumbered.generate(ids, max_new_tokens=2).shape == (1, 6)
-    chain = hf_stitch.stitch(
-        unnumbered, unnumbered.parents[1], [{"text": "w1 w2 w3"}] * 10, source_layer="target.transformer.h.2",
-        target_layer="transformer.h.1", matcher="identity", task="text-generation", progress=False,
-    )  # fmt: skip
+    chain = stitched(
+        unnumbered,
+        unnumbered.parents[1],
+        [{"text": "w1 w2 w3"}] * 10,
+        ("target.transformer.h.2", "transformer.h.1"),
+        matcher="identity",
+        task="text-generation",
+    )
     with pytest.raises(ValueError, match="uses position_ids"):
         chain(input_ids=ids, position_ids=torch.full_like(ids, 3))
     assert chain.generate(ids, max_new_tokens=2).shape == (1, 6)
@@ -157,8 +158,7 @@ def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
 
 def test_a_wrapper_takes_what_the_network_inside_names(texts: Any) -> None:
     a = load_form("bert", "wrapped")
-    model = hf_stitch.stitch(a, a, texts, source_layer="inner.bert.encoder.layer.1",
-                             target_layer="inner.bert.encoder.layer.1", matcher="identity", progress=False)  # fmt: skip
+    model = stitched(a, a, texts, ("inner.bert.encoder.layer.1", "inner.bert.encoder.layer.1"), matcher="identity")
     ids = torch.tensor([[7, 12, 30, 9]])
     moved = {"input_ids": ids, "position_ids": torch.full_like(ids, 3)}
     assert torch.equal(model(**moved).logits, build("bert", 0)(**moved).logits)
@@ -226,26 +226,26 @@ REFUSED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(images: Any, tmp_path: Path) -> None:
-    model, given = _images_model(images)
-    model.save_pretrained(tmp_path)
+def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
+    folders: Path, of_images: Any, images: Any
+) -> None:
+    folder, given = folders / "model", {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
     for name, value in REFUSED.items():
         with pytest.raises((TypeError, ValueError), match="adapter of PEFT" if name == "adapter_kwargs" else name):
-            StitchedModel.from_pretrained(tmp_path, **{name: value})
-    for name, value in WITHOUT_EFFECT.items():
-        found = StitchedModel.from_pretrained(tmp_path, **{name: value})
-        assert torch.equal(found(**given).logits, model(**given).logits)
+            StitchedModel.from_pretrained(folder, **{name: value})
+    found = StitchedModel.from_pretrained(folder, **WITHOUT_EFFECT)
+    assert torch.equal(found(**given).logits, of_images(**given).logits)
     signature = inspect.signature(transformers.PreTrainedModel.from_pretrained).parameters
     ours = inspect.signature(StitchedModel.from_pretrained).parameters.keys() | WITHOUT_EFFECT.keys() | REFUSED.keys()
     downloads = hf_stitch.hub.DownloadOptions.__annotations__.keys()
     for name in signature.keys() - ours - downloads - {"pretrained_model_name_or_path", "model_args"}:
         with pytest.raises(TypeError, match=name):
-            StitchedModel.from_pretrained(tmp_path, **{name: object()})
+            StitchedModel.from_pretrained(folder, **{name: object()})
 
 
 @pytest.fixture
-def saved(whole: Any, tmp_path: Path) -> Path:
-    whole[0].save_pretrained(tmp_path / "model")
+def saved(equal: Any, tmp_path: Path) -> Path:
+    equal[0].save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 

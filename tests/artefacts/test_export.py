@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import hf_stitch
-
-from tiny_networks import LAYERS, LANGUAGE  # isort: skip
+from tiny_networks import LAYERS, LANGUAGE, stitched  # isort: skip
 
 FAST = [("cnn", "vit"), ("gpt2", "llama")]
 MORE = [("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
@@ -24,10 +22,7 @@ PAIRS = [*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in MORE)]
 def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
-    layers = LAYERS[source], LAYERS[target]
-    model = hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], matcher="ridge", progress=False
-    )
+    model = stitched(a, b, data, (LAYERS[source], LAYERS[target]))
     batch = inputs(a)
     return model, batch if source in LANGUAGE else {"pixel_values": batch[a.interface.content[0]]}
 
@@ -39,7 +34,7 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
         return model(**batch).logits
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     model, batch = model_and_batch
     program = torch.export.export(model, (), batch, strict=strict)
@@ -47,15 +42,7 @@ def test_it_exports(strict: bool, model_and_batch: Any) -> None:
 
 
 def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
-    model = hf_stitch.stitch(
-        net("cnn"),
-        net("vit", 1),
-        images,
-        source_layer=LAYERS["cnn"],
-        target_layer=LAYERS["vit"],
-        matcher="ridge",
-        progress=False,
-    )
+    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
     pixels = torch.stack([sample["image"] for sample in images[:7]])
     shapes = {"pixel_values": {0: torch.export.Dim("batch", min=2, max=64)}}
     program = torch.export.export(model, (), {"pixel_values": pixels[:3]}, dynamic_shapes=shapes, strict=False)

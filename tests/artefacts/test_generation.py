@@ -23,15 +23,18 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
 from records import rewrite  # isort: skip
+import tiny_networks  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build, network  # isort: skip
 
-PAIRS = [("gpt2", "gpt2"), ("llama", "llama"), ("gpt2", "llama"), ("llama", "gpt2")]
+PAIRS = [
+    pytest.param(("gpt2", "gpt2"), marks=pytest.mark.slow),
+    pytest.param(("llama", "llama"), marks=pytest.mark.slow),
+    ("gpt2", "llama"),
+    ("llama", "gpt2"),
+]
+"""A network on both sides takes the same ways as in the mixed pairs."""
+stitched = partial(tiny_networks.stitched, task="text-generation")
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    options = {"matcher": "ridge", "task": "text-generation", **options}
-    return hf_stitch.stitch(a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **options)
 
 
 def generated(model: Any, tokens: int = 8, **options: Any) -> Any:
@@ -56,7 +59,7 @@ def model(made: StitchedModelForCausalLM) -> StitchedModelForCausalLM:
     return copy.deepcopy(made)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_identity_stitch_generates_the_same_as_the_network(family: str, layer: int, net: Any, texts: Any) -> None:
     """Bitwise equal; after the last block the target has no attention layers and no cache."""
@@ -160,7 +163,7 @@ def test_a_network_that_computes_with_the_number_of_a_layer(texts: Any) -> None:
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
 
 
-WHOLE = ["t5", "bert", "roberta"]
+WHOLE = ["t5", pytest.param("bert", marks=pytest.mark.slow), "roberta"]
 """Families of encoders."""
 
 
@@ -191,7 +194,7 @@ def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(
 
 
 @pytest.mark.filterwarnings("ignore:each token takes a run")
-@pytest.mark.parametrize("target", ["gpt2", "llama"])
+@pytest.mark.parametrize("target", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_a_left_padded_batch_continues_as_each_text_alone_after_an_encoder(
     encoder: hf_stitch.Adapter, target: str, net: Any, texts: Any
 ) -> None:
@@ -322,8 +325,17 @@ STATES = {
 """Networks whose layers keep a state instead of tokens: all layers, or some."""
 
 
-@pytest.mark.parametrize(("source", "target"), [("mamba", "mamba"), ("jamba", "jamba"), ("mamba", "llama"),
-                                                ("llama", "mamba"), ("jamba", "gpt2"), ("llama", "jamba")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("mamba", "mamba"),
+        pytest.param("jamba", "jamba", marks=pytest.mark.slow),
+        ("mamba", "llama"),
+        pytest.param("llama", "mamba", marks=pytest.mark.slow),
+        pytest.param("jamba", "gpt2", marks=pytest.mark.slow),
+        ("llama", "jamba"),
+    ],
+)
 def test_state_space_models_have_a_cache(source: str, target: str, net: Any, texts: Any) -> None:
     torch.manual_seed(0)
     a, b = (adapted("llama", STATES[name]().eval()) if name in STATES else net(name) for name in (source, target))

@@ -17,13 +17,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
 from records import rewrite  # isort: skip
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build  # isort: skip
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
-    )
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build, stitched  # isort: skip
 
 
 def test_a_config_of_another_kind_is_not_read() -> None:

@@ -20,7 +20,7 @@ import hf_stitch
 from hf_stitch import Adapter, ModelReference, Stitcher
 from hf_stitch.artefacts import manifest
 
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, plain_tokenizer, tokenizer  # isort: skip
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, plain_tokenizer, tokenizer, stitched  # isort: skip
 
 CHANNELS = (16, 24, 32, 48)
 
@@ -79,6 +79,9 @@ CHANGES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
 }  # fmt: skip
 
 
+SIMILAR = ("activation of a BERT", "pooling of a ResNet", "interpolation of images", "side of truncation")
+
+
 @pytest.fixture(scope="module")
 def saved(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``saved(family)``: the folder of a stitcher between two networks of a family."""
@@ -114,7 +117,11 @@ def unpinned(folder: Path, to: Path) -> Path:
 # -- attaching -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("side", "changed"),
-    [*(("source", changed) for changed in CHANGES), ("target", "activation of a ViT"), ("target", "vocabulary")],
+    [
+        *(pytest.param("source", each, marks=[pytest.mark.slow] * (each in SIMILAR)) for each in CHANGES),
+        ("target", "activation of a ViT"),
+        pytest.param("target", "vocabulary", marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_weights_with_other_settings_are_refused_unless_allowed(
     side: str, changed: str, saved: Callable[[str], Path], tmp_path: Path
@@ -278,8 +285,7 @@ def example() -> torch.Tensor:
 def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a stitcher between two networks of user code."""
     a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
-    made = hf_stitch.stitch(a, b, torch.randn(100, 4), source_layer="norm", target_layer="norm", matcher="ridge",
-                            task=None, progress=False)  # fmt: skip
+    made = stitched(a, b, torch.randn(100, 4), ("norm", "norm"), task=None)
     made(input=torch.randn(30, 4))
     folder = tmp_path_factory.mktemp("written")
     made.stitcher.save_pretrained(folder)
@@ -306,11 +312,16 @@ def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path, capl
     assert found.stitcher.source.weights_hash
 
 
-@pytest.mark.parametrize("changed", [*BY_HAND, "hook"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (each not in ("eps", "forward", "buffer", "hook")))
+        for each in (*BY_HAND, "hook")
+    ],
+)
 def test_a_half_of_user_code_that_was_changed_has_no_stitcher(changed: str) -> None:
     a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
-    found = hf_stitch.stitch(a, b, torch.randn(100, 4), source_layer="last", target_layer="first", matcher="ridge",
-                             task=None, progress=False)  # fmt: skip
+    found = stitched(a, b, torch.randn(100, 4), ("last", "first"), task=None)
     found = copy.deepcopy(found)
     found(input=torch.randn(9, 4))
     assert found.stitcher.source.weights_hash
@@ -334,8 +345,7 @@ def test_code_of_the_hub_that_was_changed_by_hand_is_refused(texts: Any) -> None
         net.bert.encoder.layer[0].output.LayerNorm.eps = eps
         return hf_stitch.load(net, processor=plain_tokenizer())
 
-    found = hf_stitch.stitch(remote(0), remote(1), texts, source_layer=LAYERS["bert"], target_layer=LAYERS["bert"],
-                             matcher="ridge", progress=False)  # fmt: skip
+    found = stitched(remote(0), remote(1), texts, (LAYERS["bert"],) * 2)
     found.stitcher.attach(remote(0), remote(1))
     with pytest.raises(ValueError, match=r"modules\.LayerNorm\.eps 1e-12, now "):
         found.stitcher.attach(remote(0, eps=0.5), remote(1))
@@ -348,8 +358,7 @@ def test_buffers_that_are_not_saved_are_pinned(texts: Any) -> None:
         return hf_stitch.load(net, processor=plain_tokenizer())
 
     assert llama(0).pinned.config == llama(0, dtype=torch.bfloat16).pinned.config
-    found = hf_stitch.stitch(llama(0), llama(1), texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"],
-                             matcher="ridge", progress=False)  # fmt: skip
+    found = stitched(llama(0), llama(1), texts, (LAYERS["llama"],) * 2)
     with pytest.raises(ValueError, match=r"config: modules\.model\.rotary_emb\.inv_freq not set, now "):
         found.stitcher.attach(llama(0, scale=0.25), llama(1))
 

@@ -22,7 +22,7 @@ import hf_stitch.auto
 from hf_stitch import StitchedModel
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, network, plain_tokenizer  # isort: skip
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, network, plain_tokenizer, stitched  # isort: skip
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "center": {"input_size": (3, 32, 32), "crop_pct": 0.9},
@@ -61,14 +61,19 @@ def vision(library: str, seed: int) -> hf_stitch.Adapter:
 LAYER = {"timm": LAYERS["cnn"], "transformers": LAYERS["vit"]}
 
 
-@pytest.mark.parametrize("target", LAYER)
-@pytest.mark.parametrize("source", LAYER)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("timm", "transformers"),
+        ("transformers", "timm"),
+        pytest.param("timm", "timm", marks=pytest.mark.slow),
+        pytest.param("transformers", "transformers", marks=pytest.mark.slow),
+    ],
+)
 def test_images_between_any_two_libraries(source: str, target: str, pictures: Any, tmp_path: Path) -> None:
     """Model and stitcher, for four combinations of libraries."""
     a, b = vision(source, 0), vision(target, 1)
-    model = hf_stitch.stitch(
-        a, b, pictures, source_layer=LAYER[source], target_layer=LAYER[target], matcher="ridge", progress=False
-    )
+    model = stitched(a, b, pictures, (LAYER[source], LAYER[target]))
     model.save_pretrained(tmp_path / "model")
     model.stitcher.save_pretrained(tmp_path / "stitcher")
     inputs = a.preprocess([sample["image"] for sample in pictures[:3]])
@@ -126,7 +131,7 @@ def test_the_processor_of_a_timm_network_in_transformers_is_saved(pictures: Any,
     a = hf_stitch.load(parent, processor=AutoImageProcessor.from_pretrained(tmp_path / "parent"))
     assert type(a.processor) is TimmImageProcessor
     layer = next(name for name in a.layers if "layer2" in name)
-    model = hf_stitch.stitch(a, a, pictures, source_layer=layer, target_layer=layer, matcher="ridge", progress=False)
+    model = stitched(a, a, pictures, (layer, layer))
     model.save_pretrained(tmp_path / "model")
     assert type(AutoImageProcessor.from_pretrained(tmp_path / "model")) is TimmImageProcessor
     again = StitchedModel.from_pretrained(tmp_path / "model")
@@ -139,16 +144,7 @@ def test_the_processor_of_a_timm_network_in_transformers_is_saved(pictures: Any,
 
 def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
     a, b = net("bert"), net("roberta", 1)
-    model = hf_stitch.stitch(
-        a,
-        b,
-        texts,
-        source_layer=LAYERS["bert"],
-        target_layer=LAYERS["roberta"],
-        matcher="ridge",
-        progress=False,
-        pooling="mean",
-    )
+    model = stitched(a, b, texts, (LAYERS["bert"], LAYERS["roberta"]), pooling="mean")
     model.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == a.processor.get_vocab()
     run = pipeline("text-classification", model=str(tmp_path), top_k=None)
@@ -160,15 +156,7 @@ def test_texts(net: Any, texts: Any, tmp_path: Path) -> None:
 
 def test_text_generation(net: Any, texts: Any, tmp_path: Path) -> None:
     a = net("gpt2")
-    model = hf_stitch.stitch(
-        a,
-        net("llama", 1),
-        texts,
-        source_layer=LAYERS["gpt2"],
-        target_layer=LAYERS["llama"],
-        matcher="ridge",
-        progress=False,
-    )
+    model = stitched(a, net("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
     model.save_pretrained(tmp_path)
     run = pipeline("text-generation", model=str(tmp_path))
     prompts = ["w1 w2 w3 w4", "w5"]
@@ -182,16 +170,7 @@ def test_text_generation(net: Any, texts: Any, tmp_path: Path) -> None:
 
 def test_features_of_a_model_without_a_head(net: Any, texts: Any, tmp_path: Path) -> None:
     b = hf_stitch.load(transformers.BertModel(transformers.BertConfig(**TEXT)).eval(), processor=plain_tokenizer())
-    model = hf_stitch.stitch(
-        net("t5"),
-        b,
-        texts,
-        source_layer=LAYERS["t5"],
-        target_layer="encoder.layer.1",
-        matcher="ridge",
-        progress=False,
-        task=None,
-    )
+    model = stitched(net("t5"), b, texts, (LAYERS["t5"], "encoder.layer.1"), task=None)
     model.save_pretrained(tmp_path)
     found = torch.tensor(pipeline("feature-extraction", model=str(tmp_path))("w1 w2 w3"))
     with torch.no_grad():
@@ -207,9 +186,7 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
         transformers.ViTModel(config).eval(),
         processor=transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE}),
     )
-    model = hf_stitch.stitch(
-        a, b, pictures, source_layer=LAYERS["cnn"], target_layer=b.layers[1], matcher="ridge", progress=False, task=None
-    )
+    model = stitched(a, b, pictures, (LAYERS["cnn"], b.layers[1]), task=None)
     model.save_pretrained(tmp_path)
     found = torch.tensor(pipeline("image-feature-extraction", model=str(tmp_path))(pictures[0]["image"]))
     with torch.no_grad():
@@ -218,25 +195,15 @@ def test_features_of_images(pictures: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_process_only_needs_to_import_auto(net: Any, images: Any, tmp_path: Path) -> None:
+def test_another_process_only_needs_to_import_auto(folders: Path) -> None:
     """``hf_stitch.auto`` registers the model classes."""
-    model = hf_stitch.stitch(
-        net("cnn"),
-        net("vit", 1),
-        images,
-        source_layer=LAYERS["cnn"],
-        target_layer=LAYERS["vit"],
-        matcher="ridge",
-        progress=False,
-    )
-    model.save_pretrained(tmp_path)
     code = (
         "import hf_stitch.auto, transformers as t, sys\n"
         "kinds = t.AutoConfig, t.AutoModel, t.AutoModelForImageClassification, t.AutoImageProcessor, t.AutoProcessor\n"
         "print(*[type(kind.from_pretrained(sys.argv[1])).__name__ for kind in kinds])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", code, str(folders / "model")],
         capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -250,9 +217,7 @@ def test_attention_implementation_is_kept_or_set(
 ) -> None:
     a, b = network(pair[0]), network(pair[1], 1)
     data = texts if pair[0] == "gpt2" else images
-    model = hf_stitch.stitch(
-        a, b, data, source_layer=LAYERS[pair[0]], target_layer=LAYERS[pair[1]], matcher="ridge", progress=False
-    )
+    model = stitched(a, b, data, (LAYERS[pair[0]], LAYERS[pair[1]]))
     model.save_pretrained(tmp_path)
 
     def kinds(found: Any) -> set[str]:

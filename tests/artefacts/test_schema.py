@@ -174,15 +174,27 @@ def test_a_record_of_another_format_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("key", "number"), [("num_hidden_layers", 1001), ("num_labels", 2**17 + 1), ("depths", [2, 10**9])]
+    ("key", "number"),
+    [
+        ("num_hidden_layers", 1001),
+        ("num_labels", 2**17 + 1),
+        ("depths", [2, 10**9]),
+        ("depths", [1000] * 1000),
+        ("depths", [[1000] * 100] * 10),
+        ("stages", [{"num_layers": 1000}] * 1000),
+    ],
 )
 def test_more_layers_or_classes_than_any_network_has_are_refused(
     key: str, number: Any, records: dict[str, Any]
 ) -> None:
     record = copy.deepcopy(records["model"])
     record["target"]["blueprint"]["config"][key] = number
-    with pytest.raises(ValueError, match=f"a file is damaged: {key} is .*, and no network has more than 1"):
+    with pytest.raises(ValueError, match=r"a file is damaged: .* is .*, and no network has more than 1"):
         read_model(record, "a file")
+
+
+def test_numbers_of_layers_in_a_list_are_no_counts() -> None:
+    check_counts({side: {"text_config": {"mlp_only_layers": [*range(100)]}} for side in ("source", "target")}, "a file")
 
 
 @pytest.mark.parametrize("kind", READ)

@@ -12,16 +12,10 @@ import transformers
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM, StitchedModelForSequenceClassification
 
-from tiny_networks import BODY, LAYERS, TEXT, adapted, build, plain_tokenizer  # isort: skip
+from tiny_networks import BODY, LAYERS, TEXT, adapted, build, plain_tokenizer, stitched  # isort: skip
 
 ROBERTA_BERT = (LAYERS["roberta"], LAYERS["bert"])
 GPT2_LLAMA = (LAYERS["gpt2"], LAYERS["llama"])
-
-
-def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
-    return hf_stitch.stitch(
-        a, b, data, source_layer=layers[0], target_layer=layers[1], progress=False, **{"matcher": "ridge", **options}
-    )
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])

@@ -17,14 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS, build, checkpointed, network, plain_tokenizer  # isort: skip
-
-
-def image_model(images: Any) -> StitchedModel:
-    a, b = network("cnn"), network("vit", 1)
-    return hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
-    )
+from tiny_networks import LAYERS, build, checkpointed, network, plain_tokenizer, stitched  # isort: skip
 
 
 def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transformers.Trainer:
@@ -46,9 +39,11 @@ def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transforme
     return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
 
 
-def test_frozen_networks_do_not_change_while_the_stitch_is_trained(images: Any, tmp_path: Path) -> None:
+def test_frozen_networks_do_not_change_while_the_stitch_is_trained(
+    images: Any, tmp_path: Path, cnn_vit: StitchedModel
+) -> None:
     """Weights of the halves and statistics of BatchNorm stay bitwise the same."""
-    model = image_model(images).freeze_networks()
+    model = cnn_vit.freeze_networks()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer(model, images, tmp_path).train()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
@@ -58,9 +53,11 @@ def test_frozen_networks_do_not_change_while_the_stitch_is_trained(images: Any, 
 
 
 @pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_resumed_training_reaches_the_same_weights(frozen: bool, images: Any, tmp_path: Path) -> None:
+def test_a_resumed_training_reaches_the_same_weights(
+    frozen: bool, images: Any, tmp_path: Path, cnn_vit: StitchedModel
+) -> None:
     def fresh() -> StitchedModel:
-        return image_model(images).freeze_networks() if frozen else image_model(images)
+        return copy.deepcopy(cnn_vit).freeze_networks() if frozen else copy.deepcopy(cnn_vit)
 
     whole, first, second = fresh(), fresh(), fresh()
     trainer(whole, images, tmp_path / "whole").train()
@@ -70,8 +67,8 @@ def test_a_resumed_training_reaches_the_same_weights(frozen: bool, images: Any, 
     assert all(torch.equal(value, expected[name]) for name, value in second.state_dict().items())
 
 
-def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path) -> None:
-    model = image_model(images)
+def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
+    model = cnn_vit
     run = trainer(
         model, images, tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=1.0
     )
@@ -84,9 +81,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path) -
 
 def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any) -> None:
     a, b = network("gpt2"), network("llama", 1)
-    model = hf_stitch.stitch(
-        a, b, texts, source_layer=LAYERS["gpt2"], target_layer=LAYERS["llama"], matcher="ridge", progress=False
-    )
+    model = stitched(a, b, texts, (LAYERS["gpt2"], LAYERS["llama"]))
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -106,9 +101,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         torch.testing.assert_close(gradient, expected[name])
 
 
-def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(images: Any) -> None:
+def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(cnn_vit: StitchedModel) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
-        checkpointed(image_model(images))
+        checkpointed(cnn_vit)
 
 
 SCRIPT = """
@@ -129,11 +124,11 @@ run.save_model(str(folder / "trained"))
 
 
 @pytest.mark.slow
-def test_two_processes(images: Any, tmp_path: Path) -> None:
+def test_two_processes(images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
     """Two processes take the same steps as one process with twice the batch size."""
     draw = torch.Generator().manual_seed(0)
     data = [{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5} for i in range(24)]
-    model = image_model(images)
+    model = cnn_vit
     model.save_pretrained(tmp_path / "model")
     trainer(model.freeze_networks(), data, tmp_path / "alone").train()
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
@@ -153,15 +148,7 @@ def test_training_does_not_change_the_networks(images: Any) -> None:
     parent = build("cnn", 0)
     a = hf_stitch.load(parent, example_inputs=torch.randn(2, 3, 32, 32))
     before = {name: value.clone() for name, value in parent.state_dict().items()}
-    model = hf_stitch.stitch(
-        a,
-        network("vit", 1),
-        images,
-        source_layer=LAYERS["cnn"],
-        target_layer=LAYERS["vit"],
-        matcher="ridge",
-        progress=False,
-    )
+    model = stitched(a, network("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
     pixels, labels = torch.stack([s["image"] for s in images[:4]]), torch.tensor([s["label"] for s in images[:4]])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model.train()(pixel_values=pixels, labels=labels).loss.backward()
@@ -184,9 +171,7 @@ def accumulated(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
 
 def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any, tmp_path: Path) -> None:
     layer, adapter = LAYERS["llama"], network("llama")
-    model = hf_stitch.stitch(
-        adapter, adapter, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False
-    )
+    model = stitched(adapter, adapter, texts, (layer, layer), matcher="identity")
     expected = accumulated(build("llama", 0), texts, tmp_path / "plain", 2)
     parts = accumulated(copy.deepcopy(model), texts, tmp_path / "parts", 2)
     once = accumulated(copy.deepcopy(model), texts, tmp_path / "once", 8)
@@ -197,9 +182,7 @@ def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any,
 def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(texts: Any, tmp_path: Path) -> None:
     """Transformers looks for arguments with "label" in their names, and computes no loss if a batch lacks one."""
     layer, adapter = LAYERS["llama"], network("llama")
-    model = hf_stitch.stitch(
-        adapter, adapter, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False
-    )
+    model = stitched(adapter, adapter, texts, (layer, layer), matcher="identity")
     collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
     data = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:8]]
     arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True, use_cpu=True)
@@ -211,7 +194,14 @@ def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(texts: An
 
 
 @pytest.mark.parametrize(
-    "pair", [("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama")], ids="-".join
+    "pair",
+    [
+        pytest.param(("bert", "bert"), marks=pytest.mark.slow),
+        pytest.param(("gpt2", "bert"), marks=pytest.mark.slow),
+        ("t5", "roberta"),
+        ("bert", "llama"),
+    ],
+    ids="-".join,
 )
 def test_encoders_are_trained_with_gradient_checkpointing(pair: tuple[str, str], texts: Any, inputs: Any) -> None:
     a, b = network(pair[0]), network(pair[1], 1)

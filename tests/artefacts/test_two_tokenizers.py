@@ -22,7 +22,7 @@ from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
 from hf_stitch.artefacts.cache import NAME
 from hf_stitch.reports.evaluation import finding
 
-from tiny_networks import network  # isort: skip
+from tiny_networks import network, stitched  # isort: skip
 from two_tokenizers import LAYER, SENTENCES, coarse, decoder, fine  # isort: skip
 
 BOTH = [("llama", "gpt2"), ("gpt2", "llama")]
@@ -36,10 +36,7 @@ TEXT = st.lists(
 @pytest.fixture(scope="module")
 def models() -> dict[tuple[str, str], Any]:
     return {
-        (a, b): hf_stitch.stitch(
-            decoder(a), decoder(b), SENTENCES, source_layer=LAYER[a], target_layer=LAYER[b], matcher="ridge",
-            align="prefix", own=a == "gpt2", progress=False,
-        )
+        (a, b): stitched(decoder(a), decoder(b), SENTENCES, (LAYER[a], LAYER[b]), align="prefix", own=a == "gpt2")
         for a, b in BOTH
     }  # fmt: skip
 
@@ -263,15 +260,14 @@ def family(name: str, **options: Any) -> hf_stitch.Adapter:
     return hf_stitch.load(getattr(transformers, f"{name}ForCausalLM")(config).eval(), processor=fine())
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "GPTNeoX", "Gemma"])
+@pytest.mark.parametrize(
+    "name", ["Qwen2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("GPTNeoX", "Gemma"))]
+)
 def test_other_families(name: str) -> None:
     options = {} if name == "GPTNeoX" else {"num_key_value_heads": 1}
     a, b = family(name, **options, **({"head_dim": 8} if name == "Gemma" else {})), decoder("gpt2", torch.float32)
     for source, target in ((a, b), (b, a)):
-        model = hf_stitch.stitch(
-            source, target, SENTENCES[:40], source_layer=source.layers[0], target_layer=target.layers[0],
-            matcher="ridge", align="prefix", own=True, progress=False,
-        )  # fmt: skip
+        model = stitched(source, target, SENTENCES[:40], (source.layers[0], target.layers[0]), align="prefix", own=True)
         inputs = model.preprocess(["The walker is walk"])
         options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
         cached, plain = (model.generate(**inputs, **options, use_cache=use) for use in (True, False))
@@ -286,8 +282,18 @@ WINDOW_OF_A_LAYER = {"sliding_window": 64, "per_layer_config": {0: {"sliding_win
     ("name", "options", "message"),
     [
         ("Mistral", {"sliding_window": 64, "num_key_value_heads": 1}, "masks of their own (sliding_window)"),
-        ("Gemma2", {"num_key_value_heads": 1, "head_dim": 8}, "masks of their own (sliding_attention)"),
-        ("Doge", {"keep_window_size": 24, "num_key_value_heads": 1}, "masks of their own (keep_window_size)"),
+        pytest.param(
+            "Gemma2",
+            {"num_key_value_heads": 1, "head_dim": 8},
+            "masks of their own (sliding_attention)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "Doge",
+            {"keep_window_size": 24, "num_key_value_heads": 1},
+            "masks of their own (keep_window_size)",
+            marks=pytest.mark.slow,
+        ),
         ("Mistral", {"num_key_value_heads": 1, **WINDOW_OF_A_LAYER}, "masks of their own (sliding_window)"),
         ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
         ("Mamba", {}, "masks of their own ("),

@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from scenes import Scene, errors, vit, vit_processor
 
 import hf_stitch
 from hf_stitch import Stitcher
+from hf_stitch.errors import ADDRESS, Page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "errors"
 QUOTED = re.compile(r"^```text\n(\w+Error: .*?)^```", re.DOTALL | re.MULTILINE)
@@ -89,7 +90,7 @@ RAISES: dict[str, list[Callable[[Scene], object]]] = {
 
 def test_every_page_of_errors_is_raised_here_and_listed() -> None:
     names = {path.stem for path in FOLDER.glob("*.md")} - {"index"}
-    assert names == set(RAISES)
+    assert names == set(RAISES) == set(get_args(Page))
     index = (FOLDER / "index.md").read_text()
     assert all(f"]({name}.md)" in index and f"\n{name}\n" in index for name in names)
 
@@ -106,3 +107,4 @@ def test_the_quoted_message_is_that_of_the_error(page: str, tmp_path: Path, monk
         parts = re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))
         pattern = ".*".join(map(re.escape, parts))
         assert re.search(pattern, f"{caught.type.__name__}: {' '.join(str(caught.value).split())}"), caught.value
+        assert str(caught.value).endswith(f"\nSee {ADDRESS.format(page)}")

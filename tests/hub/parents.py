@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import timm
@@ -30,6 +31,7 @@ def serve(hub: Hub, *ids: str) -> None:
         hub.put(id, files_of(*PARENTS[id]))
 
 
+@cache
 def files_of(family: str, seed: int) -> dict[str, bytes]:
     """Return the files of a network."""
     with tempfile.TemporaryDirectory() as name:

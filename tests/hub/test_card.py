@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CardData, ModelCard, RepoCard
+from parents import serve
 from server import Hub
 
 import hf_stitch
 from hf_stitch import ModelReference, StitchedModel, Stitcher
 from hf_stitch.artefacts.card import BEGIN, END, card, united
 
-from tiny_networks import LAYERS, build, network  # isort: skip
+from tiny_networks import LAYERS, build, network, stitched  # isort: skip
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -26,9 +27,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 def stitcher(images: Any) -> Stitcher:
     """A stitcher between two networks with ids on the Hub."""
     a, b = network("cnn"), network("vit", 1)
-    made = hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="low_rank", rank=4, progress=False
-    ).stitcher
+    made = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), matcher="low_rank", rank=4).stitcher
     made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
     made.target = ModelReference("alice/vit", "transformers", revision=SHA, weights_hash=made.target.weights_hash)
     return made
@@ -224,7 +223,7 @@ def metadata(text: str) -> Any:
 def test_generated_metadata_of_an_earlier_push_are_replaced(
     stitcher: Stitcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Metadata that do not belong to the generated part of the card are kept."""
+    """Of tags and results, those that a person added are kept, and all metadata of other keys."""
     first = card(stitcher.describe(), name="alice/link", tags=["mine"])
     theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},
                                            "metrics": [{"type": "accuracy", "value": 0.5}]}]}  # fmt: skip
@@ -238,11 +237,6 @@ def test_generated_metadata_of_an_earlier_push_are_replaced(
     assert found["tags"] == ["mine", "hf_stitch", "model-stitching", "stitched-model", "ridge"]
     assert found["model-index"] == [theirs]
     assert found["license"] == "mit"
-    named = first.replace(f"- {stitcher.source.id}\n", "- someone/else\n")
-    assert metadata(card(replace(bare.describe(), whole=True), present=named))["base_model"] == [
-        "someone/else",
-        "alice/vit",
-    ]
     again = metadata(card(stitcher.describe(), name="bob/renamed", present=first))
     assert [entry["name"] for entry in again["model-index"]] == ["renamed", "link"]
     assert not caplog.records
@@ -268,6 +262,49 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
         assert str(united(plain, here + "\nOurs.\n")).endswith("\nOurs.\n")
     with pytest.warns(UserWarning, match="the card on the Hub is replaced"):
         assert str(united(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "whole", "warned"),
+    [
+        ("cc-by-nc-4.0", "mit", True, "cc-by-nc-4.0, allows no commercial use, and that of this model, mit, does not"),
+        ("cc-by-nc-4.0", "cc-by-nc-sa-4.0", True, ""),
+        ("cc-by-nc-4.0", None, True, ""),
+        ("cc-by-nc-4.0", "mit", False, ""),
+        ("cc-by-nd-4.0", None, True, "cc-by-nd-4.0, allows no derivatives, and this model contains a part"),
+        ("agpl-3.0", "mit", True, "agpl-3.0, asks for the same licence, and this model has another, mit"),
+        ("cc-by-sa-4.0", "cc-by-sa-4.0", True, ""),
+        ("apache-2.0", "mit", True, ""),
+    ],
+)
+def test_the_card_warns_of_licences_that_do_not_allow_it(
+    theirs: str, own: str | None, whole: bool, warned: str, stitcher: Stitcher
+) -> None:
+    described = replace(stitcher.describe(), whole=whole, target=replace(stitcher.target, license=theirs))
+    present = None if own is None else f"---\nlicense: {own}\n---\n# Mine\n"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        text = card(described, present=present)
+    assert f"| target licence | `{theirs}` |" in text and "source licence" not in text
+    assert [warned in str(each.message) for each in told] == [True] * bool(warned)
+    assert (f"**The licence of the target, {theirs}" in text) is bool(warned)
+
+
+def test_licences_come_from_the_cards_of_both_networks(hub: Hub, images: Any, tmp_path: Path) -> None:
+    build("vit", 1).save_pretrained(tmp_path / "parent")
+    (tmp_path / "parent" / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# Parent\n")
+    serve(hub, "alice/vit")
+    hub.put("alice/vit", {**hub.files("alice/vit"), "README.md": b"---\nlicense: apache-2.0\n---\n# On the Hub\n"})
+    a, b = hf_stitch.load("alice/vit"), hf_stitch.load(str(tmp_path / "parent"))
+    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
+    model.save_pretrained(tmp_path / "model")  # asks nobody
+    saved = (tmp_path / "model" / "README.md").read_text()
+    assert "| target licence | `cc-by-nc-4.0` |" in saved and "source licence" not in saved
+    model.push_to_hub("alice/link")
+    shown = hub.files("alice/link")["README.md"].decode()
+    assert "| source licence | `apache-2.0` |" in shown and "| target licence | `cc-by-nc-4.0` |" in shown
+    pulled = StitchedModel.from_pretrained("alice/link").describe()
+    assert (pulled.source.license, pulled.target.license) == ("apache-2.0", "cc-by-nc-4.0")
 
 
 def test_saving_a_pulled_model_keeps_one_generated_part(hub: Hub, images: Any, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, errors
 from parents import files_of, serve
-from server import Hub
+from server import Hub, turned_to_a_hub
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -19,26 +21,47 @@ from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.analysis.evaluation import Example
 from hf_stitch.cli import app
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, network  # isort: skip
 
 
 @pytest.fixture(scope="module")
-def model(images: Any) -> StitchedModel:
+def evaluated(images: Any) -> StitchedModel:
     """A stitched model of two networks in memory."""
-    from tiny_networks import network
-
     a, b = network("vit"), network("vit", 1)
     return hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
 
 
 @pytest.fixture
-def stitcher(hub: Hub, images: Any) -> Stitcher:
-    """A stitcher whose networks are on the Hub."""
-    serve(hub, "alice/vit", "alice/vit-2")
-    a, b = hf_stitch.load("alice/vit"), hf_stitch.load("alice/vit-2")
-    return hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False
-    ).stitcher
+def model(evaluated: StitchedModel) -> Iterator[StitchedModel]:
+    """The same without its evaluation, of which each push would draw pictures."""
+    evaluation, evaluated.evaluation = evaluated.evaluation, None
+    yield evaluated
+    evaluated.evaluation = evaluation
+
+
+ENDS = {"source": "alice/vit", "target": "alice/vit-2"}
+
+
+@pytest.fixture(scope="module")
+def fitted(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Stitcher:
+    """A stitcher whose networks are on a Hub."""
+    with turned_to_a_hub(tmp_path_factory.mktemp("fitted")) as hub:
+        serve(hub, *ENDS.values())
+        a, b = map(hf_stitch.load, ENDS.values())
+        layers = {"source_layer": LAYERS["vit"], "target_layer": LAYERS["vit"]}
+        found = hf_stitch.stitch(a, b, images, progress=False, **layers).stitcher
+    found.evaluation = None
+    return found
+
+
+@pytest.fixture
+def stitcher(hub: Hub, fitted: Stitcher) -> Stitcher:
+    """A stitcher whose networks are on the Hub of the test."""
+    serve(hub, *ENDS.values())
+    found = copy.copy(fitted)
+    for side, id in ENDS.items():
+        setattr(found, side, replace(getattr(fitted, side), revision=hub.models[id].refs["main"]))
+    return found
 
 
 def same(stitcher: Stitcher, again: Stitcher) -> bool:
@@ -46,7 +69,8 @@ def same(stitcher: Stitcher, again: Stitcher) -> bool:
 
 
 # -- pushing -----------------------------------------------------------------------------------------------------------
-def test_a_push_is_one_commit(hub: Hub, model: StitchedModel) -> None:
+def test_a_push_is_one_commit(hub: Hub, evaluated: StitchedModel) -> None:
+    model = evaluated
     commit = model.stitcher.push_to_hub("alice/new", private=True, commit_message="Hello", tags=["mine"])
     assert hub.models["alice/new"].private
     assert len(hub.models["alice/new"].commits) == 2  # the empty model, and the push
@@ -58,11 +82,11 @@ def test_a_push_is_one_commit(hub: Hub, model: StitchedModel) -> None:
 
 
 def test_the_card_shows_pictures_and_links_the_page_of_the_evaluation(
-    hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, evaluated: StitchedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = (Example("private text", 1.0, "x", "y", None, "private text"),)
-    monkeypatch.setattr(model, "evaluation", replace(model.evaluation, examples=private))
-    model.push_to_hub("alice/new")
+    monkeypatch.setattr(evaluated, "evaluation", replace(evaluated.evaluation, examples=private))
+    evaluated.push_to_hub("alice/new")
     card = hub.files("alice/new")["README.md"].decode()
     assert "![Both networks as strips" in card and "](stitch.png)" in card and "](scores.png)" in card
     assert "[report.html](report.html)" in card

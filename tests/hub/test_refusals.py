@@ -15,7 +15,7 @@ from hf_stitch import Stitcher
 from hf_stitch.data import read_data
 from hf_stitch.hub import explained
 
-from tiny_networks import LAYERS, build  # isort: skip
+from tiny_networks import LAYERS, build, stitched  # isort: skip
 
 IDS = ("alice/vit", "timm/cnn")
 KINDS = {
@@ -41,9 +41,15 @@ def served(hub: Hub) -> Hub:
     return hub
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("status", KINDS)
-@pytest.mark.parametrize("file", ["", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("id", "status", "file"),
+    [
+        pytest.param(id, status, file, marks=[pytest.mark.slow] * (bool(file) == (id == IDS[0])))
+        for id in IDS
+        for status in KINDS
+        for file in ("", "model.safetensors")
+    ],
+)
 def test_a_network_that_the_hub_refuses(id: str, status: int, file: str, served: Hub) -> None:
     served.fail(file, status=status)
     refuses(KINDS[status][0], f"^{id} could not be loaded: {KINDS[status][1]}", lambda: hf_stitch.load(id))
@@ -118,9 +124,7 @@ def test_a_network_in_the_cache_without_a_processor_loads_without_a_connection(i
 )
 def test_the_networks_of_a_stitcher(side: str, status: int, served: Hub, images: Any, tmp_path: Path) -> None:
     a, b = map(hf_stitch.load, IDS)
-    made = hf_stitch.stitch(
-        a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["cnn"], matcher="ridge", progress=False
-    )
+    made = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
     made.stitcher.save_pretrained(tmp_path / "stitcher")
     again, id = Stitcher.from_pretrained(tmp_path / "stitcher"), IDS[side == "target"]
     served.fail(id, status=status)

@@ -10,27 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from parents import PARENTS, serve
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from server import Hub
 
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 
-from tiny_networks import CLASSES, LAYERS  # isort: skip
+from tiny_networks import LAYERS  # isort: skip
 
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "lstsq": ("timm/cnn", "alice/vit", "lstsq", {}),
     "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
-    "permutation": ("alice/vit", "alice/vit-2", "permutation", {}),
     "residual_mlp": ("timm/cnn", "alice/vit", "residual_mlp", {"width": 4, "epochs": 1}),
     "attention": ("timm/cnn", "alice/vit", "attention", {"heads": 2, "width": 4}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
-    "vision-to-timm": ("alice/vit", "timm/cnn", "lstsq", {}),
     "text": ("alice/bert", "alice/bert-2", "lstsq", {}),
     "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
 }
@@ -51,6 +47,10 @@ for name in names:
         with torch.no_grad():
             found[what] = model(**inputs).logits.contiguous()
     save_file(found, f"{folder}/{name}.found")
+import hf_stitch.auto
+from transformers import pipeline
+scores = pipeline("text-classification", model="alice/text-model")("w1 w2 w3", top_k=None)
+json.dump({each["label"]: each["score"] for each in scores}, open(f"{folder}/pipeline.json", "w"))
 """
 
 
@@ -88,6 +88,7 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         with torch.no_grad():
             save_file({"logits": model(**inputs).logits.contiguous()}, folder / f"{name}.expected")
         save_file(dict(inputs), folder / f"{name}.inputs")
+        model.evaluation = None  # each push would draw its pictures, which no test here reads
         model.stitcher.push_to_hub(f"alice/{name}")
         model.push_to_hub(f"alice/{name}-model")
     in_a_fresh_process(shared_hub, PULL, folder, *CASES, cache=folder / "cache")
@@ -99,6 +100,14 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
 def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) -> None:
     expected, found = load_file(pushed / f"{name}.expected")["logits"], load_file(pushed / f"{name}.found")[what]
     assert torch.equal(found, expected)
+
+
+def test_a_pipeline_in_a_new_process_has_the_same_scores(pushed: Path) -> None:
+    found, model = json.loads((pushed / "pipeline.json").read_text()), StitchedModel.from_pretrained("alice/text-model")
+    with torch.no_grad():
+        expected = model(**model.preprocess(["w1 w2 w3"])).logits.softmax(-1)[0]
+    ours = torch.tensor([found[model.config.id2label[i]] for i in range(len(expected))])
+    torch.testing.assert_close(ours, expected)
 
 
 def test_networks_are_pinned_by_their_commit(shared_hub: Hub, pushed: Path) -> None:
@@ -123,63 +132,3 @@ def test_a_model_is_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> N
     whole = sum(len(shared_hub.files(id)["model.safetensors"]) for id in ("timm/cnn", "alice/vit"))
     small = sum(len(shared_hub.files("alice/lstsq")[name]) for name in ("stitch.safetensors", "stitcher.json"))
     assert size < whole + small
-
-
-PIPELINES = """
-import json, sys
-from PIL import Image
-import hf_stitch.auto
-from transformers import pipeline
-picture, out = sys.argv[1:]
-found = {}
-for task, name, given, options in (
-    ("image-classification", "pictures", Image.open(picture), {"top_k": 5}),
-    ("text-classification", "text-model", "w1 w2 w3", {"top_k": None}),
-    ("text-generation", "decoder-model", "w1 w2 w3",
-     {"max_new_tokens": 4, "do_sample": False, "return_full_text": False}),
-    ("feature-extraction", "features", "w1 w2 w3", {}),
-):
-    found[task] = pipeline(task, model=f"alice/{name}")(given, **options)
-json.dump(found, open(out, "w"))
-"""
-
-
-@pytest.mark.slow
-def test_pipelines_of_pushed_models_give_the_same_outputs(
-    shared_hub: Hub, pushed: Path, texts: Any, tmp_path: Path
-) -> None:
-    random = np.random.default_rng(0)
-    pictures = [
-        {"image": Image.fromarray(random.integers(0, 255, (40, 50, 3), dtype=np.uint8)), "label": i % CLASSES}
-        for i in range(40)
-    ]
-    pictures[0]["image"].save(tmp_path / "picture.png")
-    a, b = hf_stitch.load("timm/cnn"), hf_stitch.load("alice/vit")
-    seen = hf_stitch.stitch(
-        a, b, pictures, source_layer=LAYERS["cnn"], target_layer=LAYERS["vit"], matcher="ridge", progress=False
-    )
-    seen.push_to_hub("alice/pictures")
-    a, b = (hf_stitch.load(id, task="text-encoding") for id in ("alice/bert", "alice/bert-2"))
-    plain = hf_stitch.stitch(a, b, texts, source_layer=a.layers[1], target_layer=b.layers[1], progress=False, task=None)
-    plain.push_to_hub("alice/features")
-
-    arguments = (tmp_path / "picture.png", tmp_path / "found.json")
-    in_a_fresh_process(shared_hub, PIPELINES, *arguments, cache=tmp_path / "cache")
-    found = json.loads((tmp_path / "found.json").read_text())
-    read, language = (StitchedModel.from_pretrained(f"alice/{name}-model") for name in ("text", "decoder"))
-    words = read.preprocess(["w1 w2 w3"])
-    with torch.no_grad():
-        expected = {
-            "image-classification": seen(**seen.preprocess([pictures[0]["image"]])).logits.softmax(-1)[0],
-            "text-classification": read(**words).logits.softmax(-1)[0],
-        }
-        features = plain(**words).last_hidden_state
-        ids = language.preprocess(["w1 w2 w3"])["input_ids"]
-        tokens = language.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
-    for task, model in (("image-classification", seen), ("text-classification", read)):
-        scores = {each["label"]: each["score"] for each in found[task]}
-        ours = torch.tensor([scores[model.config.id2label[i]] for i in range(len(scores))])
-        torch.testing.assert_close(ours, expected[task])
-    torch.testing.assert_close(torch.tensor(found["feature-extraction"]), features)
-    text = language.processor.decode(tokens, skip_special_tokens=True)
-    assert found["text-generation"][0]["generated_text"] == text

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-import random
-import resource
 import shutil
 import warnings
 from collections.abc import Callable
@@ -25,9 +21,7 @@ from hf_stitch.adapters import load_recorded
 from hf_stitch.reference import ModelReference
 
 from records import rewrite  # isort: skip
-from tiny_networks import LAYERS, network, plain_tokenizer  # isort: skip
-
-CLEAR = (ValueError, OSError)
+from tiny_networks import LAYERS, network, plain_tokenizer, stitched  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,112 +48,6 @@ MODEL_BY: dict[str, Callable[[Path], Any]] = {
     "StitchedModel": StitchedModel.from_pretrained,
     "an Auto class": transformers.AutoModelForImageClassification.from_pretrained,
 }
-
-
-def content(kind: str, loaded: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return everything that an artefact contains: its record and its weights."""
-    if kind == "model":
-        config = loaded.config
-        record = (config.source, config.target, config.stitch, config.recipe, config.scores, config.id2label)
-        return record, loaded.state_dict()
-    record = (loaded.source, loaded.source_layer, loaded.target, loaded.target_layer, loaded.task, loaded.recipe)
-    return (*record, loaded.scores, loaded.stitch.to_dict()), loaded.stitch.state_dict()
-
-
-# -- corruption --------------------------------------------------------------------------------------------------------
-VALUES = [None, -1, 0, 7, 10**9, 10**30, 1.5, math.nan, "", "x", "../../etc/passwd", [], {}, True, [[]], {"x": 1}]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, item in items for found in places(item, (*path, key)))]
-
-
-def corrupt_record(data: bytes, draw: random.Random) -> bytes:
-    how = draw.choice(["bit", "cut", "value", "value", "value", "delete", "swap"])
-    if how == "bit":
-        place = draw.randrange(len(data))
-        return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-    if how == "cut":
-        return data[: draw.randrange(len(data))]
-    record = json.loads(data)
-    for _ in range(100):
-        *way, last = draw.choice(places(record)[1:])
-        holder = record
-        for key in way:
-            holder = holder[key]
-        if how == "delete":
-            del holder[last]
-            break
-        value = draw.choice(VALUES) if how == "value" else copy.deepcopy(record.get(draw.choice(list(record))))
-        if holder[last] != value:
-            holder[last] = value
-            break
-    return json.dumps(record).encode()
-
-
-def corrupt_weights(data: bytes, draw: random.Random) -> bytes:
-    header = 8 + int.from_bytes(data[:8], "little")
-    place = draw.randrange(header if draw.random() < 0.5 else len(data))
-    match draw.choice(["bit", "bit", "cut", "insert", "zero", "header"]):
-        case "bit":
-            return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-        case "cut":
-            return data[:place]
-        case "insert":
-            return data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
-        case "zero":
-            return data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
-        case _:
-            return draw.randrange(2**64).to_bytes(8, "little") + data[8:]
-
-
-def endure(kind: str, original: Path, folder: Path, seeds: range) -> dict[str, int]:
-    """Load corrupted copies; each must be unchanged, or rejected with a message."""
-    record, state = content(kind, LOAD[kind](original))
-    whole = {name: (original / name).read_bytes() for name in (RECORD[kind], WEIGHTS[kind])}
-    outcomes = {"same": 0, "rejected": 0}
-    for seed in seeds:
-        draw = random.Random(seed)
-        name = draw.choice(list(whole))
-        harmed = (corrupt_record if name == RECORD[kind] else corrupt_weights)(whole[name], draw)
-        (folder / name).write_bytes(harmed)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loaded = LOAD[kind](folder)
-        except CLEAR as error:
-            assert str(error), f"seed {seed}: {error!r} has no message"
-            outcomes["rejected"] += 1
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {name} gave {error!r}") from error
-        else:
-            again, values = content(kind, loaded)
-            assert json.dumps(repr(again)) == json.dumps(repr(record)), f"seed {seed}: {name} has another content"
-            assert values.keys() == state.keys() and all(torch.equal(v, state[k]) for k, v in values.items()), seed
-            outcomes["same"] += 1
-        (folder / name).write_bytes(whole[name])
-    return outcomes
-
-
-@pytest.mark.parametrize(
-    ("kind", "seeds"),
-    [
-        ("stitcher", range(500)),
-        ("model", range(25)),
-        pytest.param("model", range(25, 600), marks=pytest.mark.slow),
-        pytest.param("stitcher", range(500, 3000), marks=pytest.mark.slow),
-    ],
-    ids=["stitcher", "model", "model-more", "stitcher-more"],
-)
-def test_a_corrupted_artefact_is_unchanged_or_rejected(
-    kind: str, seeds: range, originals: dict[str, Path], copied: Any
-) -> None:
-    folder = copied(kind)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes = endure(kind, originals[kind], folder, seeds)
-    assert outcomes["rejected"] > 0.8 * len(seeds)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
 
 
 def test_weights_of_another_artefact_are_rejected(copied: Any) -> None:
@@ -198,12 +86,9 @@ def forget_labels(record: dict[str, Any]) -> dict[str, Any]:
 
 HUGE: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "width of a stitcher": ("stitcher", lambda r: widen(r["stitch"])),
-    "width of a model's stitch": ("model", lambda r: widen(r["stitch"])),
     "width of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(hidden_size=10**9)),
-    "feed-forward": ("model", lambda r: r["source"]["blueprint"]["config"].update(intermediate_size=10**9)),
     "layers": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_hidden_layers=10**9)),
     "classes": ("model", lambda r: forget_labels(r).update(num_labels=10**9)),
-    "classes of a parent": ("model", lambda r: r["target"]["blueprint"]["config"].update(num_labels=10**9)),
 }
 
 
@@ -243,9 +128,7 @@ def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, mo
     config = transformers.GPTNeoConfig(**size, **ends, attention_types=[[["global"], 3]], max_position_embeddings=100)
     texts = [{"text": " ".join(f"w{(7 * i + j) % 40}" for j in range(5))} for i in range(20)]
     a = hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
-    made = hf_stitch.stitch(
-        a, a, texts, source_layer=a.layers[1], target_layer=a.layers[0], matcher="identity", task=None, progress=False
-    )
+    made = stitched(a, a, texts, (a.layers[1], a.layers[0]), matcher="identity", task=None)
     made.save_pretrained(tmp_path)
     words = made.preprocess(["w1 w2 w3"])
     with torch.no_grad():
@@ -292,15 +175,11 @@ BACKBONE = {"backbone": "someone/network", "use_timm_backbone": False}
     ("change", "message"),
     [
         (lambda b: b.update(attention="someone/kernels"), "may refer only to components of transformers and timm"),
-        (lambda b: b.update(attention={"": "someone/kernels"}), "only to components"),
         (lambda b: b["config"].update(attn_implementation="someone/kernels:run"), "only to components"),
-        (lambda b: b["config"].update(attn_implementation={"": "someone/kernels"}), "only to components"),
         (lambda b: b["config"].update(sub={"_attn_implementation": {"": "someone/kernels"}}), "only to components"),
-        (lambda b: b["config"].update(checkpoint_path="/tmp/weights.pth"), "only to components"),
         (lambda b: b.update({"class": "DPTForDepthEstimation", "config": BACKBONE}), "only to components"),
         (lambda b: b["config"].update(sub={**BACKBONE, "backbone": "gpt2"}), "only to components"),
         (lambda b: b.update({"class": "AutoModel"}), "transformers has no model class 'AutoModel'"),
-        (lambda b: b.update({"class": "pipeline"}), "transformers has no model class"),
         (lambda b: b.update(library="os"), "no 'os' among adapters"),
         (lambda b: b.update(library="torch"), "cannot be rebuilt from a config"),
     ],
@@ -350,9 +229,7 @@ def language_model(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A language model with its tokenizer."""
     folder = tmp_path_factory.mktemp("language_model")
     a = network("llama")
-    made = hf_stitch.stitch(
-        a, a, texts, source_layer=LAYERS["llama"], target_layer=LAYERS["llama"], matcher="identity", progress=False
-    )
+    made = stitched(a, a, texts, (LAYERS["llama"],) * 2, matcher="identity")
     made.config.pad_token_id, made.config.eos_token_id = 0, 2  # as users do for pipelines
     made.save_pretrained(folder)
     return folder

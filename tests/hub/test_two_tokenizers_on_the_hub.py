@@ -12,6 +12,7 @@ from server import Hub
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 
+from tiny_networks import stitched  # isort: skip
 from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
 
 
@@ -27,10 +28,7 @@ def put(hub: Hub, name: str) -> str:
 def test_both_artefacts_are_pushed_and_pulled(hub: Hub) -> None:
     names = [put(hub, name) for name in ("llama", "gpt2")]
     a, b = map(hf_stitch.load, names)
-    model = hf_stitch.stitch(
-        a, b, SENTENCES, source_layer=LAYER["llama"], target_layer=LAYER["gpt2"], matcher="ridge", align="prefix",
-        own=True, progress=False,
-    )  # fmt: skip
+    model = stitched(a, b, SENTENCES, (LAYER["llama"], LAYER["gpt2"]), align="prefix", own=True)
     model.push_to_hub("alice/whole")
     model.stitcher.push_to_hub("alice/small")
     inputs = model.preprocess(["The walker is walk"])

@@ -113,6 +113,13 @@ def test_a_power_failure_finds_each_file_on_the_disk_before_its_name(folder: Pat
     assert ("sync", here) in disk[max(placed) : done]
 
 
+def test_a_power_failure_finds_the_names_of_new_folders(folder: Path, disk: list[tuple[str, int]]) -> None:
+    save(folder, NEWER, sync=True)
+    assert ("sync", folder.parent.stat().st_ino) not in disk
+    save(folder / "below" / "new", NEWER, sync=True)
+    assert {("sync", each.stat().st_ino) for each in (folder, folder / "below", folder / "below" / "new")} <= {*disk}
+
+
 def test_a_power_failure_finds_a_whole_file_on_the_disk(tmp_path: Path, disk: list[tuple[str, int]]) -> None:
     write_whole(tmp_path / "values.txt", lambda place: place.write_text("new"), sync=True)
     file = (tmp_path / "values.txt").stat().st_ino

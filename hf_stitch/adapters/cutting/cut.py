@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.errors import see
 from hf_stitch.options import Fraction, Natural
 from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
@@ -27,6 +28,10 @@ Padding = Literal["masked", "behind", "absent", "unknown"]
 
 class NotACutError(ValueError):
     """Raised for a layer at which the network cannot be cut; the message gives the reason."""
+
+    def __str__(self) -> str:
+        """Return the reason, which is the argument, and the address of the page about it."""
+        return super().__str__() + see("not-a-cut")
 
 
 @dataclass(frozen=True)

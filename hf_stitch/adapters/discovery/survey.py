@@ -259,7 +259,7 @@ class Survey:
                 with unchanged(self.model):
                     self._plans[layer] = self._found(cut)
             except NotACutError as error:
-                self._refused[layer] = str(error)
+                self._refused[layer] = error.args[0]
                 raise
         return self._plans[layer]
 

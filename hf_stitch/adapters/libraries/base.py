@@ -11,6 +11,7 @@ from torch import nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.errors import see
 from hf_stitch.reference import ModelReference, Settings
 
 
@@ -232,7 +233,7 @@ class Library(ABC):
         raise ValueError(
             f"{type(model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
             "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
-            "Stitcher.attach(source=…, target=…)"
+            "Stitcher.attach(source=…, target=…)" + see("not-saved")
         )
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:

@@ -28,6 +28,7 @@ from hf_stitch.analysis.comparison.routes import (
 )
 from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
+from hf_stitch.errors import see
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.printing import warn
 from hf_stitch.processes import Processes
@@ -266,5 +267,5 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
             wants.append(f"{what} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
         raise ValueError(
             f"{label} takes more than the {reader.n} samples given: at least {', '.join(wants)}; pass more samples or "
-            "use other layers"
+            "use other layers" + see("too-few-samples")
         )
