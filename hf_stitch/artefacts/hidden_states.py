@@ -47,7 +47,8 @@ def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> list[str
     A half that is not cut at one of a list of layers gives none, which is an error before anything runs.
     """
     given = {name: inputs.pop(name, None) for name in KEPT}
-    asked = [name for name, value in given.items() if (getattr(model.config, name, None) if value is None else value)]
+    wanted = {name: getattr(model.config, name, None) if value is None else value for name, value in given.items()}
+    asked = [name for name, value in wanted.items() if value is not None and value is not False]
     for half in (model.source, model.target) if asked else ():
         if depth_of(half) is None:
             raise _gives_none(half, asked[0])
@@ -89,8 +90,8 @@ def joined(
 
 def _gives_none(half: Front | Back, name: str) -> ValueError:
     return ValueError(
-        f"{type(half.model).__name__}, cut at {half.cut.layer!r}, gives no {KEPT[name]}: representations at any layer "
-        "of a network are returned by hf_stitch.load(network).encode"
+        f"{type(half.model).__name__}, cut at {half.cut.layer!r}, gives no {KEPT[name]} ({name}): representations at "
+        "any layer of a network are returned by hf_stitch.load(network).encode"
     )
 
 

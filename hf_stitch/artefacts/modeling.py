@@ -48,6 +48,8 @@ from hf_stitch.tasks.kinds import task_named
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 CHUNKS = "chunk_size_feed_forward"
+UNUSED_KEYS = ("is_encoder_decoder", "output_router_logits")
+"""Keys of the config of any model that have no effect here."""
 
 
 class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
@@ -166,7 +168,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 network.set_attn_implementation(attention)
         if len(running := {network.config._attn_implementation for network in networks}) == 1:
             self.config._attn_implementation_internal = running.pop()
-        if size := getattr(self.config, CHUNKS, 0):
+        self._chunks = size = getattr(self.config, CHUNKS, 0) or 0
+        if size:
             for module in self.modules():
                 if CHUNKS in vars(module):
                     setattr(module, CHUNKS, size)
@@ -315,7 +318,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 requested.
         """
         renamed = dict(inputs)
-        asked = [name for name in EXTRA_OUTPUTS if renamed.pop(name, None)]
+        asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
+        if (getattr(self.config, CHUNKS, 0) or 0) != self._chunks:  # set after the model was built
+            asked.append(f"config.{CHUNKS}")
+        asked += [name for name in EXTRA_OUTPUTS if renamed.pop(name, None) not in (None, False)]
         if asked:
             raise ValueError(
                 f"a stitched model returns only the output of the target and takes no {asked[0]}=True; "
@@ -687,7 +693,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 allow_modified=allow_modified, subfolder=subfolder,
             )  # fmt: skip
         if state_dict is not None:
-            model.load_state_dict(state_dict)
+            try:
+                model.load_state_dict(state_dict)
+            except RuntimeError as error:
+                raise ValueError(f"state_dict is not that of this model: {error}") from error
         model.eval()
         return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 

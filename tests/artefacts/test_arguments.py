@@ -66,8 +66,6 @@ def test_shifted_labels_are_used_and_not_shifted_again(whole: Any) -> None:
 
 
 UNUSED: dict[str, Any] = {
-    "output_hidden_states": True,
-    "output_attentions": True,
     "output_router_logits": True,
     "token_type_ids": torch.ones(4, 8, dtype=torch.int64),
     "pixel_values": torch.zeros(4, 3, 8, 8),
@@ -173,15 +171,13 @@ def test_a_head_refuses_what_it_does_not_use() -> None:
 
 
 CHANGED: dict[str, Any] = {
-    "output_hidden_states": True,
-    "output_attentions": True,
     "output_router_logits": True,
     "chunk_size_feed_forward": 2,
     "is_encoder_decoder": True,
 }
 READ = {
     "architectures", "_name_or_path", "dtype", "id2label", "label2id", "model_type", "problem_type", "return_dict",
-    "transformers_version",
+    "transformers_version", "output_hidden_states", "output_attentions",
 }  # fmt: skip
 """Keys that describe the model, or that other tests change."""
 
@@ -221,7 +217,7 @@ WITHOUT_EFFECT: Mapping[str, Any] = {
 REFUSED: Mapping[str, Any] = {
     "use_safetensors": False, "weights_only": False, "code_revision": "main", "variant": "fp16",
     "adapter_kwargs": {"_adapter_model_path": "folder"}, "state_dict": {}, "quantization_config": {"bits": 4},
-    "tp_plan": "auto", "key_mapping": {"a": "b"}, "ignore_mismatched_sizes": True, "output_loading_info": True,
+    "tp_plan": "auto", "key_mapping": {"a": "b"}, "ignore_mismatched_sizes": True,
     "gguf_file": "x.gguf", "generation_config": object(), "attn": "eager", "proxies": {"https": "x"},
 }  # fmt: skip
 
