@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
@@ -196,6 +196,11 @@ def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
     known = tuple(str(names.get(i, "")) for i in range(count))
     generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
     return count, () if generic else known
+
+
+def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
+    """Return one or several stitched models as a list, and whether several were given."""
+    return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:

@@ -27,7 +27,7 @@ from hf_stitch.options import NonNegative, Several, Within, checked
 from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, scored_target
+from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head
@@ -129,7 +129,7 @@ def audit(
         'accurate, and no detector finds it out of distribution'
     """
     with Run.of(audit, options, WITHOUT_STATE) as run:
-        models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
+        models, several = models_of(stitched)
         whole = _check(models, target)
         samples = samples_to_score(models, data, paired_data)
         shares = [_check_unfitted(model, samples.a) for model in models]
@@ -159,7 +159,7 @@ def audit(
             audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, known.fingerprint, run.seed)
             own.model.keep_scores(audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed})
             audits.append(audited)
-        return audits[0] if isinstance(stitched, StitchedModel) else audits
+        return audits if several else audits[0]
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:

@@ -164,17 +164,19 @@ def swap(
         if entering is None:
             swapped = head.join(new, projected(head.whole, new.spec, new.pooling, vectors, own.ids))
         else:
-            rows = {"body": Features().update(vectors, entering)}
-            collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
-
-            def fit(matcher: Named | Matcher) -> StitchingLayer:
-                return registries.matchers.build(matcher).match(collected).only
-
+            fit = _fitting(head, new, vectors, entering)
             swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
             others = {str(each): fit(each) for each in (BASELINES if baselines is None else baselines)}
         swapped.anchors = own
         swapped.config.recipe = {**_recipe(own, known, paired, new), **more}
         return _scored(swapped, data, paired_data, head.whole, others, run)
+
+
+def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
+    """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
+    rows = {"body": Features().update(vectors, entering)}
+    collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
+    return lambda matcher: registries.matchers.build(matcher).match(collected).only
 
 
 def _mapped(

@@ -15,7 +15,7 @@ from hf_stitch.data import PairedSamples
 from hf_stitch.pairs import Pair
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
-from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor
+from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor, models_of
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -158,3 +158,8 @@ def test_networks_are_left_in_their_modes(place: Any) -> None:
         assert place.stitched.training and place.stitched.stitch.training
     finally:
         place.stitched.eval()
+
+
+def test_several_models_are_told_from_one(place: Any) -> None:
+    assert models_of(place.stitched) == ([place.stitched], False)
+    assert models_of(each for each in [place.stitched]) == ([place.stitched], True)
