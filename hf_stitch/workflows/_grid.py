@@ -23,6 +23,7 @@ from hf_stitch.options import Several, checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
+from hf_stitch.reference import short_names
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
@@ -144,7 +145,7 @@ def stitch_grid(
             scoring = _scoring(collected, stitches, watchers)
             measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
         # Figures are computed anew from the state, which does not depend on these.
-        recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size")}
+        recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size"), "names": _names(pair)}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
         cells = {("", cell_name(*cell)): cell for cell in stitches}
         found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a)
@@ -161,6 +162,14 @@ def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
         state = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
         state.begin(recipe, dict)
         yield state
+
+
+def _names(pair: Pair) -> dict[str, str]:
+    """Return what figures call networks from local folders, whose paths are not recorded."""
+    found = {side: each.pinned for side, each in (("a", pair.source), ("b", pair.target))}
+    local = {side: str(reference.id) for side, reference in found.items() if reference.is_local}
+    names = short_names(local.values())
+    return {side: names[path] for side, path in local.items()}
 
 
 def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:

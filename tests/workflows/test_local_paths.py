@@ -79,6 +79,8 @@ def test_no_result_holds_the_path_of_a_network(verb: str, folders: list[str], im
     assert SECRET.encode() not in everything(tmp_path, found)
     if verb == "all":
         assert found.between("x", "y").recipe["a"]["name"] == "first/vit"
+    if verb == "grid":
+        assert found._titles == ("layers of the source: first/vit", "layers of the target: second/vit")
 
 
 def test_activations_anchors_and_entries_of_caches_hold_no_path(

@@ -383,7 +383,8 @@ class StitchGrid(Result):
     @property
     def _titles(self) -> tuple[str, str]:
         """Titles of the axes of figures."""
-        a, b = ({"reference": self.recipe.get(side)} for side in "ab")
+        names = self.recipe.get("names") or {}
+        a, b = ({"reference": self.recipe.get(side), "name": names.get(side)} for side in "ab")
         return titles_of(a, b, ("the source", "the target"))
 
     def _whole(self, figure: str) -> Ends | None:
