@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import hf_stitch
 from hf_stitch.registry import registries
 
-PLUGINS = ("diagonal", "embeddings", "filter_atoms", "graphs", "pytorch_ood", "studies", "word_vectors")
+PLUGINS = ("diagonal", "embeddings", "filter_atoms", "graphs", "pytorch_ood", "studies", "transfer", "word_vectors")
 
 
 class Untouched:

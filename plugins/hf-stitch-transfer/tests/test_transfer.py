@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_probe, transfer_sae
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -21,10 +22,8 @@ from sklearn.svm import SVC, LinearSVC
 from torch import Tensor
 
 import hf_stitch
-from hf_stitch import transfer_direction, transfer_probe, transfer_sae
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch
-from hf_stitch.transfer import SparseAutoencoder
 
 ARCHITECTURES: list[dict[str, Any]] = [
     {}, {"apply_b_dec_to_input": True}, {"architecture": "jumprelu"}, {"architecture": "topk", "k": 3},

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.transfer.maps import Affine, Side, Stitching, maps_of
-from hf_stitch.transfer.sparse_autoencoder import SparseAutoencoder
+from hf_stitch_transfer.maps import Affine, Side, Stitching, maps_of
+from hf_stitch_transfer.sparse_autoencoder import SparseAutoencoder
 
 LINEAR = {"LinearModel", "LinearClassifierMixin"}
 """Names of the bases of scikit-learn's models that predict by a linear form."""

@@ -5,7 +5,7 @@ autoencoder) is composed with the map to its own network, and what writes them (
 the other network.
 """
 
-from hf_stitch.transfer.carrying import transfer_direction, transfer_probe, transfer_sae
-from hf_stitch.transfer.sparse_autoencoder import SparseAutoencoder
+from hf_stitch_transfer.carrying import transfer_direction, transfer_probe, transfer_sae
+from hf_stitch_transfer.sparse_autoencoder import SparseAutoencoder
 
 __all__ = ["SparseAutoencoder", "transfer_direction", "transfer_probe", "transfer_sae"]
