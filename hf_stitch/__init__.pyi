@@ -13,7 +13,6 @@ from . import reports as reports
 from . import representation as representation
 from . import statistics as statistics
 from . import stitches as stitches
-from . import testing as testing
 from . import training as training
 from . import workflows as workflows
 from .adapters import Adapter as Adapter

@@ -466,6 +466,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
+    "plugins/hf-stitch-testing/README.md": nothing,
     "plugins/hf-stitch-transfer/README.md": transfer,
     "plugins/hf-stitch-word-vectors/README.md": word_vectors,
 }
