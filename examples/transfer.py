@@ -1,6 +1,7 @@
 """Carry a probe to another network: it was trained in one, and reads the other through a stitch, without labels."""
 
 import torch
+from hf_stitch_transfer import transfer_probe
 from networks import cnn, digits, vit
 from sklearn.linear_model import LogisticRegression
 
@@ -21,6 +22,6 @@ options = {"pooling": "mean", "task": None}
 there = hf_stitch.stitch(a, b, train, source_layer=layer_a, target_layer=layer_b, **options)
 back = hf_stitch.stitch(b, a, train, source_layer=layer_b, target_layer=layer_a, **options)
 
-carried = hf_stitch.transfer_probe(probe, there, reverse=back)
+carried = transfer_probe(probe, there, reverse=back)
 print(f"in the network of the probe: {probe.score(rows(a, layer_a, test), test.labels):.2f}")
 print(f"carried to the other one:    {carried.score(rows(b, layer_b, test), test.labels):.2f}")

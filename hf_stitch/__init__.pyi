@@ -13,9 +13,7 @@ from . import reports as reports
 from . import representation as representation
 from . import statistics as statistics
 from . import stitches as stitches
-from . import testing as testing
 from . import training as training
-from . import transfer as transfer
 from . import workflows as workflows
 from .adapters import Adapter as Adapter
 from .adapters import NotACutError as NotACutError
@@ -37,9 +35,6 @@ from .reports import load_report as load_report
 from .reports import report as report
 from .representation import Representation as Representation
 from .statistics import Moments as Moments
-from .transfer import transfer_direction as transfer_direction
-from .transfer import transfer_probe as transfer_probe
-from .transfer import transfer_sae as transfer_sae
 from .workflows import audit as audit
 from .workflows import compare as compare
 from .workflows import compare_all as compare_all

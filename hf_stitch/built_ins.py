@@ -139,7 +139,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "NetworkAtlas": "hf_stitch.analysis.comparison.networks:NetworkAtlas",
         "PermutationTestResult": "hf_stitch.analysis.permutation:PermutationTestResult",
         "Plan": "hf_stitch.analysis.planning:Plan",
-        "SelfTest": "hf_stitch.testing.selftest:SelfTest",
+        "SelfTest": "hf_stitch.selftest:SelfTest",
         "SimilarityAtlas": "hf_stitch.analysis.comparison.atlas:SimilarityAtlas",
         "StitchGrid": "hf_stitch.analysis.grid.result:StitchGrid",
     },
@@ -158,7 +158,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "info": "hf_stitch.cli.info:info",
         "list": "hf_stitch.cli.listing:listing",
         "cache": "hf_stitch.cli.cache:cache",
-        "new-plugin": "hf_stitch.cli.new_plugin:new_plugin",
     },
 }
 """From registry to built-in name to the class behind it, as ``module:attribute``."""

@@ -22,7 +22,7 @@ def table() -> dict[str, dict[str, str]]:
         package = file.parent / project["name"].replace("-", "_")
         stub, module = package / "__init__.pyi", package / "__init__.py"
         exported = {"names": set(_all_of(stub if stub.exists() else module)) - ours}
-        groups = {group.removeprefix("hf_stitch."): names for group, names in project["entry-points"].items()}
+        groups = {group.removeprefix("hf_stitch."): names for group, names in project.get("entry-points", {}).items()}
         for kind, names in (exported | groups).items():
             if kind != "contracts":
                 found.setdefault(kind, {})[project["name"]] = " ".join(sorted(names))

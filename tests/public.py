@@ -7,12 +7,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import hf_stitch
 from hf_stitch.registry import registries
 
-PLUGINS = ("diagonal", "embeddings", "filter_atoms", "graphs", "pytorch_ood", "studies", "word_vectors")
+PLUGINS = sorted(each.parent.name for each in Path(__file__).parents[1].glob("plugins/*/hf_stitch_*/__init__.py"))
+"""Packages of the plugins of this project."""
 
 
 class Untouched:
@@ -66,7 +68,7 @@ def publics() -> Iterator[Public]:
     """Every public function, constructor of a method, and public method of a class; of plugins too."""
     rooms = [f"hf_stitch.{room}" for room in hf_stitch.__all__ if inspect.ismodule(getattr(hf_stitch, room))]
     found: dict[Any, str] = {}
-    for room in (*rooms, *(f"hf_stitch_{plugin}" for plugin in PLUGINS), "hf_stitch"):
+    for room in (*rooms, *PLUGINS, "hf_stitch"):
         module = importlib.import_module(room)
         names = getattr(module, "__all__", ())
         found |= {each: f"{room}.{name}" for name in names if callable(each := getattr(module, name))}

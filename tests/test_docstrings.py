@@ -19,12 +19,15 @@ import hf_stitch
 from hf_stitch.registry import registries
 
 ROOT = Path(hf_stitch.__file__).parents[1]
+PACKAGES = ("hf_stitch", "hf_stitch_testing", "hf_stitch_transfer")
 SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Yields):$", re.MULTILINE)
 
 
 def exported(errors: bool = False) -> dict[str, Callable[..., Any]]:
     found = {}
-    for name in ("hf_stitch", *(module.name for module in pkgutil.walk_packages(hf_stitch.__path__, "hf_stitch."))):
+    paths = {package: importlib.import_module(package).__path__ for package in PACKAGES}
+    inner = [module.name for name, path in paths.items() for module in pkgutil.walk_packages(path, f"{name}.")]
+    for name in (*PACKAGES, *inner):
         if any(part.startswith("_") for part in name.split(".")):
             continue
         module = importlib.import_module(name)
@@ -120,8 +123,9 @@ def inherits(module: str, name: str) -> bool:
 def test_internal_names_have_one_sentence_and_overrides_inherit() -> None:
     """Sections are for public names: elsewhere a docstring says what, and why where the code does not show it."""
     known, wrong = public(), []
-    for path in sorted((ROOT / "hf_stitch").rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    packages = [Path(importlib.import_module(package).__file__ or "").parent for package in PACKAGES]
+    for root, path in sorted((package.parent, path) for package in packages for path in package.rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for name in documented(ast.parse(path.read_text(encoding="utf-8")), module):
             inside = name.removeprefix(f"{module}.")
             outer, *rest = inside.split(".")

@@ -746,7 +746,7 @@ TORCH = [
     fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),
          "hf_stitch/adapters/sealed.py, SEALED"),
     fact("linear models of scikit-learn have these bases", linear_bases,
-         "hf_stitch/transfer/carrying.py, LINEAR"),
+         "plugins/hf-stitch-transfer, carrying.py, LINEAR"),
     fact("Arrow arrays have list_size, null_count and combine_chunks", arrow,
          "plugins/hf-stitch-embeddings, vectors.py, _from_column, and stores/lancedb.py"),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from hf_stitch.artefacts.halves import record_of
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.pairs import Cell, Pair
-from hf_stitch.stitches import StitchingLayer
+from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.kinds import task_named
 
@@ -37,6 +37,14 @@ def join(
 ) -> StitchedModel:
     """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied."""
     return _Halves(source, target, task).join(source_layer, layer, target_layer, recipe)
+
+
+def joined_to_itself(network: Adapter, layer: str, task: str | None) -> StitchedModel:
+    """Build the network that is stitched to itself by the identity."""
+    spec = network.spec(layer)
+    same = IdentityStitch(spec.width, spec.width)
+    identity = StitchingLayer(spec, spec, "none", same, same if spec.prefix_tokens else None)
+    return join(network, layer, identity, network, layer, task=task)
 
 
 def join_all(

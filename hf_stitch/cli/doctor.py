@@ -100,7 +100,7 @@ def _self_test() -> tuple[object, list[dict[str, Any]]]:
     with Console(stderr=True).status("importing libraries") as status:
         try:
             with _quiet():
-                from hf_stitch.testing.selftest import self_test
+                from hf_stitch.selftest import self_test
 
                 found = self_test(lambda part: status.update(f"self-test: {part}"))
         except Exception as error:  # a library that is missing or broken can raise anything

@@ -3,7 +3,7 @@
 Every metric exists in two forms. The pure function ``hf_stitch.metrics.<name>(x, y, **options)`` takes paired rows:
 NumPy arrays of shape ``(n, d)`` give a float, tensors give a 0-d tensor, and both are computed in float64. The class
 ``registries.metrics.get(name)`` accepts the rows batch by batch. To add a metric, decorate a formula with ``of_rows``
-and subclass ``MomentsMetric``, ``FeaturesMetric`` or ``MeanMetric``; ``hf_stitch.testing.check_metric`` tests it.
+and subclass ``MomentsMetric``, ``FeaturesMetric`` or ``MeanMetric``; the check of metrics (``docs/plugins``) tests it.
 """
 
 import lazy_loader

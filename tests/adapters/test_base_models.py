@@ -14,6 +14,7 @@ import timm.layers
 import torch
 import transformers as hf
 from families import BERT, GPT2, SPEECH, T5, VIT, images, texts
+from hf_stitch_testing import check_adapter
 from tiny_networks import checkpointed
 from torch import Tensor, nn
 
@@ -22,7 +23,6 @@ from benchmarks import exactness, tiny
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.artefacts import StitchedModel
-from hf_stitch.testing import check_adapter
 
 SMALL = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 BART = {**SMALL, "d_model": 32, "encoder_layers": 3, "decoder_layers": 3, "vocab_size": 100, "pad_token_id": 0}

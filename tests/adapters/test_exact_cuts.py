@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from families import IMAGE, LAYERS, TEXT, images, make, texts
+from hf_stitch_testing import check_adapter
 
 import hf_stitch
 from hf_stitch.adapters.discovery.verify import same
-from hf_stitch.testing import check_adapter
 
 
 @pytest.mark.parametrize("name", TEXT)

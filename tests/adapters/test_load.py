@@ -10,11 +10,11 @@ import timm
 import torch
 import transformers as hf
 from families import BERT, VIT, images, make, texts
+from hf_stitch_testing import check_adapter
 from PIL import Image
 
 import hf_stitch
 from hf_stitch.adapters.rewriting import network_of
-from hf_stitch.testing import check_adapter
 
 
 def test_user_code_requires_example_inputs() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers as hf
 from families import BERT, SPEECH
+from hf_stitch_testing import Part, check_adapter, check_override, parametrize_with_checks
 
 import hf_stitch
 from hf_stitch.adapters.doctor import diagnose
 from hf_stitch.adapters.overrides.base import Override, override_of
 from hf_stitch.registry import Entry, registries
-from hf_stitch.testing import Part, check_adapter, check_override, parametrize_with_checks
 
 SIGLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4}
 FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import Part, check_rewrite, parametrize_with_checks
 from torch import nn
 
 from hf_stitch import load
 from hf_stitch.adapters.rewriting import Rewrite, network_of, rewrite, rewrites_of
 from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.registry import Entry, UnknownNameError, registries
-from hf_stitch.testing import Part, check_rewrite, parametrize_with_checks
 
 from factorising import Factorise, Factorised  # isort: skip
 from tiny_networks import build  # isort: skip

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import check_adapter
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
@@ -16,7 +17,6 @@ from sklearn.neural_network import MLPClassifier
 import hf_stitch
 from hf_stitch import registries
 from hf_stitch.registry import PluginError
-from hf_stitch.testing import check_adapter
 
 DIGITS = load_digits()
 IMAGES = (DIGITS.data / 16).astype(np.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import check_adapter
 from torch import Tensor, nn
 
 import hf_stitch
@@ -17,7 +18,6 @@ from hf_stitch.adapters import ExampleError
 from hf_stitch.artefacts import Description
 from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.testing import check_adapter
 
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, SIZE, WORDS, network  # isort: skip

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import check_command, parametrize_with_checks
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -21,7 +22,6 @@ from hf_stitch.cli import app
 from hf_stitch.cli.cache import cache
 from hf_stitch.storage.cache import Cache
 from hf_stitch.storage.files import _MACHINE, UNFINISHED
-from hf_stitch.testing import check_command, parametrize_with_checks
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import Part, check_detector
 from scipy.spatial.distance import mahalanobis
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
@@ -19,7 +20,6 @@ from sklearn.neural_network import MLPClassifier
 
 from hf_stitch.detectors import Classifier, Detector, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
 from hf_stitch.representation import Representation
-from hf_stitch.testing import Part, check_detector
 
 DETECTORS = [
     Mahalanobis(), Mahalanobis(tolerance=0.1), NearestNeighbours(), NearestNeighbours(k=3, normalize=True),

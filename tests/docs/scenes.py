@@ -314,7 +314,7 @@ def trust_a_metric() -> Namespace:
 
 def transfer() -> Namespace:
     """Two language models, what was found in the first of them, and activations of the second."""
-    from hf_stitch.transfer import SparseAutoencoder
+    from hf_stitch_transfer import SparseAutoencoder
 
     width = 12
     return {
@@ -466,6 +466,8 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
+    "plugins/hf-stitch-testing/README.md": nothing,
+    "plugins/hf-stitch-transfer/README.md": transfer,
     "plugins/hf-stitch-word-vectors/README.md": word_vectors,
 }
 """Page with Python snippets -> function that creates its scene."""

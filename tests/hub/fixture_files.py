@@ -17,6 +17,7 @@ from fixture_models import anchors as anchor_set
 from fixture_networks import LAYER, bert, classifiers, images, points, rows, texts, vit
 from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized
 from hf_stitch_filter_atoms import PatchCovariance
+from hf_stitch_transfer import SparseAutoencoder
 from safetensors.torch import save_file
 from torch import nn
 
@@ -35,7 +36,6 @@ from hf_stitch.stitches import (
     Stitch,
 )
 from hf_stitch.training import DynamicsRecorder
-from hf_stitch.transfer import SparseAutoencoder
 
 
 def keep(values: dict[str, Any], path: Path) -> None:

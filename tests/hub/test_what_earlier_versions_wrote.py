@@ -22,6 +22,7 @@ from fixture_networks import FIXTURES, SENTENCES
 from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
 from hf_stitch_filter_atoms import PatchCovariance
 from hf_stitch_studies import Bench, Curves, ModeConnectivity, Trajectory
+from hf_stitch_transfer import SparseAutoencoder
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -32,7 +33,6 @@ from hf_stitch.artefacts import Description, Head
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
 from hf_stitch.stitches import Stitch
-from hf_stitch.transfer import SparseAutoencoder
 
 LOADERS: dict[str, list[Any]] = {
     "encoder": [StitchedModel],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import check_matcher
 from torch import Tensor, nn
 
 import hf_stitch
@@ -23,7 +24,6 @@ from hf_stitch.representation import RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, LinearStitch
-from hf_stitch.testing import check_matcher
 
 KINDS = {"ClosedFormMatcher", "RowsMatcher", "TrainedMatcher", "UnpairedMatcher"}
 CUT: dict[str, Any] = {"task": "image-classification", "progress": False}

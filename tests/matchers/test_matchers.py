@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import Part, check_matcher
 from sklearn.metrics import r2_score
 
 from hf_stitch.built_ins import BUILT_INS
@@ -29,7 +30,6 @@ from hf_stitch.matchers import (
     RidgeToIdentity,
 )
 from hf_stitch.registry import Entry, UnknownNameError, registries
-from hf_stitch.testing import Part, check_matcher
 
 if TYPE_CHECKING:
     from conftest import Rows

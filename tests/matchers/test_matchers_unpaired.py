@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import check_matcher
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
@@ -16,7 +17,6 @@ import hf_stitch
 from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, UnpairedMatcher, Unsupervised
 from hf_stitch.matchers._mutual import mutual_neighbours, refined, span
 from hf_stitch.matchers.unsupervised import assigned
-from hf_stitch.testing import check_matcher
 
 SEEDED, ALONE = SeededRefinement(iterations=10), Unsupervised(clusters=(8, 12), starts=4, iterations=10)
 MATCHERS: list[UnpairedMatcher] = [SEEDED, ALONE]

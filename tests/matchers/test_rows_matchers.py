@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import check_matcher
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import Ridge as SklearnRidge
 from sklearn.metrics import r2_score
@@ -17,7 +18,6 @@ from torch.nn import Linear, ReLU, Sequential
 import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.matchers import Attention, Piecewise, Random, ResidualMLP, Retrieval, Ridge, RowsMatcher
-from hf_stitch.testing import check_matcher
 
 MATCHERS = [Piecewise(clusters=3), ResidualMLP(width=16, epochs=8), Retrieval(epochs=8)]
 

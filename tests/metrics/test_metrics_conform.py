@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import Part, check_metric
 from torch import Tensor
 
 from hf_stitch import metrics
@@ -16,7 +17,6 @@ from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.metrics import MomentsMetric, of_rows
 from hf_stitch.metrics._catalogue import CATALOGUE
 from hf_stitch.registry import registries
-from hf_stitch.testing import Part, check_metric
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "linear_cka": [{"debiased": True}],

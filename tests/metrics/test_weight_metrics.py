@@ -12,6 +12,7 @@ import pytest
 import timm
 import timm.models
 import torch
+from hf_stitch_testing import check_weight_metric
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from typer.testing import CliRunner
@@ -23,7 +24,6 @@ from hf_stitch.metrics import ActivationMetric, MomentsMetric, NotComparable, We
 from hf_stitch.registry import registries
 from hf_stitch.results import Result
 from hf_stitch.statistics import Weights
-from hf_stitch.testing import check_weight_metric
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback
 
 

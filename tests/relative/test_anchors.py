@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import Part, check_selection
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,7 +19,6 @@ from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, select_anchors
 from hf_stitch.relative.bootstrap import Bootstrap
-from hf_stitch.testing import Part, check_selection
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
 ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))

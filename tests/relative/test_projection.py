@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import check_stitch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from hf_stitch.relative import RelativeProjection, nearest
 from hf_stitch.relative.similarities import Geodesic, Lp
 from hf_stitch.stitches import Stitch
-from hf_stitch.testing import check_stitch
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import Part, check_similarity
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import shortest_path
@@ -15,7 +16,6 @@ from scipy.spatial.distance import cdist
 
 from hf_stitch.registry import UnknownNameError, registries
 from hf_stitch.relative.similarities import Angular, ChangeOfBasis, Cosine, Euclidean, Geodesic, Inner, Lp, Similarity
-from hf_stitch.testing import Part, check_similarity
 
 SIMILARITIES = [
     Cosine(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import Part, check_stitch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -27,7 +28,6 @@ from hf_stitch.stitches import (
     Stitch,
     as_linear,
 )
-from hf_stitch.testing import Part, check_stitch
 
 
 def drawn(stitch: Stitch) -> Stitch:

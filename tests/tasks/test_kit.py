@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hf_stitch_testing import Part, check_task
 from test_masked import TEXTS as MASKED_TEXTS
 from test_masked import network as masked_network
 from test_outputs_per_sample import CUT, HEADS, data_of
@@ -29,7 +30,6 @@ from hf_stitch.registry import Entry, registries
 from hf_stitch.tasks.base import IGNORED, Array
 from hf_stitch.tasks.classification import TextClassification
 from hf_stitch.tasks.heads import logits_of
-from hf_stitch.testing import Part, check_task
 from hf_stitch.training import TaskLoss
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_stitch_testing import check_matcher
 from processes import run_ranks
 from torch import nn
 
@@ -25,7 +26,6 @@ from hf_stitch import Samples, StitchedModel
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 from hf_stitch.stitches import LinearStitch, LowRankStitch
-from hf_stitch.testing import check_matcher
 from hf_stitch.training import DivergedError, TaskLoss
 
 from killing import killed_at_every_operation  # isort: skip

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_diagonal import Diagonal
+from hf_stitch_testing import check_matcher
 
 from hf_stitch import Moments, registries
-from hf_stitch.testing import check_matcher
 
 
 def test_registered_by_name():

@@ -20,9 +20,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from hf_stitch_testing import conformance
 
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.testing import conformance
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.stores.base import Rows, VectorStore
 from hf_stitch_embeddings.upgrading import Upgraded, upgrade

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hf_stitch_embeddings import EmbeddingMap
 from hf_stitch_embeddings.cli import app
+from hf_stitch_testing import check_command
 from typer.testing import CliRunner
-
-from hf_stitch.testing import check_command
 
 RANDOM = np.random.default_rng(0)
 TURN = np.linalg.qr(RANDOM.normal(size=(8, 8)))[0]

@@ -13,9 +13,9 @@ from embedding_sqlite_store import Sqlite, SqliteStore
 from hf_stitch_embeddings.stores import ArrayStore, open_store, registry
 from hf_stitch_embeddings.stores.base import Rows
 from hf_stitch_embeddings.testing import check_store
+from hf_stitch_testing import Part, parametrize_with_checks
 
 from hf_stitch.registry import Registry, UnknownNameError
-from hf_stitch.testing import Part, parametrize_with_checks
 
 
 @parametrize_with_checks(check_store, Sqlite())

@@ -9,8 +9,7 @@ import pytest
 from embedding_store_cases import CASES
 from hf_stitch_embeddings.stores import registry
 from hf_stitch_embeddings.testing import StoreCase, check_store
-
-from hf_stitch.testing import Part
+from hf_stitch_testing import Part
 
 FAST, PROCESSES = ("arrays",), ("killed", "killed_anytime", "full_disk")
 """Of the other cases, the parts that start processes are slow tests."""

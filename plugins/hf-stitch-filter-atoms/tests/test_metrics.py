@@ -20,13 +20,13 @@ from hf_stitch_filter_atoms import (
     channel_decorrelation,
     deatomize,
 )
+from hf_stitch_testing import check_weight_metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hf_stitch import registries
 from hf_stitch.metrics import NotComparable, WeightMetric
-from hf_stitch.testing import check_weight_metric
 
 METRICS = {
     "filter_atoms": FilterAtoms,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hf_stitch_graphs import GraphClassifier, NodeNetwork, TorchGeometricAdapter, create, dense, on_graph
+from hf_stitch_testing import check_adapter, check_override
 from made_graphs import CLASSES, FEATURES, graph
 from torch import nn
 from torch_geometric.nn import GCN
@@ -14,7 +15,6 @@ from torch_geometric.nn import GCN
 import hf_stitch
 from hf_stitch import registries
 from hf_stitch.adapters.examples import ExampleError
-from hf_stitch.testing import check_adapter, check_override
 
 NODES = graph(40)
 SIZES = {"in_channels": FEATURES, "hidden_channels": 8, "num_layers": 3, "out_channels": CLASSES}

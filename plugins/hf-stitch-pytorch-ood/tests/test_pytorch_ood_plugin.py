@@ -6,11 +6,11 @@ import hf_stitch_pytorch_ood as plugin
 import numpy as np
 import pytest
 import torch
+from hf_stitch_testing import check_detector
 
 from hf_stitch import registries
 from hf_stitch.detectors import Mahalanobis, NearestNeighbours
 from hf_stitch.representation import Representation
-from hf_stitch.testing import check_detector
 
 NAMES = {"ood_knn": plugin.KNN, "ood_mahalanobis": plugin.Mahalanobis, "ood_rmd": plugin.RMD, "ood_gmm": plugin.GMM}
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hf_stitch_studies import Energy
 from hf_stitch_studies.energy_networks import GridClassifier, TokenClassifier
+from hf_stitch_testing import Part, check_detector
 from sklearn.metrics import roc_auc_score
 
 from hf_stitch import registries
 from hf_stitch.representation import Representation
-from hf_stitch.testing import Part, check_detector
 
 QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_epochs=3)
 

@@ -7,12 +7,12 @@ from typing import Any
 import hf_stitch_studies as studies
 import numpy as np
 import pytest
+from hf_stitch_testing import Part, check_metric
 from scipy.spatial.distance import cosine
 from sklearn.neighbors import NearestNeighbors
 
 from hf_stitch.analysis import bootstrap
 from hf_stitch.registry import registries
-from hf_stitch.testing import Part, check_metric
 
 METRICS: list[tuple[str, dict[str, Any]]] = [
     ("rank_similarity", {}), ("rank_similarity", {"distance": "euclidean"}), ("second_order_cosine", {}),

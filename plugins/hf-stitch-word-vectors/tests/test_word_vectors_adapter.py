@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from gensim.models import FastText, KeyedVectors, Word2Vec
+from hf_stitch_testing import check_adapter
 from hf_stitch_word_vectors import WordVectors, WordVectorsAdapter, as_word_vectors, shared_vocabulary, word_samples
 
 import hf_stitch
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
-from hf_stitch.testing import check_adapter
 
 WORDS = [f"word{number:03}" for number in range(120)]
 

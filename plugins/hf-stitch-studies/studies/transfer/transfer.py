@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import study
 import torch
+from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_probe, transfer_sae
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -24,12 +25,11 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
-from hf_stitch import Moments, transfer_direction, transfer_probe, transfer_sae
+from hf_stitch import Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import Ridge
 from hf_stitch.stitches import LinearStitch
-from hf_stitch.transfer import SparseAutoencoder
 
 NAME = "transfer"
 LAYERS = {"MiniLM": "encoder.layer.3", "fine": "model.layers.2", "coarse": "model.layers.3"}

@@ -1,0 +1,373 @@
+"""Conformance checks for metrics of activations and of weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.metrics.base import (
+    ActivationMetric,
+    Metric,
+    MomentsMetric,
+    NotComparable,
+    WeightMetric,
+    activation_metric,
+)
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments, Weights, load_weights, save_weights
+from hf_stitch_testing.kit import Kit, kept, moved, random, require, require_error, skip_unless, unknown_invariances
+from hf_stitch_testing.parts import conformance
+
+_ROWS = 61
+_STATISTICS = ("moments", "debiased", "grams", "features", "outputs")
+
+
+@conformance
+def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _MetricKit:
+    """Check that a metric of activations satisfies the contract of ``ActivationMetric``.
+
+    The parts, each for rows of equal widths and, if the metric takes them, of unequal ones:
+
+    - ``declarations``: its name is that of its function; statistic, range and invariances are valid; an unknown option
+      raises a ``TypeError``.
+    - ``range``: values lie within its range, those of bfloat16 rows too.
+    - ``symmetric``: exchanged sides give the same value to 1e-7, if declared.
+    - ``triangle``: distances satisfy the triangle inequality, if declared.
+    - ``pure``: it draws no random numbers and does not modify the rows.
+    - ``types``: arrays give a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
+    - ``streamed``: streamed in any batches, it gives the value of all rows at once, to 1e-8. Without rows it raises an
+      error that names it.
+    - ``moments``: so it does from ``Moments``, if it is computed from them.
+    - ``invariances``: those that it declares hold on either side to 1e-7.
+    - ``degenerate``: NaN, a single row, sides of different lengths, integers, complex numbers and vectors raise an
+      error that names it.
+    - ``too_few_rows``: so do fewer rows than it declares.
+    - ``unequal_widths``: they raise an error if it declares that it needs equal ones.
+    - ``identity``: the distance between equal sides is 0 to 1e-6 of other distances, if it is a distance.
+    - ``gradient``: gradients agree with finite differences, if it is declared differentiable.
+
+    Args:
+        metric: Name in the registry of metrics, a class, or a metric with options, which is not modified.
+        **options: Options of the metric, if given by name or class.
+
+    Example:
+        >>> from hf_stitch.metrics._procrustes import Procrustes
+        >>> check_metric(Procrustes, unit_norm=False)
+    """
+    return _MetricKit(metric, options)
+
+
+class _Values(Kit):
+    """Parts for values of pairs ``x`` and ``y``, of activations or of weights; NaN where they are not comparable."""
+
+    metric: Any
+    table: Any  # values of all pairs of some sides
+    _value: Callable[..., float]
+    _tolerance: float  # for exchanged sides
+
+    def declarations(self) -> None:
+        low, high = self.metric.range
+        require(low < high, f"range must be (smallest, largest), got {self.metric.range}")
+        distance = not self.metric.higher_is_better or not self.metric.triangle_inequality
+        require(distance, "triangle_inequality needs higher_is_better=False")
+        require_error(TypeError, lambda: type(self.metric)(no_such_option=1), "an unknown option")
+
+    def range(self, x: Any, y: Any, value: float) -> None:
+        low, high = self.metric.range
+        inside = low - 1e-12 <= value <= high + 1e-12
+        require(inside, f"the value {value} of {_named(x, y)} lies outside the range {self.metric.range}")
+
+    def symmetric(self, x: Any, y: Any, value: float) -> None:
+        skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
+        _require_close(self._value(y, x), value, self._tolerance, f"of {_named(x, y)} with the sides exchanged")
+
+    def triangle(self) -> None:
+        skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
+        for row in self.table:
+            for (j, direct), (k, first) in product(enumerate(row), repeat=2):
+                broken = direct > first + self.table[k][j] + 1e-9
+                require(not broken, f"the triangle inequality must hold, got {direct} > {first} + {self.table[k][j]}")
+
+
+def _named(x: Any, y: Any) -> str:
+    return f"{x.layer!r} and {y.layer!r}" if isinstance(x, Weights) else f"{x.dtype} rows"
+
+
+class _MetricKit(_Values):
+    _tolerance = 1e-7
+
+    def __init__(self, given: Any, options: dict[str, Any]) -> None:
+        self._given, self._options = given, options
+
+    @cached_property
+    def metric(self) -> ActivationMetric:
+        if isinstance(self._given, type):
+            return activation_metric(self._given(**self._options))
+        return activation_metric(self._given, **self._options)
+
+    def _cases(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        for dx, dy in ((5, 5),) if self.metric.equal_widths else ((5, 5), (6, 4), (4, 6)):
+            x, y = self._rows(dx, 1), self._rows(dy, 2)
+            yield x, y, self._value(x, y)
+
+    def _rows(self, width: int, seed: int) -> Tensor:
+        """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
+
+        A metric of outputs gets probabilities, which are also valid logits.
+        """
+        mixing, noise, mean = random(3 + _ROWS + 1, width, seed=seed).split([3, _ROWS, 1])
+        rows = random(_ROWS, 3) @ mixing + 0.7 * noise + 3 * mean
+        return (rows / 5).softmax(1) if self.metric.statistic == "outputs" else rows
+
+    def _sides(self, count: int = 2) -> list[Tensor]:
+        return [self._rows(5, 1 + seed) for seed in range(count)]
+
+    def _call(self, x: Any, y: Any) -> Any:
+        return type(self.metric).function(x, y, **self.metric.options)
+
+    def _value(self, x: Tensor, y: Tensor) -> float:
+        return float(self._call(x.clone(), y.clone()))
+
+    @cached_property
+    def table(self) -> list[list[float]]:
+        sides = self._sides(3)
+        return [[self._value(x, y) for y in sides] for x in sides]
+
+    def _empty(self) -> ActivationMetric:
+        return type(self.metric)(**self.metric.options)
+
+    def declarations(self) -> None:
+        metric = self.metric
+        require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
+        require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
+        unknown_invariances(metric.invariances)
+        super().declarations()
+
+    def pure(self, x: Tensor, y: Tensor, value: float) -> None:
+        with kept("a metric must draw no random numbers"), kept("a metric must not modify the rows", lambda: (x, y)):
+            self._call(x, y)
+
+    def types(self, x: Tensor, y: Tensor, value: float) -> None:
+        of_tensors, of_arrays = self._call(x.clone(), y.clone()), self._call(x.numpy(), y.numpy())
+        right = of_tensors.shape == () and of_tensors.dtype == torch.float64
+        require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
+        require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
+        _require_close(of_arrays, value, 1e-12, "of arrays")
+        narrow = x.bfloat16(), y.bfloat16()
+        wide = self._value(narrow[0].double(), narrow[1].double())
+        _require_close(self._value(*narrow), wide, 1e-12, "of bfloat16")
+
+    def range(self, x: Tensor, y: Tensor, value: float) -> None:
+        super().range(x, y, value)
+        narrow = x.bfloat16(), y.bfloat16()
+        super().range(*narrow, self._value(*narrow))
+
+    def streamed(self, x: Tensor, y: Tensor, value: float) -> None:
+        for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
+            streamed = self._empty()
+            for rows in torch.arange(len(x)).split(sizes):
+                streamed.update(x[rows], y[rows])
+            _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
+        require_error(ValueError, self._empty().compute, "computing without rows", self.metric.name)
+
+    def moments(self, x: Tensor, y: Tensor, value: float) -> None:
+        metric: Any = self.metric
+        supported = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
+        skip_unless(supported, f"{metric.name} is not computed from Moments")
+        found = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
+        _require_close(found, value, 1e-8, "from Moments")
+
+    def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
+        skip_unless(bool(self.metric.invariances), f"{self.metric.name} declares no invariances")
+        for invariance, seed in product(self.metric.invariances, (0, 1)):
+            for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
+                _require_close(self._value(*sides), value, 1e-7, f"{side} put through {invariance}")
+
+    def degenerate(self) -> None:
+        x, y = self._sides()
+        with_nan = x.clone()
+        with_nan[3, 1] = math.nan
+        self._refused("fewer rows of y than of x", x, y[:-1])
+        self._refused("one row", x[:1], y[:1])
+        self._refused("NaN in x", with_nan, y)
+        self._refused("NaN in y", y, with_nan)
+        self._refused("integers", x.long(), y)
+        self._refused("complex numbers", x, y + 0j)
+        self._refused("a vector", x[:, 0], y)
+
+    def _refused(self, what: str, x: Tensor, y: Tensor) -> None:
+        require_error(ValueError, lambda: self._call(x, y), what, self.metric.name)
+
+    def too_few_rows(self) -> None:
+        x, y = self._sides()
+        least = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
+        self._refused(f"fewer rows than the {least} declared", x[: least - 1], y[: least - 1])
+
+    def unequal_widths(self) -> None:
+        x, y = self._sides()
+        skip_unless(self.metric.equal_widths, f"{self.metric.name} takes unequal widths")
+        require_error(ValueError, lambda: self._call(x, y[:, :-1]), "unequal widths")
+
+    def identity(self) -> None:
+        x, y = self._sides()
+        skip_unless(not self.metric.higher_is_better, f"{self.metric.name} is a similarity, not a distance")
+        xx, xy = self._value(x, x), self._value(x, y)
+        require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
+
+    def gradient(self) -> None:
+        skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
+        for side in (0, 1):
+            pair = [rows[:24].requires_grad_(place == side) for place, rows in enumerate(self._sides())]
+            with torch.enable_grad():
+                agrees = torch.autograd.gradcheck(self._call, pair, atol=1e-6, raise_exception=False)
+            require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
+
+
+def _require_close(got: float, expected: float, tolerance: float, what: str) -> None:
+    close = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+    require(close, f"the value {what} is {got!r}, which should be {expected!r} to {tolerance:g}")
+
+
+@conformance
+def check_weight_metric(
+    metric: str | type[WeightMetric] | WeightMetric, a: nn.Module, b: nn.Module, **options: Any
+) -> _WeightMetricKit:
+    """Check that a metric of weights satisfies the contract of ``WeightMetric``.
+
+    The parts:
+
+    - ``declarations``: range and direction are valid, and an unknown option raises a ``TypeError``.
+    - ``reading``: it reads layers by their names without changing the network and without drawing random numbers; what
+      it reads is floating point, on the CPU, without gradients, and no view of the weights.
+    - ``saved``: readings that were saved and loaded keep their order and give the same values.
+    - ``comparable``: a layer of ``a`` is comparable with the layer of the same name of ``b``, the values are combined
+      to a finite number, and ``NotComparable`` names a layer and a reason.
+    - ``range``: values lie within the range.
+    - ``symmetric``: exchanged layers give the same value to 1e-9, if declared.
+    - ``identity``: a layer has the best value with itself: 0 for a distance, no less than with any other layer for a
+      similarity.
+    - ``triangle``: the triangle inequality holds, if declared.
+    - ``without_weights``: a network without weights raises a ``ValueError``.
+    - ``not_finite``: weights that are not finite raise ``NotComparable``.
+
+    Args:
+        metric: Name in the registry of metrics, a class, or a metric.
+        a: A network that the metric reads.
+        b: Another one, at least one layer of which is comparable with the layer of the same name of ``a``.
+        **options: Options of the metric, if given by name or class.
+
+    Example:
+        >>> from hf_stitch.metrics import WeightMetric
+        >>> class Cosine(WeightMetric):
+        ...     name, title, range = "cosine", "cosine of weights", (-1.0, 1.0)
+        ...     function = staticmethod(lambda x, y: torch.cosine_similarity(x.tensors["w"], y.tensors["w"], 0).item())
+        ...
+        ...     def read(self, model):
+        ...         layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        ...         if not layers:
+        ...             raise ValueError("no linear layers")
+        ...         return {n: Weights(n, {"w": m.weight.detach().flatten().clone()}) for n, m in layers.items()}
+        >>> check_weight_metric(Cosine, nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2)))
+    """
+    return _WeightMetricKit(metric, options, a, b)
+
+
+class _WeightMetricKit(_Values):
+    _tolerance = 1e-9
+
+    def __init__(self, given: Any, options: dict[str, Any], *networks: nn.Module) -> None:
+        self._given, self._options, self.networks = given, options, networks
+
+    @cached_property
+    def metric(self) -> WeightMetric:
+        given, options = self._given, self._options
+        found: Any = given(**options) if isinstance(given, type) else registries.metrics.build(given, **options)
+        require(isinstance(found, WeightMetric), f"{found!r} must be a WeightMetric")
+        return found
+
+    @cached_property
+    def readings(self) -> list[dict[str, Weights]]:
+        return list(map(self.metric.read, self.networks))
+
+    @cached_property
+    def layers(self) -> list[Weights]:
+        """The layers of both networks."""
+        return [each for side in self.readings for each in side.values()]
+
+    @cached_property
+    def table(self) -> list[list[float]]:
+        return [[self._value(x, y) for y in self.layers] for x in self.layers]
+
+    def _cases(self) -> Iterator[tuple[Weights, Weights, float]]:
+        for x, y in product(*(side.values() for side in self.readings)):
+            if not math.isnan(value := self._value(x, y)):
+                yield x, y, value
+
+    def _value(self, x: Weights, y: Weights) -> float:
+        """Return the value of a pair of layers, NaN if they are not comparable."""
+        try:
+            return self.metric.value(x, y)
+        except NotComparable as error:
+            require(bool(error.layer) and bool(error.why), "NotComparable needs a layer and a reason")
+            return math.nan
+
+    def reading(self) -> None:
+        for network in (*self.networks, copy.deepcopy(self.networks[0]).double()):  # float64 needs no conversion
+            self._require_copies(copy.deepcopy(network))
+
+    def _require_copies(self, model: nn.Module) -> None:
+        with kept("what is read must be copies: changing it changed the network", lambda: model.state_dict().values()):
+            with kept("read must not draw random numbers"):
+                read = self.metric.read(model)
+            require(bool(read), "read must return at least one layer, or raise a ValueError")
+            for layer, each in read.items():
+                require(each.layer == layer, f"what is read of layer {layer!r} has the name {each.layer!r}")
+                for name, tensor in each.tensors.items():
+                    what = f"tensor {name!r} of layer {layer!r}"
+                    require(tensor.is_floating_point(), f"{what} must be floating point, got {tensor.dtype}")
+                    plain = tensor.device.type == "cpu" and not tensor.requires_grad
+                    require(plain, f"{what} must be detached, on the CPU")
+                    tensor.add_(1)  # a view would change the network
+
+    def saved(self) -> None:
+        a, _ = self.readings
+        with TemporaryDirectory() as folder:
+            save_weights(a, Path(folder) / "a.safetensors", self.metric.name)
+            loaded = load_weights(Path(folder) / "a.safetensors", self.metric.name)
+        require(list(loaded) == list(a), "layers must keep their order when readings are saved")
+        for x, y, value in self._cases():
+            require(value == self._value(loaded[x.layer], y), "saved readings change the value")
+
+    def comparable(self) -> None:
+        compared = {x.layer: value for x, y, value in self._cases() if x.layer == y.layer}
+        require(bool(compared), "no layer of a is comparable with the layer of the same name of b")
+        require(math.isfinite(self.metric.combine(compared)), "combine must return a finite number")
+
+    def identity(self) -> None:
+        for i, row in enumerate(self.table):
+            name, known = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
+            require(not math.isnan(row[i]), f"layer {name} must be comparable with itself")
+            best = max(known) if self.metric.higher_is_better else min(known)
+            require(abs(row[i] - best) <= 1e-6, f"layer {name} has a better value with another: {best}")
+            if not self.metric.higher_is_better:
+                require(abs(row[i]) <= 1e-6 * max(1, *known), f"the distance of a layer from itself is {row[i]}")
+
+    def without_weights(self) -> None:
+        empty = nn.Sequential(nn.Identity())
+        require_error(ValueError, lambda: self.metric.read(empty), "a network without weights")
+
+    def not_finite(self) -> None:
+        first = self.layers[0]
+        broken = copy.deepcopy(first)
+        for tensor in broken.tensors.values():
+            tensor.fill_(math.nan)
+        require_error(NotComparable, lambda: self.metric.value(first, broken), "weights that are not finite")

@@ -1,0 +1,222 @@
+"""Conformance check for tasks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+import torch
+
+from hf_stitch.adapters import Adapter, load
+from hf_stitch.artefacts import StitchedModel
+from hf_stitch.artefacts.joining import joined_to_itself
+from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.registry import registries
+from hf_stitch.running import Run
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Task
+from hf_stitch.tasks.heads import logits_of, task_of
+from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch_testing.kit import Kit, require, require_registered, skip_unless
+from hf_stitch_testing.parts import conformance
+
+SAMPLES = 12
+
+
+@conformance
+def check_task(task: Task, network: Any, data: Any) -> _TaskKit:
+    """Check that a task does what its class promises, on a network with a head of this task.
+
+    The parts:
+
+    - ``declared``: it is registered, and its figures, measures and classes of stitched models are complete.
+    - ``head``: it takes the output of the network, and its stitched model has the class that it names.
+    - ``itself``: the outputs of the target have the figures of the target, and the headline is better than that of
+      chance, or undefined.
+    - ``batches``: the measures of a sample do not depend on the other samples of its batch.
+    - ``resamples``: figures with weights are those of samples that are repeated so often.
+    - ``several``: figures of several predictors at once are those of each alone.
+    - ``loss``: the loss is a number with a gradient, and a mean: twice the same samples leave it as it is.
+    - ``imitation``: the loss with its own outputs as labels has no gradient.
+    - ``saved``: a stitched model that is saved and loaded has the task, and the outputs, bit for bit.
+
+    Args:
+        task: The task.
+        network: The network, in a form that :func:`hf_stitch.load` accepts.
+        data: Raw samples that it takes, with labels if the task reads some; at least 12.
+
+    Example:
+        >>> from torch.nn import Flatten, Linear, ReLU, Sequential
+        >>> net = Sequential(Flatten(), Linear(12, 8), ReLU(), Linear(8, 3))
+        >>> images = torch.randn(20, 3, 2, 2)
+        >>> network = load(net, example_inputs=images[:2])
+        >>> data = Samples.of(images, label=[place % 3 for place in range(20)])
+        >>> check_task(registries.tasks.build("image-classification"), network, data)
+    """
+    return _TaskKit(task, network, data)
+
+
+class _TaskKit(Kit):
+    """A network stitched to itself, and what the task measures of it and of a network with other outputs."""
+
+    def __init__(self, given: Task, network: Any, data: Any) -> None:
+        self.given, self._network, self._data = given, network, data
+
+    @cached_property
+    def network(self) -> Adapter:
+        return load(self._network)
+
+    @cached_property
+    def task(self) -> Task:
+        return self.given.about(self.network)
+
+    @cached_property
+    def samples(self) -> Samples:
+        data = Samples.of(self._data)
+        return self.task.numbered(data.take(min(SAMPLES, len(data))), getattr(self.network.model, "config", None))
+
+    @cached_property
+    def model(self) -> StitchedModel:
+        name = None if self.task.name == "feature-extraction" else self.task.name
+        return joined_to_itself(self.network, self.network.layers[0], name)
+
+    @cached_property
+    def measured(self) -> dict[str, Answers]:
+        return self._measure(len(self.samples))
+
+    @torch.no_grad()
+    def _measure(self, batch_size: int) -> dict[str, Answers]:
+        """Measure the target and a stitched network whose outputs are those of other samples."""
+        parts: dict[str, list[Answers]] = {}
+        for _, batch, _ in PairedSamples.of(self.samples).batches(Run(batch_size, progress=False), "checking"):
+            inputs, sizes = self.task.sized_inputs(self.network, batch)
+            output = self.network.forward(inputs)
+            found = self.task.measure({"target": output, "stitched": _other(output)}, (batch, inputs), (batch, inputs))
+            for who, row in found.items():
+                parts.setdefault(who, []).append({**row, **sizes})
+        return self.task.joined(parts, self.samples)
+
+    def _logits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of all samples and the labels that training asks for, if the task has some."""
+        skip_unless(self.model.task is not None, "a model without a head is not trained on its task")
+        (batch,) = self.samples.batches(len(self.samples))
+        labels = self.task.labels(batch)
+        skip_unless(labels is not None or bool(self.task.unused), "the samples have no labels")
+        with torch.no_grad():
+            logits = logits_of(self.network.forward(self.task.inputs(self.network, batch.samples))).float()
+        return logits, self.task.asked(self.model, batch.samples, labels)
+
+    def _drawn(self, **measured: Answers) -> dict[str, dict[str, Array]]:
+        return self.task.drawn(measured, resamples=3, seed=0)
+
+    def _sides(self) -> list[Answers]:
+        """Return what is measured of both, if figures are functions of it."""
+        skip_unless("agreement" in self.task.figures, "the figures are no functions of weighted measures")
+        return [self.measured[who] for who in ("stitched", "target")]
+
+    def declared(self) -> None:
+        task = self.given
+        require_registered(registries.tasks, task)
+        missing = [name for name in task.compared if name not in task.figures]
+        require(not missing, f"compared figures must be among figures, but {', '.join(missing)} are not")
+        require("" in task.models, "models must name a class for all modalities ('')")
+        for modality in task.models:
+            kind = task.model_for(modality)
+            require(issubclass(kind, StitchedModel), f"the model of {modality!r} must be a StitchedModel, got {kind}")
+
+    def head(self) -> None:
+        name = self.task.name if self.model.task else None
+        found, kind = task_of(self.network, name), type(self.model)
+        require(found == name, f"the network must have the task {name}, got {found}")
+        expected = self.task.model_for(self.network.interface.modality)
+        require(kind is expected, f"the stitched model must be a {expected.__name__}, got {kind}")
+
+    def itself(self) -> None:
+        task, target = self.task, self.measured["target"]
+        chance_row = task.chance({"target": target, "stitched": target}, 0)
+        found = self._drawn(target=target, stitched=target, chance=chance_row)
+        names = ", ".join(found["stitched"])
+        require({*found["stitched"]} <= {*task.figures}, f"figures must be declared, got {names}")
+        for figure, values in found.get("target", {}).items():
+            equal = np.array_equal(values, found["stitched"][figure], equal_nan=True)
+            require(equal, f"{figure} of the target differs")
+        headline = next(iter(found["stitched"]))
+        own, chance = (found[who][headline][0] for who in ("stitched", "chance"))
+        better = own >= chance if task.figures[headline] else own <= chance
+        require(bool(better or np.isnan(own - chance)), f"{headline} of the target is {own}, and of chance {chance}")
+
+    def batches(self) -> None:
+        for who, row in self._measure(1).items():
+            for name, values in row.items():
+                what = f"{name} of {who}, alone and with the other samples of a batch,"
+                _require_close(np.asarray(values), np.asarray(self.measured[who][name]), what, 1e-4, 1e-4)
+
+    def resamples(self) -> None:
+        rows, count = self._sides(), len(self.samples)
+        weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count)).astype(float)
+        again = np.repeat(np.arange(count), weights.astype(int))
+        own, target = ({name: np.asarray(values)[:, None] for name, values in row.items()} for row in rows)
+        found = self.task.figures_of(own, target, weights[None])
+        own, target = ({name: values[again] for name, values in row.items()} for row in (own, target))
+        for figure, values in self.task.figures_of(own, target, np.ones((1, count))).items():
+            _require_close(found[figure], values, f"{figure} with weights and of the repeated samples")
+
+    def several(self) -> None:
+        rows = self._sides()
+        both = {name: np.stack([row[name] for row in rows], 1) for name in rows[0] if name in rows[1]}
+        together = self._drawn(target=rows[1], both=both)["both"]
+        for place, row in enumerate(rows):
+            for figure, values in self._drawn(target=rows[1], one=row)["one"].items():
+                _require_close(together[figure][:, place], values, f"{figure} of several predictors and of one")
+
+    def loss(self) -> None:
+        logits, labels = self._logits()
+        logits.requires_grad_()
+        loss = self.task.loss(logits, labels)
+        require(loss.dim() == 0 and bool(loss.isfinite()), f"the loss must be one finite number, got {loss}")
+        loss.backward()
+        require(logits.grad is not None and bool(logits.grad.any()), "the loss has no gradient")
+        twice = self.task.loss(torch.cat([logits, logits]), torch.cat([labels, labels]))
+        require(torch.allclose(twice, loss, rtol=1e-4), f"the loss of twice the same samples is {twice}, not {loss}")
+        count = (labels != IGNORED).sum() if self.task.per_token else len(labels)
+        mean = self.task.summed_loss(logits, labels) / count
+        require(
+            torch.allclose(mean, loss, rtol=1e-4), f"summed_loss, divided by {count}, is {mean}, but loss is {loss}"
+        )
+
+    def imitation(self) -> None:
+        wanted, _ = self._logits()
+        logits = wanted.clone().requires_grad_()
+        loss = self.task.imitation_loss(logits, wanted, 1.0)
+        axes: Sequence[int] = logits.shape[: 2 if self.task.per_token else 1]
+        require(loss.shape == torch.Size(axes), f"the loss must have the shape {tuple(axes)}, got {tuple(loss.shape)}")
+        loss.sum().backward()
+        require(logits.grad is not None and float(logits.grad.abs().max()) < 1e-5, "its own outputs have a gradient")
+
+    def saved(self) -> None:
+        (batch,) = self.samples.batches(len(self.samples))
+        inputs = self.model.preprocess(batch.samples)
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            try:
+                self.model.save_pretrained(folder)
+            except ValueError as error:  # user code: its stitcher is saved
+                raise SkipTest(str(error)) from error
+            again = StitchedModel.from_pretrained(folder)
+            require(again.task == self.model.task, f"the loaded model has the task {again.task}")
+            before, after = (tensor_of(model(**inputs), len(self.samples)) for model in (self.model, again))
+            require(before is not None and after is not None and torch.equal(before, after), "it has other outputs")
+
+
+def _require_close(found: Array, wanted: Array, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    close = bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
+    require(close, f"{what} must be the same, got {found} and {wanted}")
+
+
+def _other(output: Any) -> Any:
+    """Return an output with other numbers, of each sample by itself."""
+    if isinstance(output, torch.Tensor):
+        return (9 * output).sin() if output.is_floating_point() else output
+    return {name: _other(value) for name, value in output.items()}
