@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
+from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.workflows._compare import compare
@@ -139,7 +140,7 @@ def _ours(pooling: Pooling, debiased: bool = False) -> Tool:
     def run(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int) -> Array:
         options = {"debiased": True} if debiased else {"batch_size": batch}
         metric = registries.metrics.build("linear_cka" if debiased else "minibatch_cka", **options)
-        named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "pooling": pooling}
+        named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "rows": ROWS_OF[pooling]}
         atlas = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named)
         (values,) = atlas.values.values()
         return values

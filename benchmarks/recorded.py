@@ -201,8 +201,8 @@ JOBS: dict[str, Callable[[], Any]] = {
     "audit-tokens": lambda: audited(stitched("gpt2", "llama"), "gpt2"),
     "compare": lambda: compared("vit", "vit", data(), "linear_cka", "procrustes", "rsa", permutations=20, seed=1),
     "compare-metrics": lambda: compared("vit", "vit", images(), *METRICS),
-    "compare-positions": lambda: compared("vit", "cnn", images(), *METRICS[:3], pooling="none"),
-    "compare-offsets": lambda: compared("letters", "llama", texts(), "linear_cka", pooling="none", align="offsets"),
+    "compare-positions": lambda: compared("vit", "cnn", images(), *METRICS[:3], rows="resized"),
+    "compare-offsets": lambda: compared("letters", "llama", texts(), "linear_cka", rows="positions", align="offsets"),
     "compare-paired-data": lambda: compared("bert", "roberta", texts(), "linear_cka", paired_data=texts(seed=1)),
     "compare-activations": lambda: hf_stitch.compare(
         *(hf_stitch.analysis.extract_activations(net(kind), data(), **QUIET) for kind in IMAGES), **QUIET

@@ -218,6 +218,11 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
     if not isinstance(value, Mapping):
         raise at.wrong("an object", value)
     schema, required, others = _schema(kind)
+    for old, (new, values) in getattr(kind, "formerly", {}).items():  # names of fields and of values in older records
+        if old in value and new not in value:
+            there = value[old]
+            kept = {key: item for key, item in value.items() if key != old}
+            value = {**kept, new: values.get(there, there) if isinstance(there, str) else there}
     if missing := [name for name in required if name not in value]:
         raise at.wrong(f"an object with {' and '.join(missing)}", list(value))
     found = {key: _read(each, value[key], at / key) for key, each in schema.items() if key in value}

@@ -24,12 +24,12 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
             remedy = (
                 "a stitched language model predicts every token. If both are decoders, use align='prefix' "
                 "(hf_stitch.stitch), with which the source reads the text up to each token of the target. To compare "
-                "the two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or pooling='mean'"
+                "the two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or rows='mean'"
             )
         else:
             remedy = (
-                "use pooling='mean', 'cls' or 'last', which give one vector per sample; hf_stitch.compare also matches "
-                "pieces of text, with align='offsets'"
+                "use pooling='mean', 'cls' or 'last' (of hf_stitch.compare, rows=), which give one vector per sample; "
+                "hf_stitch.compare also matches pieces of text, with rows='positions' and align='offsets'"
             )
         raise ValueError(
             f"the vocabularies of the two tokenizers differ, so token positions do not correspond: {remedy}"

@@ -16,6 +16,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
+from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
@@ -135,7 +136,7 @@ class Dynamics(Result):
             return cls._of_weights([load_weights(path, score.name) for path in paths.values()], score, steps, epochs)
         kept = {step: Activations.load(path) for step, path in paths.items()}
         first = kept[str(steps[0])]
-        asked = Asked.of([score], first.pooling or "mean")
+        asked = Asked.of([score], ROWS_OF[first.pooling or "mean"])
         ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:

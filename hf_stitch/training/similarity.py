@@ -13,6 +13,7 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
+from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
@@ -97,7 +98,7 @@ class SimilarityCallback(ProbingCallback):
     ) -> None:
         own = reference if isinstance(reference, str) and reference in OWN else None
         super().__init__(name or f"similarity_to_{own or 'reference'}", every)
-        self._asked = Asked.of(metrics, pooling)
+        self._asked = Asked.of(metrics, ROWS_OF[pooling])
         self._metrics, self._weight_metrics = self._asked.activations, self._asked.weights
         self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
         if isinstance(reference, Activations):

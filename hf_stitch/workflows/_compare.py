@@ -11,11 +11,11 @@ from hf_stitch.analysis.comparison.alignment import Align
 from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
+from hf_stitch.analysis.comparison.rows import Rows
 from hf_stitch.analysis.comparison.weights import compare_weights
 from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Natural, checked
-from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.workflows._networks import Named
 
@@ -24,15 +24,14 @@ from hf_stitch.workflows._networks import Named
 def compare(
     a: Comparable, b: Comparable, data: Data | None = None, *, layers_a: Iterable[str] | None = None,
     layers_b: Iterable[str] | None = None, metrics: Iterable[Named | Metric] = ("linear_cka",),
-    pooling: Pooling = "mean", align: Align = "tokens", paired_data: Data | None = None, permutations: Natural = 0,
+    rows: Rows = "mean", align: Align = "tokens", paired_data: Data | None = None, permutations: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> SimilarityAtlas:  # fmt: skip
     """Compare every layer of one network with every layer of another, in one pass over the data or by weights alone.
 
     Each network runs once per batch. If both sides are the same model, it runs once for both. If a metric can be
     computed in several ways (from co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is
-    chosen and recorded in ``atlas.routes``. With ``pooling="none"``, grids of different sizes are resized to the grid
-    of b's layer (bilinear), and prefix tokens and masked positions are left out.
+    chosen and recorded in ``atlas.routes``.
 
     Under ``accelerate launch`` each process takes a part of the samples and all processes return the same atlas,
     without any change to the call. Only ``minibatch_cka`` depends on the order of the samples and on the number of
@@ -52,9 +51,11 @@ def compare(
         layers_b: Layers of b. Default: all candidates of b.
         metrics: Metrics: names in ``hf_stitch.registries.metrics``, with options if needed
             (``"linear_cka:debiased=True"``), or objects (``registries.metrics.build("linear_cka", debiased=True)``).
-        pooling: Which vectors of a sample become rows: ``mean``, ``none``, ``flatten``, ``cls`` or ``last``
-            (:meth:`hf_stitch.Representation.rows`).
-        align: How rows of texts are paired with ``pooling="none"``. ``tokens`` pairs token i of a with token i of b,
+        rows: Which vectors of a sample are rows; metrics depend on it (:doc:`/explanation/rows`). One row per sample:
+            ``mean`` (over positions), ``flat`` (all positions, concatenated), ``cls`` or ``last`` (a token). Several:
+            ``positions`` of grids and texts without prefix tokens, or ``tokens`` with them, for layers with the same
+            ones (other pairs are undefined); ``resized``, where grids of a are resized to that of b's layer (bilinear).
+        align: How rows of texts are paired with ``rows="positions"``. ``tokens`` pairs token i of a with token i of b,
             which requires a common tokenizer. ``offsets`` pairs the smallest pieces of text that both tokenizers
             delimit; the row of a piece is the mean of its tokens' vectors. Special tokens, white space and text that
             only one side contains are left out.
@@ -75,7 +76,7 @@ def compare(
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
         ValueError: If an option is out of range; both sides do not hold the same samples in the same order; layers
-            cannot be compared under the pooling; activations are NaN or infinite (the message names layer and sample);
+            have no such rows; activations are NaN or infinite (the message names layer and sample);
             a metric needs more samples (the message names the layers); a sample is masked entirely; a metric is
             undefined for all pairs of layers; offsets cannot be aligned; no route fits into memory; or the folder holds
             the state of another comparison.
@@ -94,7 +95,7 @@ def compare(
         for name, given in (("a", layers_a), ("b", layers_b))
     }
     with Run.of(compare, options) as run:
-        asked = Asked.of(metrics, pooling, align)
+        asked = Asked.of(metrics, rows, align)
         asked.check(run, data, paired_data, permutations=permutations)
         sides = Sides({"a": a, "b": b}, run)
         by_weights = compare_weights(sides.weights(), asked.weights, layers) if asked.weights else None

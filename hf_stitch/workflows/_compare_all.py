@@ -9,12 +9,12 @@ from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.jackknife import Jackknife
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
+from hf_stitch.analysis.comparison.rows import Rows
 from hf_stitch.analysis.comparison.sides import Networks
 from hf_stitch.analysis.comparison.weights import compare_all_weights
 from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Natural, checked
-from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
 from hf_stitch.workflows._networks import Named, named_layers, named_networks
 
@@ -26,7 +26,7 @@ def compare_all(
     *,
     layers: Mapping[str, Iterable[str]] | Iterable[str] | None = None,
     metrics: Iterable[Named | Metric] = ("linear_cka",),
-    pooling: Pooling = "mean",
+    rows: Rows = "mean",
     resamples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> NetworkAtlas:
@@ -41,7 +41,7 @@ def compare_all(
             compare weights.
         layers: Layers of all networks, or name -> layers. Default: all candidates of each.
         metrics: As in :func:`hf_stitch.compare`; either metrics of activations or metrics of weights.
-        pooling: As in :func:`hf_stitch.compare`.
+        rows: As in :func:`hf_stitch.compare`.
         resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
             corresponding layers are less similar than the most similar ones, for the ties of ``found.identify()``. 40
             are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
@@ -73,7 +73,7 @@ def compare_all(
         raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
     chosen = named_layers(named, layers)
     with Run.of(compare_all, options) as run:
-        asked = Asked.of(metrics, pooling)
+        asked = Asked.of(metrics, rows)
         asked.check(run, data, resamples=resamples)
         sides = Sides(named, run)
         if asked.weights:

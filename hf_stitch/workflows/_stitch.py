@@ -158,7 +158,7 @@ def _at(pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str
         return pair.at([(layers[0][-1], layers[1][0])]), chosen
     atlas = compare(
         pair.source, pair.target, samples.a, paired_data=samples.b if samples.differ else None, layers_a=layers[0],
-        layers_b=layers[1], pooling="mean", **run.options,
+        layers_b=layers[1], rows="mean", **run.options,
     )  # fmt: skip
     return pair.at([atlas.best_pair()]), chosen
 

@@ -89,7 +89,7 @@ def test_arrays_of_an_unknown_range_are_refused(raw_images: Any) -> None:
 def test_samples_of_a_data_set_are_named_by_their_ids(family: str, data: Any, message: str) -> None:
     samples, adapter = Samples.of(data, id=list("abcd")), network(family)
     with pytest.raises(ValueError, match=message):
-        hf_stitch.compare(adapter, network(family, 1), samples, pooling="mean", progress=False)
+        hf_stitch.compare(adapter, network(family, 1), samples, rows="mean", progress=False)
     with pytest.raises(ValueError, match=message):
         [adapter.preprocess(batch.samples) for batch in samples.batches(2)]
     assert [adapter.preprocess(batch.samples) for batch in samples.select([0, 2, 3]).batches(2)]

@@ -208,25 +208,25 @@ def test_values_match_a_loop_over_segments(tokenizers: tuple[Any, Any], length: 
     x, y = rows_of(a, b)
     expected = [[linear_cka(p, q).item() for q in y.values()] for p in x.values()]
     for one, other, values in ((a, b, np.array(expected)), (b, a, np.transpose(expected))):
-        atlas = compare(one, other, TEXTS, pooling="none", align="offsets", batch_size=batch_size, progress=False)
+        atlas = compare(one, other, TEXTS, rows="positions", align="offsets", batch_size=batch_size, progress=False)
         np.testing.assert_allclose(atlas["linear_cka"], values, rtol=rounding)
         assert atlas.recipe["align"] == "offsets"
 
 
 def test_segments_of_one_tokenizer_are_tokens() -> None:
     a, b = network(words_alone(), 0), network(words_alone(), 1)
-    plain = compare(a, b, TEXTS, pooling="none", batch_size=4, progress=False)
-    by_text = compare(a, b, TEXTS, pooling="none", align="offsets", batch_size=4, progress=False)
+    plain = compare(a, b, TEXTS, rows="positions", batch_size=4, progress=False)
+    by_text = compare(a, b, TEXTS, rows="positions", align="offsets", batch_size=4, progress=False)
     np.testing.assert_array_equal(by_text["linear_cka"], plain["linear_cka"])
-    same = compare(a, a, TEXTS, pooling="none", align="offsets", batch_size=4, progress=False)
+    same = compare(a, a, TEXTS, rows="positions", align="offsets", batch_size=4, progress=False)
     np.testing.assert_allclose(np.diag(same["linear_cka"]), 1, rtol=1e-12)
 
 
 def test_half_precision_is_averaged() -> None:
     a, b = network(wordpiece(), 0), network(bytelevel(), 1)
-    exact = compare(a, b, TEXTS, pooling="none", align="offsets", progress=False)
+    exact = compare(a, b, TEXTS, rows="positions", align="offsets", progress=False)
     a.model.bfloat16(), b.model.bfloat16()
-    coarse = compare(a, b, TEXTS, pooling="none", align="offsets", progress=False)
+    coarse = compare(a, b, TEXTS, rows="positions", align="offsets", progress=False)
     np.testing.assert_allclose(coarse["linear_cka"], exact["linear_cka"], atol=0.02)
 
 
@@ -263,10 +263,10 @@ def test_inputs_that_cannot_be_aligned_are_rejected() -> None:
 
     def refused(match: str, *args: Any, **options: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            compare(*args, progress=False, **{"pooling": "none", "align": "offsets", **options})
+            compare(*args, progress=False, **{"rows": "positions", "align": "offsets", **options})
 
     refused("align must be one of 'tokens', 'offsets', got 'words'", a, b, TEXTS, align="words")
-    refused("needs pooling='none', got pooling='mean'", a, b, TEXTS, pooling="mean")
+    refused("needs rows='positions', got rows='mean'", a, b, TEXTS, rows="mean")
     refused("leave paired_data out", a, b, TEXTS, paired_data=TEXTS)
     saved = Activations({"l": torch.randn(len(TEXTS), 4, 3)}, range(len(TEXTS)))
     refused("saved activations contain no character offsets", a, saved, TEXTS)

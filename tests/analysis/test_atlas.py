@@ -23,6 +23,7 @@ from hf_stitch import Adapter, NotACutError, compare
 from hf_stitch.analysis import ComparisonPlan, SimilarityAtlas
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
+from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.registry import registries
 
@@ -107,7 +108,7 @@ METRICS = [
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_values_match_the_metric_functions(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
     metrics = [m for m in METRICS if pooling == "mean" or m != "linear_regression"]
-    atlas = compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=16, progress=False)
+    atlas = compare(cnn, vit, images, metrics=metrics, rows=ROWS_OF[pooling], batch_size=16, progress=False)
     x, y = captured(cnn, images, pooling), captured(vit, images, pooling)
     assert atlas.layers_a == cnn.layers and atlas.layers_b == vit.layers and atlas.n == N
     for metric, (label, values) in zip(map(registries.metrics.build, metrics), atlas.values.items(), strict=True):
@@ -118,7 +119,7 @@ def test_values_match_the_metric_functions(cnn: Adapter, vit: Adapter, images: T
 
 def test_positions_are_resized_to_the_grid_of_b(cnn: Adapter, vit: Adapter, images: Tensor) -> None:
     metrics = ["linear_cka", "procrustes"]
-    atlas = compare(vit, cnn, images, metrics=metrics, pooling="none", batch_size=16, progress=False)
+    atlas = compare(vit, cnn, images, metrics=metrics, rows="resized", batch_size=16, progress=False)
     grids = {name: cnn.spec(name).grid for name in cnn.layers}
     assert len(set(grids.values())) > 2
     for place, (layer, grid) in enumerate(grids.items()):
@@ -131,22 +132,23 @@ def test_positions_are_resized_to_the_grid_of_b(cnn: Adapter, vit: Adapter, imag
 
 def test_texts_are_compared_by_token_and_by_mean(texts: list[str]) -> None:
     a, b, other = bert(0), bert(1), bert(2, order=1)
-    for rows in ("none", "mean"):
-        atlas = compare(a, b, texts, pooling=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
-        x, y = captured(a, texts, rows), captured(b, texts, rows)
+    for rows, pooling in (("positions", "none"), ("resized", "none"), ("tokens", "none"), ("mean", "mean")):
+        atlas = compare(a, b, texts, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+        x, y = captured(a, texts, pooling), captured(b, texts, pooling)
         np.testing.assert_allclose(
             atlas["linear_cka"], expected(registries.metrics.build("linear_cka"), x, y), rtol=1e-9
         )
     assert compare(a, other, texts, progress=False)["linear_cka"].shape == (2, 2)
     with pytest.raises(ValueError, match="tokenizers differ"):
-        compare(a, other, texts, pooling="none", progress=False)
+        compare(a, other, texts, rows="resized", progress=False)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
 def test_batch_size_does_not_change_values(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any) -> None:
     metrics = ["linear_cka", "procrustes"] if pooling == "none" else ["linear_cka", DEBIASED, MINIBATCH, "mutual_knn"]
     found = [
-        compare(cnn, vit, images, metrics=metrics, pooling=pooling, batch_size=s, progress=False) for s in (1, 7, 64)
+        compare(cnn, vit, images, metrics=metrics, rows=ROWS_OF[pooling], batch_size=s, progress=False)
+        for s in (1, 7, 64)
     ]
     for other in found[1:]:
         for name, values in found[0].values.items():
@@ -164,9 +166,9 @@ def test_padding_and_order_do_not_change_values() -> None:
         held = {k: torch.where(mask[..., None], v, fill)[order].double() for k, v in values[number].items()}
         return Activations(held, [ids[i] for i in order], mask=mask[order])
 
-    for rows in ("none", "mean", "last"):
-        plain = compare(side(0, 0.0, torch.arange(N)), side(1, 0.0, torch.arange(N)), pooling=rows, progress=False)  # type: ignore[call-overload]
-        odd = compare(side(0, 1e9, order), side(1, float("nan"), order), pooling=rows, progress=False)  # type: ignore[call-overload]
+    for rows in ("positions", "mean", "last"):
+        plain = compare(side(0, 0.0, torch.arange(N)), side(1, 0.0, torch.arange(N)), rows=rows, progress=False)  # type: ignore[call-overload]
+        odd = compare(side(0, 1e9, order), side(1, float("nan"), order), rows=rows, progress=False)  # type: ignore[call-overload]
         np.testing.assert_allclose(odd["linear_cka"], plain["linear_cka"], atol=1e-10)
 
 
@@ -231,8 +233,8 @@ def test_routes_follow_cost_and_memory(monkeypatch: Any) -> None:
 
 
 def test_a_network_compared_with_itself(vit: Adapter, cnn: Adapter, images: Tensor) -> None:
-    for adapter, rows in ((vit, "none"), (cnn, "mean")):
-        atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], pooling=rows, progress=False)  # type: ignore[call-overload]
+    for adapter, rows in ((vit, "resized"), (vit, "tokens"), (cnn, "mean")):
+        atlas = compare(adapter, adapter, images, metrics=["linear_cka", "rsa"], rows=rows, progress=False)  # type: ignore[call-overload]
         for values in atlas.values.values():
             np.testing.assert_allclose(np.diag(values), 1, atol=1e-12)
             np.testing.assert_array_equal(values, values.T)
@@ -279,7 +281,7 @@ def test_an_atlas_is_saved_loaded_and_printed(cnn: Adapter, vit: Adapter, images
     atlas = compare(cnn, vit, images, metrics=["linear_cka", "procrustes"], progress=False)
     atlas.save(tmp_path / "run" / "atlas.json")
     again = SimilarityAtlas.load(tmp_path / "run" / "atlas.json")
-    for field in ("layers_a", "layers_b", "n", "pooling", "routes", "distances", "recipe"):
+    for field in ("layers_a", "layers_b", "n", "rows", "routes", "distances", "recipe"):
         assert getattr(again, field) == getattr(atlas, field), field
     assert all(np.array_equal(again[name], atlas[name]) for name in ("linear_cka", "procrustes"))
     assert again.recipe["a"]["reference"]["weights_hash"] == cnn.pinned.weights_hash
@@ -307,7 +309,7 @@ def test_an_atlas_is_saved_loaded_and_printed(cnn: Adapter, vit: Adapter, images
 def test_saved_activations_replace_a_network(
     cnn: Adapter, vit: Adapter, images: Tensor, tmp_path: Path, name: str, pooling: Any
 ) -> None:
-    live = compare(vit, cnn, images, pooling=pooling, progress=False)
+    live = compare(vit, cnn, images, rows=ROWS_OF[pooling], progress=False)
     saved = []
     for number, adapter in enumerate((vit, cnn)):
         (tmp_path / str(number)).mkdir()
@@ -316,16 +318,16 @@ def test_saved_activations_replace_a_network(
         )
         saved.append(Activations.load(tmp_path / str(number) / name))
     for a, b, data in ((saved[0], cnn, images), (vit, saved[1], images), (saved[0], saved[1], None)):
-        atlas = compare(a, b, data, pooling=pooling, progress=False)
+        atlas = compare(a, b, data, rows=ROWS_OF[pooling], progress=False)
         np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
     assert atlas.recipe["a"] == {"activations": saved[0].fingerprint}
 
 
 def test_recorded_texts_keep_their_mask(texts: list[str]) -> None:
     a, b = bert(0), bert(1)
-    live = compare(a, b, texts, pooling="none", progress=False)
+    live = compare(a, b, texts, rows="resized", progress=False)
     saved = extract_activations(a, texts, pooling="none", batch_size=8, progress=False)
-    atlas = compare(saved, b, texts, pooling="none", progress=False)
+    atlas = compare(saved, b, texts, rows="resized", progress=False)
     np.testing.assert_allclose(atlas["linear_cka"], live["linear_cka"], rtol=1e-9)
 
 
@@ -402,13 +404,19 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N
     refused("a is a network and needs samples", a, saved)
     refused("leave data out", saved, saved, points)
-    refused("recorded with pooling='mean', not 'cls'", saved, saved, pooling="cls")
+    refused("recorded with pooling='mean', and rows='cls' needs", saved, saved, rows="cls")
     refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
     refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
-    refused("must be one of 'none', 'flatten'", a, a, points, pooling="average")
+    refused("must be one of 'flat', 'positions'", a, a, points, rows="average")
     refused("batch_size must be an integer >= 1, got 0", a, a, points, batch_size=0)
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
-    refused(r"layer 'layer1.0' of a and layer 'l' of b: .* is a vector", cnn, vectors, images, pooling="none")
+    refused(
+        r"layer 'layer1.0' of a and layer 'l' of b: rows='resized' .*, and so for all",
+        cnn,
+        vectors,
+        images,
+        rows="resized",
+    )
     refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
     refused("name each method once", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
@@ -435,9 +443,9 @@ def test_errors_in_the_data_name_layer_and_sample(points: Tensor) -> None:
     mask = torch.ones(N, 4, dtype=torch.bool)
     mask[40] = False
     masked = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=mask)
-    for rows in ("mean", "none"):
+    for rows in ("mean", "positions"):
         with pytest.raises(ValueError, match="sample 's40' is masked entirely at layer 'l'"):
-            compare(masked, masked, pooling=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
+            compare(masked, masked, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
     none = Activations({"l": torch.randn(N, 4, 3)}, ids, mask=torch.zeros(N, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="sample 's0' is masked entirely at layer 'l'"):
         compare(none, none, progress=False)
@@ -501,7 +509,7 @@ def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor
     layer = [cnn.layers[0]]
     for metric in ("paired_cosine", MINIBATCH):
         atlas = compare(
-            cnn, kept, images, layers_a=layer, layers_b=layer, metrics=[metric], pooling="flatten", progress=False
+            cnn, kept, images, layers_a=layer, layers_b=layer, metrics=[metric], rows="flat", progress=False
         )
         np.testing.assert_allclose(next(iter(atlas.values.values())), 1, rtol=1e-9)
 
@@ -514,7 +522,7 @@ def test_overflowing_products_are_reported() -> None:
 
 def test_positions_as_independent_samples_raise_a_warning(vit: Adapter, images: Tensor) -> None:
     with pytest.warns(UserWarning, match="assumes that rows are independent samples"):
-        compare(vit, vit, images, metrics=[DEBIASED], pooling="none", progress=False)
+        compare(vit, vit, images, metrics=[DEBIASED], rows="resized", progress=False)
 
 
 def test_activations_reject_bad_input(tmp_path: Path) -> None:
@@ -646,18 +654,16 @@ def _wide(seed: int, width: int) -> hf_stitch.Adapter:
 
 def test_fewer_than_three_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 3 samples, got 2"):
-        compare(_wide(0, 8), _wide(1, 8), torch.randn(2, 4), pooling="flatten", progress=False)
+        compare(_wide(0, 8), _wide(1, 8), torch.randn(2, 4), rows="flat", progress=False)
 
 
 def test_a_value_that_independent_rows_reach_too_is_undefined_with_the_reason() -> None:
     a, b = _wide(0, 200), _wide(1, 200)
     reason = r"independent rows score 0\.9\d on 10 samples .*pass more samples.*debiased"
     with pytest.raises(ValueError, match=reason):
-        compare(a, b, torch.randn(10, 4), pooling="flatten", progress=False)
-    enough = compare(a, b, torch.randn(60, 4), pooling="flatten", progress=False)
-    debiased = compare(
-        a, b, torch.randn(10, 4), metrics=["linear_cka:debiased=True"], pooling="flatten", progress=False
-    )
+        compare(a, b, torch.randn(10, 4), rows="flat", progress=False)
+    enough = compare(a, b, torch.randn(60, 4), rows="flat", progress=False)
+    debiased = compare(a, b, torch.randn(10, 4), metrics=["linear_cka:debiased=True"], rows="flat", progress=False)
     assert not enough.undefined and not debiased.undefined
 
 
@@ -665,7 +671,5 @@ def test_only_pairs_of_layers_that_are_too_wide_are_undefined() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 200), nn.Tanh())
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-    atlas = compare(
-        a, a, torch.randn(10, 4), layers_a=["1", "3"], layers_b=["1", "3"], pooling="flatten", progress=False
-    )
+    atlas = compare(a, a, torch.randn(10, 4), layers_a=["1", "3"], layers_b=["1", "3"], rows="flat", progress=False)
     assert np.isnan(atlas["linear_cka"]).tolist() == [[False, False], [False, True]]

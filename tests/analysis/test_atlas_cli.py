@@ -34,5 +34,5 @@ def test_compare_prints_and_saves(tmp_path: Path) -> None:
     for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
         refused = CliRunner().invoke(app, [*call, "--metric", bad])
         assert refused.exit_code == 2 and what in " ".join(refused.stderr.replace("│", " ").split())
-    unaligned = CliRunner().invoke(app, [*call, "--metric", "rsa", "--pooling", "none", "--align", "offsets"])
+    unaligned = CliRunner().invoke(app, [*call, "--metric", "rsa", "--rows", "positions", "--align", "offsets"])
     assert unaligned.exit_code == 1 and "--align offsets takes texts, but sample" in unaligned.stderr

@@ -143,8 +143,8 @@ def test_a_comparison_without_a_test_says_how_to_run_one() -> None:
     assert not plain.tests and list(plain.to_pandas().columns) == ["metric", "layer_a", "layer_b", "value"]
     with pytest.raises(ValueError, match=r"no permutation test: run it with compare\(…, permutations=200\)"):
         plain.p_values()
-    with pytest.raises(ValueError, match="one row per sample: use pooling='mean'"):
-        compare(side, side, pooling="none", permutations=9)
+    with pytest.raises(ValueError, match="one row per sample: use rows='mean'"):
+        compare(side, side, rows="resized", permutations=9)
     with pytest.raises(ValueError, match="permutations must be an integer >= 0"):
         compare(side, side, permutations=-1)
     assert hf_stitch.plan(compare, side, side, permutations=99).seconds > 0

@@ -194,7 +194,7 @@ def test_other_workflows_take_the_adapter() -> None:
     reads, layers = PrefixAdapter(a, b, own=True), {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"]}
     texts = [f"{one} {two}" for one, two in zip(SENTENCES, SENTENCES[::-1], strict=True)]
     train, test = texts[:120], texts[120:]
-    assert hf_stitch.compare(reads, b, test, pooling="none", progress=False)["linear_cka"].shape == (3, 3)
+    assert hf_stitch.compare(reads, b, test, rows="positions", progress=False)["linear_cka"].shape == (3, 3)
     grid = hf_stitch.stitch_grid(
         a, b, train, layers_a=[LAYER["llama"]], layers_b=[LAYER["gpt2"]], matchers=["ridge"], test_data=test,
         align="prefix", own=True, progress=False,

@@ -71,10 +71,10 @@ RAISES: dict[str, list[Callable[[Scene], object]]] = {
     "no-example": [lambda s: hf_stitch.load(s["net"])],
     "other-weights": [lambda s: Stitcher.from_pretrained("stitcher").attach(s["seed_1"], s["target"]), other_processor],
     "no-name": [lambda s: Stitcher.from_pretrained("stitcher").attach()],
-    "other-tokens": [lambda s: hf_stitch.compare(s["llama"], s["gpt2_small"], s["texts"], pooling="none")],
+    "other-tokens": [lambda s: hf_stitch.compare(s["llama"], s["gpt2_small"], s["texts"], rows="positions")],
     "too-few-samples": [
         lambda s: hf_stitch.stitch(s["source"], s["target"], few(s), pooling="mean", matcher="lstsq", **LAYERS),
-        lambda s: hf_stitch.compare(s["seed_0"], s["seed_1"], few(s), metrics=["cca"], pooling="mean"),
+        lambda s: hf_stitch.compare(s["seed_0"], s["seed_1"], few(s), metrics=["cca"], rows="mean"),
     ],
     "other-order": [other_order],
     "other-labels": [

@@ -99,7 +99,7 @@ def test_a_metric_of_activations_cannot_declare_weights() -> None:
 def test_compare_needs_no_data() -> None:
     a, b = Net(0), Net(1)
     atlas = hf_stitch.compare(a, b, metrics=["weight_angle"])
-    assert atlas.layers_a == ("body.0", "body.2", "head") and atlas.n is None and atlas.pooling is None
+    assert atlas.layers_a == ("body.0", "body.2", "head") and atlas.n is None and atlas.rows is None
     expected = [angle(WeightAngle().read(a)[x], WeightAngle().read(b)[x]) for x in atlas.layers_a]
     assert np.diag(atlas["weight_angle"]).tolist() == expected
     assert (

@@ -287,8 +287,8 @@ def test_advice_for_two_tokenizers_runs_as_given() -> None:
     for pooling in ("mean", "cls", "last"):
         hf_stitch.stitch(a, b, texts, matcher="ridge", pooling=pooling, **place)
     with pytest.raises(ValueError, match="align='offsets'"):
-        hf_stitch.compare(a, b, texts, pooling="none", progress=False)
-    hf_stitch.compare(a, b, texts, pooling="none", align="offsets", progress=False)
+        hf_stitch.compare(a, b, texts, rows="positions", progress=False)
+    hf_stitch.compare(a, b, texts, rows="positions", align="offsets", progress=False)
 
 
 def test_two_tokenizers_of_language_models_are_not_sent_in_a_circle() -> None:
@@ -297,7 +297,7 @@ def test_two_tokenizers_of_language_models_are_not_sent_in_a_circle() -> None:
     texts = Samples.of([" ".join(WORDS[i : i + 4]) for i in range(30)])
     with pytest.raises(ValueError, match=r"To compare the two, use align='offsets'"):
         hf_stitch.stitch(other, b, texts, source_layer=LAYERS["bert"], target_layer=LAYERS["gpt2"], pooling="none")
-    hf_stitch.compare(other, b, texts, pooling="none", align="offsets", progress=False)
+    hf_stitch.compare(other, b, texts, rows="positions", align="offsets", progress=False)
 
 
 # -- scores without a head ---------------------------------------------------------------------------------------------

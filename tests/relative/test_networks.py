@@ -71,7 +71,7 @@ def test_relative_cosine_sees_no_difference_between_them(encoders: tuple[hf_stit
         metrics=["relative_cosine"],
         layers_a=["2"],
         layers_b=["2"],
-        pooling="mean",
+        rows="mean",
         progress=False,
     )
     assert atlas["relative_cosine"][0, 0] == pytest.approx(1, abs=1e-6)

@@ -466,7 +466,7 @@ def test_dynamics_agree_with_compare_for_each_pair(tmp_path: Path) -> None:
     for i, a in enumerate(adapters):
         for j, b in enumerate(adapters):
             atlas = hf_stitch.compare(
-                a, b, PROBE, layers_a=["blocks.1"], layers_b=["blocks.1"], metrics=["procrustes"], pooling="none",
+                a, b, PROBE, layers_a=["blocks.1"], layers_b=["blocks.1"], metrics=["procrustes"], rows="resized",
                 progress=False,
             )  # fmt: skip
             assert found.values["blocks.1"][i, j] == pytest.approx(atlas["procrustes"][0, 0], abs=1e-6)

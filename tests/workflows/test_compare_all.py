@@ -46,8 +46,8 @@ def test_grids_of_other_sizes_are_compared_by_position() -> None:
     images = torch.randn(12, 3, 32, 32, dtype=torch.float64)
     networks = [network("cnn", seed, "float64") for seed in (0, 1)]
     layers = ["layer1.0", "layer3.0"]
-    found = hf_stitch.compare_all(networks, images, layers=layers, pooling="none", progress=False)
-    one = hf_stitch.compare(*networks, images, layers_a=layers, layers_b=layers, pooling="none", progress=False)
+    found = hf_stitch.compare_all(networks, images, layers=layers, rows="resized", progress=False)
+    one = hf_stitch.compare(*networks, images, layers_a=layers, layers_b=layers, rows="resized", progress=False)
     np.testing.assert_allclose(found.between("0", "1")["linear_cka"], one["linear_cka"], rtol=1e-9)
 
 
@@ -153,8 +153,8 @@ def test_wrong_arguments_are_named() -> None:
     for resamples in (-1, 1, 91):
         with pytest.raises(ValueError, match=rf"(from 2 to the number of samples, 90|>= 0), got {resamples}"):
             hf_stitch.compare_all(nets, POINTS, resamples=resamples)
-    with pytest.raises(ValueError, match="one row per sample: use pooling='mean'"):
-        hf_stitch.compare_all(nets, POINTS, resamples=9, pooling="none")
+    with pytest.raises(ValueError, match="one row per sample: use rows='mean'"):
+        hf_stitch.compare_all(nets, POINTS, resamples=9, rows="resized")
     with pytest.raises(ValueError, match=r"they have \[1, 2\] layers: pass layers"):
         hf_stitch.compare_all(nets, POINTS, resamples=9, layers={"a": ["1"], "b": ["1", "3"]})
     with pytest.raises(ValueError, match="at least two networks, got 1"):

@@ -164,7 +164,7 @@ def test_paired_data_in_another_order_are_noticed_by_their_labels(net: Any, imag
         stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), paired_data=images[::-1])
     with pytest.warns(UserWarning, match="of 80 samples have another label on the second side, the first of them 0"):
         hf_stitch.compare(
-            a, b, images, paired_data=images[::-1], layers_a=[LAYERS["cnn"]], layers_b=[LAYERS["vit"]], pooling="mean",
+            a, b, images, paired_data=images[::-1], layers_a=[LAYERS["cnn"]], layers_b=[LAYERS["vit"]], rows="mean",
             progress=False,
         )  # fmt: skip
 

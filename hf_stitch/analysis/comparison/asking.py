@@ -13,13 +13,13 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import Align, aligned
+from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, per_sample
 from hf_stitch.analysis.comparison.sides import Network, Reader, Side
 from hf_stitch.analysis.comparison.weights import WeightSide
 from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import ActivationMetric, Metric, WeightMetric
 from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
-from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
 
 Comparable = NetworkLike | Activations
@@ -31,16 +31,16 @@ class Asked:
 
     activations: Mapping[str, ActivationMetric]
     weights: Mapping[str, WeightMetric]
-    pooling: Pooling = "mean"
+    rows: Rows = "mean"
     align: Align = "tokens"
 
     @classmethod
     def of(
-        cls, metrics: Iterable[str | Mapping[str, Any] | Metric], pooling: Pooling = "mean", align: Align = "tokens"
+        cls, metrics: Iterable[str | Mapping[str, Any] | Metric], rows: Rows = "mean", align: Align = "tokens"
     ) -> Asked:
         """Check what is asked for, and build the metrics."""
-        if align == "offsets" and pooling != "none":
-            raise ValueError(f"align='offsets' needs pooling='none', got pooling={pooling!r}: its rows are not tokens")
+        if align == "offsets" and rows != "positions":
+            raise ValueError(f"align='offsets' needs rows='positions', got rows={rows!r}: its rows are not tokens")
         activations: dict[str, ActivationMetric] = {}
         weights: dict[str, WeightMetric] = {}
         for label, metric in registries.metrics.build_all(metrics, needed=True).items():
@@ -54,7 +54,7 @@ class Asked:
                 raise ValueError(f"metric {label} compares {metric.statistic}, not layers; call its function instead")
             else:
                 activations[label] = metric
-        return cls(activations, weights, pooling, align)
+        return cls(activations, weights, rows, align)
 
     def check(self, run: Run, *data: Any, **tests: int) -> None:
         """Refuse samples and tests of samples that these metrics, or these rows, have no use for."""
@@ -65,10 +65,10 @@ class Asked:
             )
         if self.weights and not self.activations and any(each is not None for each in data):
             raise ValueError(f"{', '.join(self.weights)} compares weights, without samples; leave data out")
-        if tested and self.pooling == "none":
+        if tested and not per_sample(self.rows):
             raise ValueError(
                 f"{', '.join(tests)} of layers exchange or leave out whole samples, which takes one row per sample: "
-                "use pooling='mean', 'cls', 'last' or 'flatten'. For the positions of two layers, use "
+                "use rows='mean', 'flat', 'cls' or 'last'. For the positions of two layers, use "
                 "hf_stitch.analysis.permutation_test(…, samples=…) or bootstrap(…, samples=…)"
             )
 
@@ -123,15 +123,20 @@ class Sides:
             check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
             if isinstance(first, Network) and isinstance(side, Network):
                 # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
-                check_meet(first.adapter, side.adapter, "mean" if asked.align == "offsets" else asked.pooling)
+                check_meet(first.adapter, side.adapter, "mean" if asked.align == "offsets" else POOLINGS[asked.rows])
         return sides
 
     def _side(self, name: str, reader: Reader | None, asked: Asked) -> Side:
         given = self._given[name]
         if isinstance(given, Activations):
-            if given.pooling not in (None, asked.pooling):
+            if given.pooling not in (None, POOLINGS[asked.rows]):
                 raise ValueError(
-                    f"the activations of {name} were recorded with pooling={given.pooling!r}, not {asked.pooling!r}"
+                    f"the activations of {name} were recorded with pooling={given.pooling!r}, and rows={asked.rows!r} "
+                    f"needs pooling={POOLINGS[asked.rows]!r}"
+                )
+            if asked.rows == "tokens" and given.pooling == "none":
+                raise ValueError(
+                    f"the activations of {name} have no prefix tokens, which rows='tokens' needs: use rows='positions'"
                 )
             return given
         if reader is None:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.comparison.maximum import MaximumTest
+from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
 from hf_stitch.analysis.identification import Identification, identify_layers
 from hf_stitch.analysis.shown import ends_of, titles_of
 from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
-from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SimilarityAtlas(Result):
         layers_a: Names of the layers of a, the rows.
         layers_b: Names of the layers of b, the columns.
         n: Number of samples; None for metrics of weights, which need none.
-        pooling: The pooling; None for metrics of weights.
+        rows: Which vectors of a sample were rows, as in :func:`compare`; None for metrics of weights.
         routes: Metric -> statistic it was computed from: ``moments``, ``grams``, ``features``, ``minibatches`` or
             ``weights``.
         distances: The metrics for which a lower value means more similar.
@@ -68,7 +68,7 @@ class SimilarityAtlas(Result):
     Example:
         >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
         >>> routes = {"linear_cka": "moments"}
-        >>> atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), n=100, pooling="mean", routes=routes)
+        >>> atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), n=100, rows="mean", routes=routes)
         >>> atlas["linear_cka"].shape
         (2, 2)
         >>> atlas.best_pair()
@@ -76,11 +76,12 @@ class SimilarityAtlas(Result):
     """
 
     page: ClassVar[str] = "hf_stitch.reports.similarity:section"
+    formerly: ClassVar[Mapping[str, Any]] = {"pooling": ("rows", ROWS_OF)}
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
     n: int | None
-    pooling: Pooling | None
+    rows: Rows | None
     routes: Mapping[str, str]
     distances: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -374,8 +375,8 @@ class SimilarityAtlas(Result):
 
     @property
     def basis(self) -> str:
-        """What the values were computed from: the samples and the pooling, or the weights."""
-        return "from weights, without samples" if self.n is None else f"{self.n} samples, pooling: {self.pooling}"
+        """What the values were computed from: the samples and the rows, or the weights."""
+        return "from weights, without samples" if self.n is None else f"{self.n} samples, rows: {self.rows}"
 
     def __rich__(self) -> Table | Group:
         """Return the table that ``rich`` prints: the best match of each layer of a under each metric."""

@@ -84,7 +84,7 @@ class Collector:
             wanted.setdefault(route.statistic, (route.collects, route.options))
         if keep_rows:
             wanted.setdefault(_ROWS, ("rows", {}))
-        rows = None if reader.pooling == "none" else n
+        rows = n if reader.per_sample else None
         self._statistics = {name: _statistic(*what, group, reader, folder, rows) for name, what in wanted.items()}
         self._kept: dict[str, dict[Key, Any]] = {name: {} for name in wanted}
 
@@ -124,8 +124,8 @@ class Collector:
     def values(self, label: str) -> tuple[Array, dict[tuple[int, int], str]]:
         """Compute a metric for all pairs of the layers of a and the layers of b in the group.
 
-        Returns (layers of a, layers of b in the group) float64, NaN where the metric is undefined; and the indices of
-        these pairs among all layers of a and of b -> why.
+        Returns (layers of a, layers of b), those in the group, float64, NaN where the metric is undefined; and the
+        indices of these pairs among all layers of a and of b -> why.
         """
         route = self._routes[label]
         try:
@@ -136,8 +136,8 @@ class Collector:
             raise ValueError(f"{label} of {' and '.join(named)}: {error}") from error
         undefined = {
             (a, b): found.undefined[i, j]
-            for a, i in enumerate(self.group.of_a)
-            for b, j in zip(self.group.places, self.group.of_b, strict=True)
+            for a, i in zip(self.group.places_a, self.group.of_a, strict=True)
+            for b, j in zip(self.group.places_b, self.group.of_b, strict=True)
             if (i, j) in found.undefined
         }
         return found.values.numpy()[np.ix_(self.group.of_a, self.group.of_b)], undefined

@@ -67,7 +67,7 @@ class Comparison:
         self._sides, self._metrics = sides, asked.activations
         self._run, self._processes = run, run.processes
         ordered = any("permutation" not in metric.invariances for metric in self._metrics.values())
-        self._reader = LayerReader(sides, layers_a, layers_b, asked.pooling, ordered)
+        self._reader = LayerReader(sides, layers_a, layers_b, asked.rows, ordered)
         _check(self._metrics, self._reader, self._processes)
         self._available = free_memory(self._reader.device) // 2
         self._routes = routes_of(self._metrics, self._reader, self._available)
@@ -142,18 +142,21 @@ class Comparison:
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
-            values, reader.layers_a, reader.layers_b, reader.n, reader.pooling, taken, distances, recipe, ranges, tests,
+            values, reader.layers_a, reader.layers_b, reader.n, reader.kind, taken, distances, recipe, ranges, tests,
             undefined, sizes=self._sizes(),
         )  # fmt: skip
 
     def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
         """Compute all metrics for all pairs of layers, and return why they are undefined where they are."""
         layers_a, layers_b = self._reader.layers_a, self._reader.layers_b
-        values = {label: np.empty((len(layers_a), len(layers_b))) for label in self._metrics}
+        values = {label: np.full((len(layers_a), len(layers_b)), np.nan) for label in self._metrics}
         undefined: dict[str, str] = {}
         for label, found in values.items():
+            undefined |= {
+                pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in self._reader.undefined.items()
+            }
             for collector in collectors:
-                found[:, collector.group.places], why = collector.values(label)
+                found[collector.group.pairs], why = collector.values(label)
                 why = self._by_chance(label, collector.group, found) | why
                 undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in why.items()}
             if np.isnan(found).all():
@@ -167,11 +170,11 @@ class Comparison:
     def _by_chance(self, label: str, group: Group, found: Array) -> dict[tuple[int, int], str]:
         """Mark pairs of layers whose similarity is no evidence, as independent rows of their widths reach it too."""
         metric, reader = self._metrics[label], self._reader
-        if reader.pooling == "none" or not metric.higher_is_better or metric.range[1] != 1:
+        if not reader.per_sample or not metric.higher_is_better or metric.range[1] != 1:
             return {}
         why = {}
-        for i, j in product(range(len(reader.layers_a)), group.places):
-            own, other = group.x[group.of_a[i]], group.y[group.of_b[group.places.index(j)]]
+        for i, j in product(group.places_a, group.places_b):
+            own, other = group.x[group.of_a[i]], group.y[group.of_b[group.places_b.index(j)]]
             widths = (reader.width(own), reader.width(other))
             if reader.n < 2 * max(widths) and (value := _chance(metric, reader.n, *widths)) > BY_CHANCE:
                 found[i, j] = np.nan
@@ -183,12 +186,13 @@ class Comparison:
 
     def _sizes(self) -> dict[str, dict[str, LayerSize]]:
         """Return width and share of the parameters of each layer."""
-        widths: dict[str, dict[str, int]] = {"a": {}, "b": {}}
-        for group in self._reader.groups:
-            for place, layer in enumerate(self._reader.layers_a):
-                widths["a"][layer] = self._reader.width(group.x[group.of_a[place]])
-            for place, own in zip(group.places, group.of_b, strict=True):
-                widths["b"][self._reader.layers_b[place]] = self._reader.width(group.y[own])
+        reader = self._reader
+        widths = {name: {layer: spec.width for layer, spec in specs.items()} for name, specs in reader.specs.items()}
+        for group in reader.groups:
+            for place, own in zip(group.places_a, group.of_a, strict=True):
+                widths["a"][reader.layers_a[place]] = reader.width(group.x[own])
+            for place, own in zip(group.places_b, group.of_b, strict=True):
+                widths["b"][reader.layers_b[place]] = reader.width(group.y[own])
         shares = {"a": shares_of(self._sides[0]), "b": shares_of(self._sides[-1])}
         return {
             name: {layer: LayerSize(width, shares[name].get(layer)) for layer, width in found.items()}
@@ -199,7 +203,7 @@ class Comparison:
         """Return everything that determines the values, as JSON values."""
         described = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
-            "layers_b": self._reader.layers_b, "pooling": self._reader.pooling, **more,
+            "layers_b": self._reader.layers_b, "rows": self._reader.kind, **more,
             "batch_size": self._run.batch_size, "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
@@ -226,17 +230,17 @@ def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processe
         raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
-        if metric.minibatched and reader.pooling != "none" and stop - start < least:
+        if metric.minibatched and reader.per_sample and stop - start < least:
             raise ValueError(
                 f"{label} takes at least {least} samples in each process, but {processes.count} processes share "
                 f"{reader.n}; use fewer processes"
             )
-        if reader.pooling == "none" and metric.independent_rows:
+        if not reader.per_sample and metric.independent_rows:
             warn(
                 f"{label} assumes that rows are independent samples, but the positions of one sample are not: two "
-                "unrelated networks can score .7. Use pooling='mean' or 'flatten'"
+                "unrelated networks can score .7. Use rows='mean' or 'flat'"
             )
-        if reader.pooling != "none":
+        if reader.per_sample:
             _check_count(label, metric, reader)
         if metric.equal_widths and not a & b:
             raise ValueError(
@@ -250,7 +254,7 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:
         raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
-    (group,) = reader.groups  # there is one group, because pooled rows have no grid
+    (group,) = reader.groups  # there is one group, because rows of whole samples have no positions
     for name, layers, keys, places, takes in (
         ("a", reader.layers_a, group.x, group.of_a, partial(metric.min_rows, "x")),
         ("b", reader.layers_b, group.y, group.of_b, partial(metric.min_rows, "y")),

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.adapters.naming import layer_names
-from hf_stitch.analysis.comparison.sides import Side
-from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.analysis.activations import Activations
+from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, check_layer, differ, mixed, per_sample
+from hf_stitch.analysis.comparison.sides import Networks, Side
+from hf_stitch.printing import warn
+from hf_stitch.representation import Representation, RepresentationSpec
 from hf_stitch.resources import seconds_of
-from hf_stitch.stitches.layer import check_specs
 
 Grid = tuple[int, int] | None
 
@@ -38,13 +42,19 @@ Take = Callable[[Key, Tensor], bool]
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices with the same rows: layers of b with the same grid, and all layers of a resized to this grid."""
+    """Matrices with the same rows: layers of b with the same positions, and the layers of a that have them too."""
 
     x: tuple[Key, ...]  # the distinct matrices of a
     y: tuple[Key, ...]  # the distinct matrices of b; the same object as x if they are the same matrices
-    of_a: tuple[int, ...]  # for each layer of a, its index in x
+    of_a: tuple[int, ...]  # for each layer of a in the group, its index in x
     of_b: tuple[int, ...]  # for each layer of b in the group, its index in y
-    places: tuple[int, ...]  # for each layer of b in the group, its index among all layers of b
+    places_a: tuple[int, ...]  # for each layer of a in the group, its index among all layers of a
+    places_b: tuple[int, ...]  # for each layer of b in the group, its index among all layers of b
+
+    @property
+    def pairs(self) -> tuple[NDArray[np.intp], ...]:
+        """Indices of the pairs of layers among all pairs."""
+        return np.ix_(self.places_a, self.places_b)
 
     @property
     def same(self) -> bool:
@@ -69,10 +79,11 @@ class LayerReader:
         sides: Sequence[Side],
         layers_a: Iterable[str] | None,
         layers_b: Iterable[str] | None,
-        pooling: Pooling,
+        kind: Rows,
         ordered: bool = True,
     ) -> None:
-        self.sides, self.pooling, self._ordered = sides, pooling, ordered
+        self.sides, self.kind, self.per_sample, self._ordered = sides, kind, per_sample(kind), ordered
+        self._options: dict[str, Any] = {"pooling": POOLINGS[kind], "prefix": kind == "tokens"}
         self.n = len(sides[0].ids)
         if self.n < PROBE:
             raise ValueError(f"a comparison takes at least {PROBE} samples, got {self.n}; pass more samples")
@@ -82,6 +93,8 @@ class LayerReader:
         wanted = [dict.fromkeys(self.layers_a)] if last else [dict.fromkeys((*self.layers_a, *self.layers_b))]
         wanted += [dict.fromkeys(self.layers_b)] if last else []
         probes = [_Probe(side, list(names)) for side, names in zip(sides, wanted, strict=True)]
+        self.specs = {"a": probes[0].specs, "b": probes[-1].specs}
+        self.undefined: dict[tuple[int, int], str] = {}  # indices of a pair of layers -> why their rows differ
         self.groups = self._grouped(probes[0], probes[-1])
         self._grids: dict[tuple[int, str], list[Grid]] = {}
         for number, name, grid in dict.fromkeys(key for group in self.groups for key in group.keys):
@@ -110,8 +123,8 @@ class LayerReader:
         def callback_of(number: int) -> LayerCallback:
             def callback(name: str, representation: Representation) -> None:
                 self._check_masks(representation, name, start)
-                if self.pooling == "none" and number not in owners:
-                    owners[number] = representation.row_samples("none").cpu()
+                if not self.per_sample and representation.layout != "bd" and number not in owners:
+                    owners[number] = representation.row_samples(**self._options).cpu()
                 for grid in self._grids[number, name]:
                     key, resized = (number, name, grid), representation if grid is None else representation.resize(grid)
                     rows = self._rows(resized)
@@ -128,8 +141,8 @@ class LayerReader:
             uneven = len({counts[key] for key in group.keys}) > 1
             if uneven or any(not torch.equal(tokens[0], other) for other in tokens):
                 raise ValueError(
-                    "pooling 'none' needs the same tokens on both sides, which differ for a sample of the batch from "
-                    f"{self.sides[0].ids[start]!r} on; use pooling='mean', 'cls' or 'last'"
+                    f"rows={self.kind!r} needs the same tokens on both sides, which differ for a sample of the batch "
+                    f"from {self.sides[0].ids[start]!r} on; use rows='mean', 'cls' or 'last'"
                 )
 
     def _keep(self, key: Key, rows: Tensor) -> bool:
@@ -137,9 +150,9 @@ class LayerReader:
         return all_finite(rows)
 
     def _rows(self, representation: Representation) -> Tensor:
-        if self.pooling == "flatten" and representation.layout == "bchw" and not self._ordered:
+        if self.kind == "flat" and representation.layout == "bchw" and not self._ordered:
             return representation.values.flatten(1)
-        return representation.rows(self.pooling)
+        return representation.rows(**self._options)
 
     def width(self, key: Key) -> int:
         """Return the number of features of a matrix."""
@@ -155,24 +168,38 @@ class LayerReader:
         return round(len(self.probe[group.y[0]]) * self.n / PROBE)
 
     def _grouped(self, probe_a: _Probe, probe_b: _Probe) -> tuple[Group, ...]:
-        by_grid: dict[Grid, list[int]] = {}
-        for place, b in enumerate(self.layers_b):
-            for a in self.layers_a:
+        own, other = ([probe.specs[name] for name in names]
+                      for probe, names in ((probe_a, self.layers_a), (probe_b, self.layers_b)))  # fmt: skip
+        for side, names, specs in (("a", self.layers_a, own), ("b", self.layers_b, other)):
+            for name, spec in zip(names, specs, strict=True):
                 try:
-                    check_specs(probe_a.specs[a], probe_b.specs[b], self.pooling)
+                    check_layer(spec, self.kind)
                 except ValueError as error:
-                    raise ValueError(f"layer {a!r} of a and layer {b!r} of b: {error}") from error
-            by_grid.setdefault(probe_b.specs[b].grid if self.pooling == "none" else None, []).append(place)
+                    raise ValueError(f"layer {name!r} of {side}: {error}") from error
+        together: dict[tuple[Grid, tuple[int, ...]], list[int]] = {}
+        for place, spec in enumerate(other):
+            why = [differ(each, spec, self.kind) for each in own]
+            self.undefined |= {(place_a, place): reason for place_a, reason in enumerate(why) if reason}
+            grid = None if self.per_sample else spec.grid
+            together.setdefault((grid, tuple(i for i, reason in enumerate(why) if not reason)), []).append(place)
         groups = []
-        for grid, places in by_grid.items():
-            of_a = [(0, probe_a.first[name], grid) for name in self.layers_a]
-            of_b = [(len(self.sides) - 1, probe_b.first[self.layers_b[place]], grid) for place in places]
+        for (grid, places_a), places_b in together.items():
+            of_a = [(0, probe_a.first[self.layers_a[place]], grid) for place in places_a]
+            of_b = [(len(self.sides) - 1, probe_b.first[self.layers_b[place]], grid) for place in places_b]
             x, y = list(dict.fromkeys(of_a)), list(dict.fromkeys(of_b))
             if set(x) == set(y):
                 y = x
-            groups.append(
-                Group(tuple(x), tuple(y), tuple(map(x.index, of_a)), tuple(map(y.index, of_b)), tuple(places))
+            index = tuple(map(x.index, of_a)), tuple(map(y.index, of_b))
+            if places_a:
+                groups.append(Group(tuple(x), tuple(y), *index, places_a, tuple(places_b)))
+        if not groups:
+            raise ValueError(
+                f"layer {self.layers_a[0]!r} of a and layer {self.layers_b[0]!r} of b: {self.undefined[0, 0]}, and so "
+                "for all pairs; rows='resized' resizes grids, and rows='mean' gives one row per sample"
             )
+        live = [specs for side, specs in ((self.sides[0], own), (self.sides[-1], other)) if not _is_pooled(side)]
+        if what := mixed(live, self.kind):
+            warn(f"the values of this comparison are of two kinds, of {what}; do not compare them with one another")
         return tuple(groups)
 
     def _check_masks(self, representation: Representation, name: str, start: int) -> None:
@@ -188,11 +215,18 @@ class LayerReader:
         finite = rows.isfinite().all(1)
         if bool(finite.all()):
             raise ValueError(f"products of layer {name!r} overflow {rows.dtype}; run the network in a wider dtype")
-        place = int(representation.row_samples(self.pooling)[int(finite.logical_not().nonzero()[0])])
+        place = int(representation.row_samples(**self._options)[int(finite.logical_not().nonzero()[0])])
         raise ValueError(
             f"layer {name!r} is NaN or infinite for sample {self.sides[0].ids[start + place]!r}; leave it out, or run "
             "the network in a wider dtype"
         )
+
+
+def _is_pooled(side: Side) -> bool:
+    """Return whether a side has saved activations that were pooled, so that their shape no longer tells their rows."""
+    if isinstance(side, Networks):
+        return any(map(_is_pooled, side.sides.values()))
+    return isinstance(side, Activations) and side.pooling not in (None, "none")
 
 
 def all_finite(rows: Tensor) -> bool:

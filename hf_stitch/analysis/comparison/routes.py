@@ -125,6 +125,6 @@ def taken_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
             needs = ", ".join(f"{route.name} {sized(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
                 f"no route of {metric} fits into memory: {sized(available)} are available, but they need {needs}; "
-                "select fewer layers, use pooling='mean', or a metric that is computed from minibatches"
+                "select fewer layers, use rows='mean', or a metric that is computed from minibatches"
             )
     return taken

@@ -350,7 +350,7 @@ def activations(one: nn.Module, other: nn.Module, probe: Images, layers: Sequenc
     a, b = (hf_stitch.load(network, example_inputs=example) for network in (one, other))
     atlas = hf_stitch.compare(
         a, b, probe.samples(), layers_a=layers, layers_b=layers, metrics=["linear_cka:debiased=True"],
-        pooling="flatten", progress=False,
+        rows="flat", progress=False,
     )  # fmt: skip
     (values,) = atlas.values.values()
     return dict(zip(layers, np.diag(values).tolist(), strict=True))

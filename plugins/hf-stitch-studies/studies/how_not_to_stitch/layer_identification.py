@@ -133,7 +133,7 @@ def mixed(
     }
     for grid in dict.fromkeys(grids.values()):
         group = [layer for layer in layers if grids[layer] == grid]
-        atlas = hf_stitch.compare_all(loaded, samples, layers=group, metrics=metrics, pooling="none", batch_size=200)
+        atlas = hf_stitch.compare_all(loaded, samples, layers=group, metrics=metrics, rows="positions", batch_size=200)
         places = [layers.index(layer) for layer in group]
         for metric, by_pair in values.items():
             for pair, block in by_pair.items():

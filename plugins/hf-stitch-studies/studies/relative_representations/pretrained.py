@@ -71,7 +71,7 @@ def main() -> None:
     train, test = (texts.trec(split, n, arguments.data_dir) for split, n in (("train", preset.train), ("test", 10_000)))
     right = within(encoder, train, test, preset, arguments)
     atlas = hf_stitch.compare(
-        encoder.adapter, encoder.adapter, train.take(preset.fit), metrics=list(METRICS.values()), pooling="mean"
+        encoder.adapter, encoder.adapter, train.take(preset.fit), metrics=list(METRICS.values()), rows="mean"
     )
     likeness = {metric: np.round(atlas[metric], 4).tolist() for metric in METRICS}
     found, names = under_other_heads(encoder, train, test, preset, arguments)
