@@ -208,7 +208,7 @@ def test_stitch_rejects_an_unknown_layer_and_more_samples_than_available(
         (("--matcher", "procustes"), "did you mean 'procrustes'?"),
         (("--matcher", "ridge:ridge=-1"), "ridge"),
         (("--matcher", "ridge:rank"), "are written key=value"),
-        (("--rows", "all"), "is not one of 'flat'"),
+        (("--pooling", "all"), "is not one of 'none'"),
         (("--test-size", "1.5"), "must be a share below 1"),
     ],
 )

@@ -434,6 +434,7 @@ def nothing() -> Namespace:
 PAGES: dict[str, Callable[[], Namespace]] = {
     "README.md": readme,
     "docs/adapters.md": nothing,
+    "docs/explanation/rows.md": compare,
     **{f"docs/errors/{page.name}": errors for page in ERRORS if page.stem != "index"},
     "docs/how-to/bench.md": bench,
     "docs/how-to/cache.md": compare,
