@@ -70,6 +70,19 @@ def test_layer_identification_writes_its_page_and_record(folder: Path, tmp_path:
     assert "3 networks, 3 pairs, 8 layers" in (tmp_path / "layer_identification.md").read_text()
 
 
+def test_kinds_of_rows_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
+    study("which_rows", folder, "--preset", "test", "--out", tmp_path)
+    (one,) = json.loads((tmp_path / "which_rows.json").read_text())["families"].values()
+    assert set(one["found"]["Procrustes"]) == {"mean", "flat", "positions", "tokens", "resized", "paper's"}
+    assert "flat" not in one["found"]["PWCCA"]  # more features than images
+    assert one["found"]["linear CKA"]["paper's"] == one["found"]["linear CKA"]["flat"]
+    chances = {rows: axes["a"]["chance"] for rows, axes in one["found"]["Procrustes"].items()}
+    assert chances["mean"] == chances["resized"] == 1 / 8 < chances["positions"]
+    assert one["contrasts"]["PWCCA"] == {}  # 60 images are too few for 64 channels
+    assert one["contrasts"]["Procrustes"]["low"] <= one["contrasts"]["Procrustes"]["high"]
+    assert "3 networks, 8 layers" in (tmp_path / "which_rows.md").read_text()
+
+
 def test_grids_of_all_layers_write_their_page_and_record(folder: Path, tmp_path: Path) -> None:
     study("layer_grids", folder, "--preset", "test", "--out", tmp_path)
     found = json.loads((tmp_path / "layer_grids.json").read_text())["architectures"]["networks"]
