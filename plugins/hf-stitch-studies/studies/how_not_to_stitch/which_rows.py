@@ -93,7 +93,8 @@ def identified(title: str, values: Values, layers: tuple[str, ...]) -> dict[str,
 def contrast(found: dict[str, Any], pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """Return the two kinds of rows, all of whose layers are candidates, whose hit rates differ most, along either axis.
 
-    Empty if there is one such kind. The interval is that of the Bayesian bootstrap over networks, paired: both kinds have the same weights.
+    Empty if there is one such kind. The interval is that of the Bayesian bootstrap over networks, paired: both kinds
+    have the same weights.
     """
     names = list(dict.fromkeys(itertools.chain(*pairs)))
     drawn = np.random.default_rng(0).dirichlet(np.ones(len(names)), RESAMPLES)
@@ -156,7 +157,7 @@ def decided(found: dict[str, Any], count: int) -> str:
     low, high = found["low"], found["high"]
     if count > 2 and (low > LEAST or high < -LEAST):
         return "an artefact of rows"
-    return "no artefact of rows" if count > 2 and -LEAST < low and high < LEAST else "undecided"
+    return "no artefact of rows" if count > 2 and low > -LEAST and high < LEAST else "undecided"
 
 
 def verdict(kind: str, one: dict[str, Any]) -> str:
