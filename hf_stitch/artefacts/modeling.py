@@ -141,9 +141,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self._describe_in_config()
         self._apply_config(attention)
         # Set here because post_init of transformers, which collects them, would also initialise the weights again.
-        for model in self.modules():
-            if isinstance(model, PreTrainedModel):  # a half has its own weights, of which none is tied by name
-                model.all_tied_weights_keys, model._tied_weights_keys = {}, {}
+        self.all_tied_weights_keys: dict[str, str] = {}
         self._no_split_modules = set(whole_blocks(self))
         self._keep_in_fp32_modules = set()
         self._keep_in_fp32_modules_strict = set()
