@@ -40,16 +40,13 @@ from hf_stitch.artefacts.cache import (
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
-from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.heads import logits_of
 
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""
-
-OF_TARGET = ("vocab_size", "num_attention_heads", "bos_token_id", "eos_token_id")
-"""Keys of a config that are those of the target."""
 
 AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
@@ -97,7 +94,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         target: Any = self.target.model
         if hasattr(target, "config"):  # that of the outputs, which generation reads
             known = target.config.get_text_config(decoder=True)
-            for name in OF_TARGET:
+            for name in READ_IN_TEXTS:
                 setattr(config, name, getattr(known, name, None))
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)

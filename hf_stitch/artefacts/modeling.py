@@ -48,6 +48,8 @@ from hf_stitch.tasks.kinds import task_named, task_of_problem
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 CHUNKS = "chunk_size_feed_forward"
+READ_IN_TEXTS = ("vocab_size", "bos_token_id", "eos_token_id")
+"""Keys of a config that are those of the network that reads texts, or of the one that writes them."""
 UNUSED_KEYS = ("is_encoder_decoder", "output_router_logits")
 """Keys of the config of any model that have no effect here."""
 
@@ -155,13 +157,17 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         """Set in the config what libraries read there of any text or image encoder."""
         config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
         if isinstance(network, PreTrainedConfig):  # your own network may keep anything under this name
-            config.hidden_size = getattr(network.get_text_config(), "hidden_size", None)
+            known = network.get_text_config()
+            config.hidden_size = getattr(known, "hidden_size", None)
+            heads = getattr(known, "num_attention_heads", None)  # a list where stages differ
+            config.num_attention_heads = heads if isinstance(heads, int) else None
         config.num_hidden_layers = number_of_layers(self.source, self.target)
         if interface.modality == "text":
             config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
             first = getattr(self.source.model, "config", None)
             text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
-            config.vocab_size = getattr(text, "vocab_size", None)
+            for name in READ_IN_TEXTS:
+                setattr(config, name, getattr(text, name, None))
 
     def _apply_config(self, attention: str | None) -> None:
         """Pass on to both networks what a config may ask of any model, and tell in the config which attention runs."""

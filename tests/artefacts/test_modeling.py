@@ -288,9 +288,9 @@ def test_networks_without_or_with_optional_parts_are_saved(
         registries.adapters.get("transformers")().build(record)
 
 
-def test_the_config_of_a_decoder_has_the_special_tokens_and_heads_of_its_target(texts: Any, tmp_path: Path) -> None:
-    a, b = adapted("gpt2", build("gpt2", 0)), adapted("llama", build("llama", 1))
-    model = stitched(a, b, texts, (LAYERS["gpt2"], LAYERS["llama"]))
+@pytest.mark.parametrize(("source", "target"), [("gpt2", "llama"), ("gpt2", "bert")])
+def test_a_config_has_special_tokens_and_heads(source: str, target: str, texts: Any, tmp_path: Path) -> None:
+    model = stitched(network(source), network(target, 1), texts, (LAYERS[source], LAYERS[target]))
     model.save_pretrained(tmp_path)
     for config in (model.config, transformers.AutoConfig.from_pretrained(tmp_path)):
         assert (config.bos_token_id, config.eos_token_id, config.num_attention_heads) == (1, 2, 4)
