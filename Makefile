@@ -22,7 +22,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-all test-newest test-next test-oldest requirements quality style space docs dist \
-	bench mutants verify-hub results clean
+	bench mutants suites verify-hub results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -90,6 +90,10 @@ dist: $(READY) ## build wheel and sdist, and try the wheel in a clean environmen
 
 mutants: $(READY) ## make small faults in a copy, one at a time, which the tests must notice (ARGS="--jobs 4")
 	$(BIN)/python tests/mutants.py $(ARGS)
+
+# It needs a connection once, for the source distribution of transformers.
+suites: $(READY) ## run the common tests of transformers on stitched models, and write docs/reference/suites.md
+	$(BIN)/python tests/suites/suites.py
 
 # It needs a connection, and some gigabytes for a dozen networks. A second run goes on where the first one stopped.
 verify-hub: $(READY) ## verify real checkpoints of the Hub, and the example of README; writes build/hub.json and hub.md

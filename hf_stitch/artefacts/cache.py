@@ -77,7 +77,8 @@ def by_one_name(arguments: Mapping[str, Any], wanted: str, callers: int) -> dict
         raise ValueError(f"{' and '.join(given)} are names of the same argument: give one of them, {NAME}")
     for name in given:
         if NAMES.index(name) > NAMES.index(NAME):
-            warnings.warn(f"{name} is an older name of {NAME}: use {NAME}", FutureWarning, stacklevel=callers + 1)
+            said = f"`{name}` is deprecated, an older name of `{NAME}`: use `{NAME}`"
+            warnings.warn(said, FutureWarning, stacklevel=callers + 1)
     found = {name: value for name, value in arguments.items() if name not in NAMES}
     for cache in given.values():
         found[wanted] = cache

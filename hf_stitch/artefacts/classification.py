@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedLMOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import can_return_tuple
 
 from hf_stitch.artefacts.modeling import StitchedModel
 
@@ -37,8 +40,28 @@ class StitchedModelForImageClassification(StitchedModel):
         ('StitchedModelForImageClassification', torch.Size([5, 3]))
     """
 
+    main_input_name = "pixel_values"
+    supports_gradient_checkpointing = False  # most networks of images do not
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
     output_class = ImageClassifierOutput
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None,
+        **inputs: Any,
+    ) -> ImageClassifierOutput:
+        """Classify images, as the base class does; the signature shows what networks of images take."""
+        return super().forward(
+            pixel_values=pixel_values,
+            labels=labels,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            **inputs,
+        )
 
 
 class StitchedModelForSequenceClassification(StitchedModel):

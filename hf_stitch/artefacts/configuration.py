@@ -45,10 +45,10 @@ class StitchConfig(PreTrainedConfig):
         max_position_embeddings: For texts: number of tokens of the longest text that both halves can take; ``None`` if
             there is no limit.
         vocab_size: For texts: vocabulary size of the source, or for language models of the target, whose tokens they
-            generate.
-        num_hidden_layers: For language models: number of layers of both halves that keep a past (tokens or a state);
-            ``None`` for a model without a cache.
-        num_attention_heads: For language models: number of attention heads of the target.
+            generate. ``bos_token_id`` and ``eos_token_id`` are of the same network.
+        num_hidden_layers: Number of layers that run, and the stitch; for language models number of layers of both
+            halves that keep a past (tokens or a state), ``None`` for a model without a cache.
+        num_attention_heads: Number of attention heads of the target; ``None`` if its layers have several numbers.
         layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
         sliding_window: For language models: window of the sliding attention of both networks, in tokens.
         requires: Methods of plugins that are needed to load the model, as returned by

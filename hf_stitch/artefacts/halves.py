@@ -18,6 +18,7 @@ from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.adapters.skeleton import attributes
 from hf_stitch.artefacts.record import MODEL_TYPE, SIDES
 from hf_stitch.reference import weights_hash
+from hf_stitch.tasks.kinds import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.configuration import StitchConfig
@@ -54,8 +55,12 @@ def front_of(config: StitchConfig) -> Front:
 
 
 def back_of(config: StitchConfig) -> Back:
-    """Build the back half of a config, without loading weights."""
-    return Back(*_parts(config.target or {}))
+    """Build the back half of a config, without loading weights, with as many outputs as the config has labels."""
+    half = config.target or {}
+    made = (half.get("blueprint") or {}).get("config", {})
+    if len(made.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
+        made |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}
+    return Back(*_parts(half))
 
 
 def _parts(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -41,21 +41,22 @@ def number_of_layers(source: Front, target: Back) -> int | None:
     return None if first is None or last is None else first.layer + 1 + last.layers - last.layer
 
 
-def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> list[str]:
+def asked_of(model: StitchedModel, inputs: MutableMapping[str, Any]) -> dict[str, Any]:
     """Take the arguments that ask for hidden states and attentions from inputs, or else from the config.
 
-    A half that is not cut at one of a list of layers gives none, which is an error before anything runs.
+    Hidden states may be asked for by their numbers. A half that is not cut at one of a list of layers gives none, which
+    is an error before anything runs.
     """
     given = {name: inputs.pop(name, None) for name in KEPT}
     wanted = {name: getattr(model.config, name, None) if value is None else value for name, value in given.items()}
-    asked = [name for name, value in wanted.items() if value is not None and value is not False]
+    asked = {name: value for name, value in wanted.items() if value is not None and value is not False}
     for half in (model.source, model.target) if asked else ():
         if depth_of(half) is None:
-            raise _gives_none(half, asked[0])
+            raise _gives_none(half, next(iter(asked)))
     return asked
 
 
-def flags(half: Front | Back, asked: list[str]) -> dict[str, bool]:
+def flags(half: Front | Back, asked: Iterable[str]) -> dict[str, bool]:
     """Return the arguments that ask the network of a half, without those that it does not take."""
     known = inspect.signature(half.model.forward).parameters
     anything = any(each.kind is each.VAR_KEYWORD for each in known.values())
@@ -63,7 +64,7 @@ def flags(half: Front | Back, asked: list[str]) -> dict[str, bool]:
 
 
 def joined(
-    model: StitchedModel, asked: list[str], seen: Observed, entering: Representation, output: Any
+    model: StitchedModel, asked: Mapping[str, Any], seen: Observed, entering: Representation, output: Any
 ) -> Mapping[str, tuple[Any, ...]]:
     """Join what both halves computed.
 
@@ -75,7 +76,7 @@ def joined(
     first, last = depth_of(source), depth_of(target)
     assert first is not None and last is not None  # checked when they were asked for
     left = last.layers - 1 - last.layer
-    for name in asked:
+    for name, wanted in asked.items():
         before, after = (getattr(each, KEPT[name], None) for each in (seen.output, output))
         hidden = name == "output_hidden_states"
         for half, values in ((source, before), (target, after)):
@@ -84,7 +85,11 @@ def joined(
         head = tuple(before or ())[: first.layer + 1]  # with hidden states, those of the embeddings and before the cut
         tail = tuple(after or ())[len(after or ()) - left :] if left else ()
         mapped = target.cut.restore(target.cut.accept(entering, target.interface).values)
-        found[KEPT[name]] = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
+        every = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
+        if hidden and wanted is not True:
+            kept = {range(len(every))[number] for number in ([wanted] if isinstance(wanted, int) else wanted)}
+            every = tuple(value if number in kept else None for number, value in enumerate(every))
+        found[KEPT[name]] = every
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -39,16 +40,13 @@ from hf_stitch.artefacts.cache import (
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
-from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.heads import logits_of
 
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""
-
-OF_TARGET = ("vocab_size", "num_attention_heads", "bos_token_id", "eos_token_id")
-"""Keys of a config that are those of the target."""
 
 AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
@@ -96,7 +94,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         target: Any = self.target.model
         if hasattr(target, "config"):  # that of the outputs, which generation reads
             known = target.config.get_text_config(decoder=True)
-            for name in OF_TARGET:
+            for name in READ_IN_TEXTS:
                 setattr(config, name, getattr(known, name, None))
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
@@ -172,6 +170,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next tokens.
@@ -189,6 +189,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             num_items_in_batch: Number of labels of all batches whose gradients are accumulated, by which the sum of
                 the losses is divided. Default: the loss is their mean.
             inputs_embeds: In place of token ids, for sources that take them: (batch, tokens, width).
+            output_hidden_states: As for :meth:`hf_stitch.StitchedModel.forward`.
+            output_attentions: As for :meth:`hf_stitch.StitchedModel.forward`.
             **inputs: Further inputs of the source; ``shift_labels``, token ids (batch, tokens) in place of ``labels``,
                 of the token after each; ``return_dict=False`` to return a tuple. For networks with different
                 tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
@@ -215,8 +217,14 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 )
             inputs |= self.source.read(input_ids, attention_mask).to_inputs()
         kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
-        named = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **inputs}
-        named = {name: value for name, value in named.items() if value is not None}
+        named = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "inputs_embeds": inputs_embeds,
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+        }
+        named = {name: value for name, value in (named | inputs).items() if value is not None}
         asked = asked_of(self, named)
         more: dict[str, Any] = flags(self.target, asked)
         seen = Observed(flags(self.source, asked)) if asked else None

@@ -94,7 +94,7 @@ def load_pretrained(
                 f"from_pretrained of a stitched model has no option {name!r}"
                 + (f"; did you mean {hint!r}?" if hint else "")
             )
-    device, placed = _placement(device_map)
+    device, placed = _placement(_default_device() if device_map is None else device_map)
     if placed is not None and dtype is not None:
         raise ValueError("dtype cannot be changed while weights are distributed: load with one of dtype, device_map")
     if max_memory is not None and not isinstance(placed, str):
@@ -174,6 +174,16 @@ def _load(
     if attention is not None:
         model.set_attn_implementation(attention)
     return model
+
+
+def _default_device() -> torch.device | None:
+    """Return the device that ``with torch.device(…)`` or ``torch.set_default_device`` chooses, if it is another one."""
+    if (device := torch.get_default_device()).type == "meta":
+        raise RuntimeError(
+            "You are using `from_pretrained` with a meta device context manager, or after "
+            "torch.set_default_device('meta'): weights that are loaded need another device; leave it out"
+        )
+    return None if device.type == "cpu" else device
 
 
 def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:

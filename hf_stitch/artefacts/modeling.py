@@ -44,10 +44,12 @@ from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.kinds import task_named, task_of_problem
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 CHUNKS = "chunk_size_feed_forward"
+READ_IN_TEXTS = ("vocab_size", "bos_token_id", "eos_token_id")
+"""Keys of a config that are those of the network that reads texts, or of the one that writes them."""
 UNUSED_KEYS = ("is_encoder_decoder", "output_router_logits")
 """Keys of the config of any model that have no effect here."""
 
@@ -104,6 +106,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     commit_message = "Upload stitched model"
     # The loss is a mean over the batch, and forward takes no num_items_in_batch.
     accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True  # of an instance: whether both halves do
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -144,26 +147,33 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self._no_split_modules = set(whole_blocks(self))
         self._keep_in_fp32_modules = set()
         self._keep_in_fp32_modules_strict = set()
+        self._without_values = torch.get_default_device().type == "meta"
         for module in self.modules():
-            module._is_hf_initialized = True  # type: ignore[assignment]
+            module._is_hf_initialized = not self._without_values  # type: ignore[assignment]
+        self._backward_compatibility_gradient_checkpointing()  # config.gradient_checkpointing
         self.eval()
 
     def _describe_in_config(self) -> None:
         """Set in the config what libraries read there of any text or image encoder."""
         config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
         if isinstance(network, PreTrainedConfig):  # your own network may keep anything under this name
-            config.hidden_size = getattr(network.get_text_config(), "hidden_size", None)
+            known = network.get_text_config()
+            config.hidden_size = getattr(known, "hidden_size", None)
+            heads = getattr(known, "num_attention_heads", None)  # a list where stages differ
+            config.num_attention_heads = heads if isinstance(heads, int) else None
         config.num_hidden_layers = number_of_layers(self.source, self.target)
         if interface.modality == "text":
             config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
             first = getattr(self.source.model, "config", None)
             text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
-            config.vocab_size = getattr(text, "vocab_size", None)
+            for name in READ_IN_TEXTS:
+                setattr(config, name, getattr(text, name, None))
 
     def _apply_config(self, attention: str | None) -> None:
         """Pass on to both networks what a config may ask of any model, and tell in the config which attention runs."""
         networks = [half.model for half in (self.source, self.target) if isinstance(half.model, PreTrainedModel)]
-        for network in networks:
+        networks = [network for network in networks if network._supports_sdpa or network._supports_flash_attn]
+        for network in networks:  # others have no attention, or no other one
             if attention is not None:
                 network.set_attn_implementation(attention)
         if len(running := {network.config._attn_implementation for network in networks}) == 1:
@@ -178,6 +188,13 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def _can_set_attn_implementation(cls) -> bool:
         """Each network checks for itself."""
         return True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Give first values to a model that was built on the meta device, and to no other."""
+        if self._without_values and module is self.stitch:
+            self.stitch.load_state_dict(StitchingLayer.from_dict(self.stitch.to_dict()).state_dict())
+        elif self._without_values:
+            super()._init_weights(module)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the parents."""
@@ -217,6 +234,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None,
         **inputs: Any,
     ) -> Any:
         """Run the model on inputs of the source.
@@ -231,10 +250,12 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 classes) for multi-label targets (``config.problem_type``); or token ids (batch, tokens), -100 for
                 ignored tokens. Default: no loss.
             inputs_embeds: For text sources that take them, in place of token ids: (batch, tokens, width).
-            **inputs: Inputs of the source by their own names; ``output_hidden_states=True`` or
-                ``output_attentions=True`` for those of the source up to its cut and of the target after it, with the
-                mapped hidden states between them; ``return_dict=False`` to return a tuple. What nothing uses is
-                refused, unless it is ``None``.
+            output_hidden_states: Whether to return those of the source up to its cut, the mapped ones, and those of the
+                target after its cut; or the numbers of those to return, the others are ``None``. Default: as in the
+                config.
+            output_attentions: Whether to return those of the layers that run. Default: as in the config.
+            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple. What nothing
+                uses is refused, unless it is ``None``.
 
         Returns:
             The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
@@ -250,6 +271,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             "token_type_ids": token_type_ids,
             "pixel_values": pixel_values,
             "inputs_embeds": inputs_embeds,
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
         }
         return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
 
@@ -294,8 +317,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     @property
     def task(self) -> str | None:
-        """The task by which the model is scored; ``None`` without a head."""
-        return self.config.task
+        """The task by which the model is scored, which ``config.problem_type`` may change; ``None`` without a head."""
+        return task_of_problem(self.config.task, self.config.problem_type)
 
     @property
     def unscored(self) -> str:
@@ -428,8 +451,15 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return resized
 
     def enable_input_require_grads(self) -> None:
-        """Let the embeddings of the source give outputs that require gradients. The target reads no tokens."""
-        self._require_grads_hooks = [self.get_input_embeddings().register_forward_hook(_require_gradients)]
+        """Let the embeddings of the source give outputs that require gradients. The target reads no tokens.
+
+        Without embeddings of tokens, the output of the front half requires them.
+        """
+        try:
+            first = self.get_input_embeddings()
+        except NotImplementedError:
+            first = self.source
+        self._require_grads_hooks = [first.register_forward_hook(_require_gradients)]
 
     def tie_weights(self, *_: Any, **__: Any) -> None:
         """Do nothing: a half contains only the weights that run, without those to which they were tied."""
@@ -701,8 +731,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 
 
-def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    output.requires_grad_(True)
+def _require_gradients(module: nn.Module, inputs: Any, output: Tensor | Representation) -> None:
+    (output.values if isinstance(output, Representation) else output).requires_grad_(True)
 
 
 def _is_checkpointed_across(half: Front | Back) -> bool:

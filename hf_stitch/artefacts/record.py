@@ -25,7 +25,8 @@ from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, neste
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, UnknownNameError, registries
 from hf_stitch.representation import Pooling, RepresentationSpec
-from hf_stitch.tasks.classification import MULTI_LABEL, REGRESSION
+from hf_stitch.tasks.classification import REGRESSION
+from hf_stitch.tasks.kinds import task_of_problem
 
 FORMAT = 2
 """The record format that this version writes."""
@@ -389,11 +390,8 @@ def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("task") not in registries.tasks or not registries.tasks.get(values["task"]).classifies:
         return values
     outputs = len(values.get("id2label") or ()) or values.get("num_labels")
-    if values.get("problem_type") == MULTI_LABEL:
-        found = "multi-label-classification"
-    elif values.get("problem_type") == REGRESSION or outputs == 1:
-        found = "regression"
-    else:
+    found = task_of_problem(values["task"], values.get("problem_type") or (REGRESSION if outputs == 1 else None))
+    if found == values["task"]:
         return values
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 
 import hf_stitch
 import hf_stitch.auto
@@ -88,6 +89,7 @@ def test_an_argument_that_nothing_uses_is_refused_by_name(whole: Any, name: str)
 )
 def test_a_model_of_images_refuses_what_it_does_not_use(of_images: Any, images: Any, name: str) -> None:
     given = {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
+    assert "attention_mask" not in inspect.signature(of_images.forward).parameters
     with pytest.raises(ValueError, match=name):
         of_images(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
 
@@ -210,6 +212,20 @@ def test_the_config_decides_whether_there_is_a_cache_and_a_tuple(whole: Any) -> 
     assert isinstance(model(**given), tuple)
 
 
+def test_a_config_decides_how_labels_are_read_and_how_many_outputs_a_new_model_has(of_images: Any, images: Any) -> None:
+    config, pixels = copy.deepcopy(of_images.config), torch.stack([sample["image"] for sample in images[:3]])
+    for kind, labels, loss in (
+        ("multi_label_classification", torch.ones(3, 1), functional.binary_cross_entropy_with_logits),
+        ("regression", torch.ones(3), functional.mse_loss),
+    ):
+        config.problem_type, config.num_labels = kind, 1
+        found = type(of_images)(copy.deepcopy(config))(pixels, labels)
+        assert torch.equal(found.loss, loss(found.logits, torch.ones(3, 1)))
+    config.problem_type = "poetry"
+    with pytest.raises(ValueError, match=r"config.problem_type is 'poetry', .* for image-classification"):
+        type(of_images)(config)(pixels, labels)
+
+
 WITHOUT_EFFECT: Mapping[str, Any] = {
     "use_safetensors": True, "weights_only": True, "low_cpu_mem_usage": True, "trust_remote_code": True,
     "adapter_kwargs": {"token": "hf_x", "revision": "main"}, "_from_auto": True, "_commit_hash": "0" * 40,
@@ -226,6 +242,8 @@ def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
     folders: Path, of_images: Any, images: Any
 ) -> None:
     folder, given = folders / "model", {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
+    with torch.device("meta"), pytest.raises(RuntimeError, match="meta device"):
+        StitchedModel.from_pretrained(folder)
     for name, value in REFUSED.items():
         with pytest.raises((TypeError, ValueError), match="adapter of PEFT" if name == "adapter_kwargs" else name):
             StitchedModel.from_pretrained(folder, **{name: value})

@@ -72,6 +72,29 @@ def test_the_identity_stitch_generates_the_same_as_the_network(family: str, laye
         assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "top_p": 0.9},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "static cache": {"cache_implementation": "static"},
+    "processors": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_identity_stitch_generates_in_every_way_as_the_network(way: str, net: Any, texts: Any) -> None:
+    a = net("llama")
+    network, model = copy.deepcopy(a.model), stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
+    one_text = "prompt_lookup_num_tokens" in WAYS[way]
+    batch = prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"][: 1 if one_text else 2])
+    found = []
+    for each in (network, model):
+        torch.manual_seed(0)
+        found.append(generated(each, **batch, **WAYS[way]).sequences)
+    assert torch.equal(*found)
+
+
 def test_the_cache_changes_nothing(model: StitchedModelForCausalLM) -> None:
     with_cache, without = generated(model), generated(model, use_cache=False)
     assert with_cache[NAME].get_seq_length() == 11 and model.uncached is None
@@ -266,7 +289,7 @@ def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelF
     for name in NAMES:
         older = NAMES.index(name) > NAMES.index(NAME)
         for run in (model, partial(model.generate, max_new_tokens=8, **GREEDY)):
-            with pytest.warns(FutureWarning, match=f"{name} is an older name") if older else nullcontext([]) as caught:
+            with pytest.warns(FutureWarning, match=f"`{name}` is deprecated") if older else nullcontext([]) as caught:
                 found = run(input_ids=ids, **{name: transformers.DynamicCache()})
             assert {each.filename for each in caught} <= {__file__}
             assert found[NAME].get_seq_length() == (4 if run is model else 11)

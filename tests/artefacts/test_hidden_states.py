@@ -78,6 +78,9 @@ def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: A
     found.logits.sum().backward()
     assert first.grad is not None and found.attentions[0].grad is not None
     assert torch.equal(model(**inputs).logits, found.logits)
+    some = model(**inputs, output_hidden_states=[1, -1]).hidden_states
+    assert [i for i, value in enumerate(some) if value is not None] == [1, count]
+    assert torch.equal(some[1], found.hidden_states[1]) and torch.equal(some[-1], found.hidden_states[-1])
     model.config.output_hidden_states = True
     assert len(model(**inputs).hidden_states) == count + 1
     assert len(model(**inputs, output_hidden_states=False).to_tuple()) == 1

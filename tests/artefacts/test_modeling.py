@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.registry import registries
 
 from records import rewrite  # isort: skip
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build, stitched  # isort: skip
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, adapted, build, network, stitched  # isort: skip
 
 
 def test_a_config_of_another_kind_is_not_read() -> None:
@@ -255,6 +256,7 @@ def test_tying_weights_keeps_those_of_a_target_whose_embeddings_are_tied(tied: b
     model.tie_weights()
     model.init_weights()
     assert torch.equal(model(**inputs).logits, expected)
+    assert not any(getattr(module, "_tied_weights_keys", None) for module in model.modules())
     assert model.get_input_embeddings() is model.source.model.get_input_embeddings()
 
 
@@ -286,9 +288,32 @@ def test_networks_without_or_with_optional_parts_are_saved(
         registries.adapters.get("transformers")().build(record)
 
 
-def test_the_config_of_a_decoder_has_the_special_tokens_and_heads_of_its_target(texts: Any, tmp_path: Path) -> None:
-    a, b = adapted("gpt2", build("gpt2", 0)), adapted("llama", build("llama", 1))
-    model = stitched(a, b, texts, (LAYERS["gpt2"], LAYERS["llama"]))
+@pytest.mark.parametrize(("source", "target"), [("gpt2", "llama"), ("gpt2", "bert")])
+def test_a_config_has_special_tokens_and_heads(source: str, target: str, texts: Any, tmp_path: Path) -> None:
+    model = stitched(network(source), network(target, 1), texts, (LAYERS[source], LAYERS[target]))
     model.save_pretrained(tmp_path)
     for config in (model.config, transformers.AutoConfig.from_pretrained(tmp_path)):
         assert (config.bos_token_id, config.eos_token_id, config.num_attention_heads) == (1, 2, 4)
+
+
+def test_a_model_that_was_built_on_the_meta_device_gets_its_first_values(texts: Any) -> None:
+    model = stitched(network("bert"), network("bert", 1), texts, (LAYERS["bert"],) * 2)
+    with torch.device("meta"):
+        empty = type(model)(copy.deepcopy(model.config))
+    empty.to_empty(device="cpu")
+    for value in (*empty.parameters(), *empty.buffers()):
+        value.data.fill_(7)
+    empty.init_weights()
+    own = dict(model.named_buffers())
+    assert all(torch.equal(value, own[name]) for name, value in empty.named_buffers() if name.endswith("ids"))
+    assert not any((value == 7).any() for value in empty.parameters()) and not empty.stitch.body_mean.any()
+
+
+def test_a_network_without_attention_takes_no_part_in_its_choice(images: Any) -> None:
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=CLASSES)
+    source = adapted("cnn", transformers.ResNetForImageClassification(config).eval())
+    model = stitched(source, network("vit"), images, ("resnet.encoder.stages.0", LAYERS["vit"]))
+    for attention in ("sdpa", "eager"):
+        model.config._attn_implementation = attention
+        again = type(model)(copy.deepcopy(model.config))
+        assert again.config._attn_implementation == again.target.model.config._attn_implementation == attention

@@ -93,6 +93,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
+    model.config.gradient_checkpointing = True  # as in configs of older versions
+    assert any(getattr(module, "gradient_checkpointing", False) for module in type(model)(model.config).modules())
     checkpointed(model)
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) == 3
     found = gradients()
@@ -104,6 +106,11 @@ def test_gradient_checkpointing_gives_the_same_gradients(texts: Any, inputs: Any
 def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(cnn_vit: StitchedModel) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
         checkpointed(cnn_vit)
+
+
+def test_inputs_require_gradients_where_there_are_no_embeddings(cnn_vit: StitchedModel, images: Any) -> None:
+    cnn_vit.requires_grad_(False).enable_input_require_grads()
+    assert cnn_vit(pixel_values=images[0]["image"][None]).logits.requires_grad
 
 
 SCRIPT = """

@@ -19,6 +19,9 @@ from hf_stitch.representation import Representation
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
 """Flags with which timm and transformers enable gradient checkpointing inside a module."""
 
+TIES = ("_tied_weights_keys", "all_tied_weights_keys")
+"""Attributes in which transformers lists weights that are tied to others."""
+
 
 @dataclass
 class Observed:
@@ -196,7 +199,12 @@ def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
 
     Transformers installs its hooks while every module is present, so that the replacements get them too. Gradient
     checkpointing is switched off around the cut: a backward pass would run that code again, without the representation.
+    What transformers lists as tied is tied in the whole network: a half may have one weight of the two.
     """
+    for module in model.modules():
+        for name in TIES:
+            if getattr(module, name, None):
+                setattr(module, name, {})
     for module in map(model.get_submodule, cut.around):
         for flag in CHECKPOINTS:
             if vars(module).get(flag) is True:
