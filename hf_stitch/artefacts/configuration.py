@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
+from hf_stitch.artefacts.record import AUTO_MAP, FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
 from hf_stitch.plugins import PluginError
 from hf_stitch.records import warn_of_unknown
 from hf_stitch.tasks.kinds import task_named
@@ -116,7 +116,7 @@ class StitchConfig(PreTrainedConfig):
         values = {
             key: value
             for key, value in config_dict.items()
-            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype", USAGE)
+            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype", USAGE, AUTO_MAP)
         }
         try:
             values = read_model(values, where)
@@ -126,6 +126,10 @@ class StitchConfig(PreTrainedConfig):
             raise
         except Exception as error:
             raise damaged(where, error) from error
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: saved folders contain no copy of this file, with or without ``trust_remote_code``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without what is found again at each save: checksums, what the files contain."""
