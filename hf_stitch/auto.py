@@ -23,6 +23,7 @@ def _register(kind: type[StitchedModel]) -> None:
     getattr(transformers, kind.auto_class).register(StitchConfig, kind, exist_ok=True)
 
 
+transformers.AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
 for _task in registries.tasks:
     try:
         for _kind in registries.tasks.get(_task).models.values():

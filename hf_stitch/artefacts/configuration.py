@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+from transformers import AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
@@ -66,6 +66,7 @@ class StitchConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
+    auto_map: ClassVar[dict[str, str]] = {}  # libraries look here for code in the folder; none is ever run
 
     format_version: int = FORMAT
     task: str | None = None
@@ -137,8 +138,7 @@ class StitchConfig(PreTrainedConfig):
         return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR, TIED)}
 
 
-# AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.
-AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
+# AutoImageProcessor then loads the processor saved with a stitched model without a warning.
 if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
     _both: dict[str, Any] = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
 else:  # transformers before 5.12

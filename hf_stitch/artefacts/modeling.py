@@ -105,6 +105,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     commit_message = "Upload stitched model"
     # The loss is a mean over the batch, and forward takes no num_items_in_batch.
     accepts_loss_kwargs = False
+    model_tags = ["hf_stitch", "custom_code"]  # on a card that the Trainer writes
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

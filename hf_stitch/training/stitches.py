@@ -12,8 +12,8 @@ from torch.nn import functional
 from hf_stitch.adapters.cutting.halves import Back
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.stitches.linear import AffineStitch
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.stitches.linear import AffineStitch
 from hf_stitch.tasks.base import Task
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import Objective

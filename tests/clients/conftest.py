@@ -27,7 +27,7 @@ def bert(kind: Any, seed: int) -> Any:
 
 @pytest.fixture(scope="session")
 def headed(images: Any, texts: Any) -> Callable[[str], Made]:
-    """``headed(kind)``: a copy of a stitched model with this head, or of these two families, and a batch with labels."""
+    """``headed(kind)``: a copy of a stitched model with this head, or of these families, and a batch."""
 
     @cache
     def make(kind: str) -> Made:
