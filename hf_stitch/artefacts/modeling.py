@@ -105,7 +105,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     commit_message = "Upload stitched model"
     # The loss is a mean over the batch, and forward takes no num_items_in_batch.
     accepts_loss_kwargs = False
-    model_tags = ["hf_stitch", "custom_code"]  # on a card that the Trainer writes
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -129,6 +128,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
         self.target = target if target is not None else back_of(config)
         self.processor = processor
+        self.model_tags = ["hf_stitch", "custom_code"]  # of a card that the Trainer writes
         self.parents: tuple[Adapter, Adapter] | None = None
         self.anchors: AnchorSet | None = None
         self.evaluation: Any = None

@@ -37,7 +37,7 @@ KEEP_STITCHER = (
 )
 """Advice for a model that cannot be saved."""
 
-REGISTRATION = """# For programs that do not import hf_stitch (pip install hf-stitch): trust_remote_code=True reads this file.
+REGISTRATION = """# Read with trust_remote_code=True, for programs that do not import hf_stitch (pip install hf-stitch).
 import hf_stitch.auto
 from hf_stitch import StitchConfig, StitchedModel
 """

@@ -145,8 +145,8 @@ class StitchingLayer(nn.Module):
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
         own = representation.grid
-        # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions. A layer of PEFT is
-        # in place of an affine one.
+        # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions. A layer of PEFT,
+        # too: it is in place of an affine one.
         if grid and getattr(self.body, "affine", True) and enlarges(own, grid, self.pooling):
             return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
         mask = representation.mask if self.pooling == "none" and not grid else None

@@ -157,7 +157,7 @@ def test_lm_eval(folder: Path, texts: Any, tmp_path: Path) -> None:
 def test_sentence_transformers(headed: Any, tmp_path: Path) -> None:
     """A mean over the tokens of a text, of a folder with a model without a head; saved and loaded."""
     st = pytest.importorskip("sentence_transformers")
-    model, given = headed("features")
+    model, _ = headed("features")
     model.save_pretrained(tmp_path / "model")
     encoder, words = st.SentenceTransformer(str(tmp_path / "model"), device="cpu"), ["w1 w2 w3", "w4"]
     inputs = model.preprocess(words)
