@@ -21,8 +21,8 @@ INSTALL-next := --upgrade --prerelease allow --overrides requirements/unbounded.
 INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-newest test-next test-oldest requirements quality style space docs dist \
-	bench mutants suites verify-hub results clean
+.PHONY: help quickstart test test-all test-clients test-newest test-next test-oldest requirements quality style space \
+	docs dist bench mutants suites verify-hub results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,9 +34,13 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
 
-test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, and studies
-	$(INSTALL) --quiet -e ".[browser]"
+test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, other programs, and studies
+	$(INSTALL) --quiet -e ".[browser,clients]"
 	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+
+test-clients: $(READY) ## run the tests of PEFT, TRL, lm-eval and other programs
+	$(INSTALL) --quiet -e ".[clients]"
+	$(MAKE) test ARGS="-m 'slow or not slow' tests/clients $(ARGS)"
 
 # Each in an environment of its own. What is the newest is looked up at every run.
 test-newest: ## run the tests with the newest versions of all dependencies

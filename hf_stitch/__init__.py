@@ -1,8 +1,13 @@
 """Compare, stitch and exchange neural networks.
 
 Importing this package is fast: public names, listed in ``__init__.pyi``, are imported together with their dependencies
-when they are first used.
+when they are first used. Auto classes and pipelines of transformers load stitched models from then on.
 """
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from typing import Any
 
 import lazy_loader
 
@@ -19,3 +24,40 @@ def __getattr__(name: str) -> object:
         hint = install_hint("names", name)
         raise AttributeError(f"hf_stitch has no attribute {name!r}" + (f"; {hint}" if hint else ""), name=name)
     return _imported(name)
+
+
+class _StitchConfig:
+    """In place of :class:`hf_stitch.StitchConfig` until transformers reads the first one."""
+
+    model_type = "hf_stitch"
+
+    @staticmethod
+    def from_dict(values: dict[str, Any], **options: Any) -> Any:
+        import hf_stitch.auto
+
+        return hf_stitch.auto.StitchConfig.from_dict(values, **options)
+
+
+class _Registration:
+    """Registers stitched models when the Auto classes of transformers are imported, without importing them."""
+
+    place = "transformers.models.auto.configuration_auto"
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        if name != self.place:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]  # of importlib.abc, which takes a tenth of our import
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (run(module), self.register(module))  # type: ignore[assignment, func-returns-value, method-assign]
+        return spec
+
+    def register(self, module: Any) -> None:
+        module.AutoConfig.register(_StitchConfig.model_type, _StitchConfig, exist_ok=True)
+
+
+if _Registration.place in sys.modules:
+    _Registration().register(sys.modules[_Registration.place])
+else:
+    sys.meta_path.insert(0, _Registration())  # type: ignore[arg-type]

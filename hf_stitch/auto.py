@@ -1,4 +1,6 @@
-"""Registration of stitched models with the Auto classes and ``pipeline`` of transformers: ``import hf_stitch.auto``.
+"""Registration of stitched models with the Auto classes and ``pipeline`` of transformers.
+
+``import hf_stitch`` suffices: transformers then imports this module when it reads the first stitched model.
 
 Example:
     >>> import hf_stitch.auto
@@ -21,6 +23,7 @@ def _register(kind: type[StitchedModel]) -> None:
     getattr(transformers, kind.auto_class).register(StitchConfig, kind, exist_ok=True)
 
 
+transformers.AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
 for _task in registries.tasks:
     try:
         for _kind in registries.tasks.get(_task).models.values():

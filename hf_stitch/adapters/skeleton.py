@@ -181,6 +181,8 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
         hiding = {key for key in own if hasattr(type(module), key)}
         if type(module).__module__.startswith("hf_stitch."):  # its record gives its values
             hiding, theirs = {key for key in hiding if callable(getattr(type(module), key))}, {}
+            if module is model and getattr(own.get("forward"), "__wrapped__", None) is type(module).forward:
+                hiding.discard("forward")  # trainers of TRL wrap that of the whole model
         for key in sorted(theirs.keys() | hiding):
             place, values = f"{name}.{key}".lstrip("."), (own.get(key, NOT_SET), theirs.get(key, NOT_SET))
             if all(hasattr(type(value), "to_diff_dict") for value in values):  # configs, which modules share

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+from transformers import AutoImageProcessor, PreTrainedConfig
 
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
+from hf_stitch.artefacts.record import AUTO_MAP, FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
 from hf_stitch.plugins import PluginError
 from hf_stitch.records import warn_of_unknown
 from hf_stitch.tasks.kinds import task_named
@@ -66,6 +66,7 @@ class StitchConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
+    auto_map: ClassVar[dict[str, str]] = {}  # libraries look here for code in the folder; none is ever run
 
     format_version: int = FORMAT
     task: str | None = None
@@ -116,7 +117,7 @@ class StitchConfig(PreTrainedConfig):
         values = {
             key: value
             for key, value in config_dict.items()
-            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype", USAGE)
+            if "attn_implementation" not in key and key not in ("dtype", "torch_dtype", USAGE, AUTO_MAP)
         }
         try:
             values = read_model(values, where)
@@ -127,14 +128,17 @@ class StitchConfig(PreTrainedConfig):
         except Exception as error:
             raise damaged(where, error) from error
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: saved folders contain no copy of this file, with or without ``trust_remote_code``."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without what is found again at each save: checksums, what the files contain."""
         values = super().to_dict()
         return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR, TIED)}
 
 
-# AutoTokenizer and AutoImageProcessor then load the processor saved with a stitched model without a warning.
-AutoConfig.register(StitchConfig.model_type, StitchConfig, exist_ok=True)
+# AutoImageProcessor then loads the processor saved with a stitched model without a warning.
 if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
     _both: dict[str, Any] = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
 else:  # transformers before 5.12

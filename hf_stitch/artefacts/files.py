@@ -35,10 +35,12 @@ BOTH = {
 WEIGHTS, SHARDS, INDEX = "model.safetensors", "model*.safetensors", "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 """Tokenizer of the source, for two decoders with different tokenizers. The processor is then that of the target."""
+MODULE = "modeling_hf_stitch.py"
+"""Module for programs that cannot import hf_stitch, which ``auto_map`` in the config names. It is never run here."""
 ANCHORS = ("anchors.json", "anchors.safetensors")
 """Files of the anchors, for artefacts that have some."""
 
-MODEL_FILES = [CONFIG, SHARDS, INDEX, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
+MODEL_FILES = [CONFIG, SHARDS, INDEX, MODULE, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 """Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
 
 PROCESSORS = (

@@ -18,6 +18,7 @@ from hf_stitch.adapters.cutting.halves import HalfError, Observed
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.artefacts.backbone import Backbone
 from hf_stitch.artefacts.cache import (
     NAME,
     NAMES,
@@ -149,6 +150,11 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """Exchange the layer of the target that predicts tokens."""
         target: Any = self.target.model
         target.set_output_embeddings(value)
+
+    @property
+    def base_model(self) -> Any:
+        """The model without its last layer, for libraries that read hidden states: ``last_hidden_state``."""
+        return Backbone(self)
 
     @property
     def uncached(self) -> str | None:

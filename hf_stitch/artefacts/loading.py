@@ -58,6 +58,7 @@ PASSED = (
 REFUSED = {
     "ignore_mismatched_sizes": "its files must contain exactly its weights",
     "key_mapping": "its files must contain exactly its weights",
+    "gguf_file": "its weights are in safetensors",
     "quantization_config": "quantise both networks, and stitch them then",
     "tp_plan": "its halves run on the devices of a device_map",
 }

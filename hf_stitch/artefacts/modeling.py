@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -130,6 +131,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
         self.target = target if target is not None else back_of(config)
         self.processor = processor
+        self.model_tags = ["hf_stitch", "custom_code"]  # of a card that the Trainer writes
         self.parents: tuple[Adapter, Adapter] | None = None
         self.anchors: AnchorSet | None = None
         self.evaluation: Any = None
@@ -491,8 +493,20 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
         Returns:
             This model.
+
+        Raises:
+            ValueError: If PEFT is to train a module (``modules_to_save``) that does not run in this model.
         """
         super().train(mode)
+        kept: dict[str, list[nn.Parameter]] = defaultdict(list)
+        for name, module in self.named_modules() if mode else ():
+            if name.endswith(".modules_to_save"):
+                kept[name.split(".")[-2]] += module.parameters()
+        if idle := [name for name, weights in kept.items() if not weights]:
+            raise ValueError(
+                f"modules_to_save names {', '.join(idle)}, which does not run in this model and would train nothing: "
+                "leave it out"
+            )
         for half in (self.source, self.target):
             if not any(parameter.requires_grad for parameter in half.parameters()):
                 half.eval()

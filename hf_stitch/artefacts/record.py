@@ -43,6 +43,9 @@ MODEL_TYPE = "hf_stitch"
 USAGE = "usage"
 """First key of the config of a stitched model: how to load it, for those who open the file."""
 
+AUTO_MAP = "auto_map"
+"""Key of the config that names the module for programs that cannot import hf_stitch; not read here."""
+
 LAYERS = re.compile(
     r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
     r"|hidden_groups|group_num|group_detr|codebooks|codes_total|quantizers|hash_functions|multimask_outputs|num_inputs"

@@ -16,9 +16,9 @@ from hf_stitch.adapters.skeleton import attributes, changed_by_hand, differences
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import CONFIG, SOURCE_TOKENIZER, described, save_beside, save_weights, ties
+from hf_stitch.artefacts.files import CONFIG, MODULE, SOURCE_TOKENIZER, described, save_beside, save_weights, ties
 from hf_stitch.artefacts.halves import back_of, chained, every_half, front_of
-from hf_stitch.artefacts.record import MODEL_TYPE, SIDES, USAGE, read_record
+from hf_stitch.artefacts.record import AUTO_MAP, MODEL_TYPE, SIDES, USAGE, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.errors import see
 from hf_stitch.offloading import State, is_offloaded
@@ -36,6 +36,12 @@ KEEP_STITCHER = (
     "target=…)"
 )
 """Advice for a model that cannot be saved."""
+
+REGISTRATION = """# Read with trust_remote_code=True, for programs that do not import hf_stitch (pip install hf-stitch).
+import hf_stitch.auto
+from hf_stitch import StitchConfig, StitchedModel
+"""
+"""The module beside a model: it only imports the installed package."""
 
 
 def check_rebuilt(record: Mapping[str, Any]) -> None:
@@ -82,10 +88,14 @@ def write(
             raise ValueError("both tokenizers are missing, with which the model is saved: load it with its files")
         model.source.reader.source.save(str(folder / SOURCE_TOKENIZER))
     save_weights(weights, folder, max_shard_size or ("500MB" if is_offloaded(model) else "5GB"), tied)
+    (folder / MODULE).write_text(REGISTRATION, encoding="utf-8")
     settings = settings_of_processor(model.processor)
     return {
-        USAGE: "import hf_stitch.auto before AutoModel, pipeline, or other libraries load this folder",
+        USAGE: "import hf_stitch before AutoModel, pipeline, or other libraries load this folder, or pass "
+        "trust_remote_code=True to them",
         **record,
+        AUTO_MAP: dict.fromkeys(("AutoModel", model.auto_class), f"{Path(MODULE).stem}.StitchedModel")
+        | {"AutoConfig": f"{Path(MODULE).stem}.StitchConfig"},
         manifest.PROCESSOR: None if settings is None else encode(settings),
         **({manifest.TIED: tied} if tied else {}),
     }

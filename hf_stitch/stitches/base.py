@@ -69,7 +69,7 @@ class Stitch(nn.Module, ABC):
     affine: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # another base class may build weights of its own
         if in_features < 1 or out_features < 1:
             raise ValueError(f"a stitch needs widths >= 1, got {in_features} -> {out_features}")
         self.in_features, self.out_features = in_features, out_features

@@ -145,8 +145,9 @@ class StitchingLayer(nn.Module):
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
         own = representation.grid
-        if grid and self.body.affine and enlarges(own, grid, self.pooling):
-            # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions.
+        # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions. A layer of PEFT,
+        # too: it is in place of an affine one.
+        if grid and getattr(self.body, "affine", True) and enlarges(own, grid, self.pooling):
             return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
         mask = representation.mask if self.pooling == "none" and not grid else None
         mask = None if mask is None else mask[:, representation.prefix_tokens :]
@@ -225,8 +226,10 @@ class StitchingLayer(nn.Module):
             "source": self.source.to_dict(),
             "target": self.target.to_dict(),
             "pooling": self.pooling,
-            "body": self.body.to_dict(),
-            "prefix": None if self.prefix is None else self.prefix.to_dict(),
+            "body": None,
+            "prefix": None,
+            # PEFT puts a LoRA around a map.
+            **{part: getattr(stitch := getattr(self, part), "base_layer", stitch).to_dict() for part in self.parts},
         }
 
     @classmethod

@@ -14,33 +14,9 @@ from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.stitches.base import Stitch, as_dtype
 
 
-class LinearStitch(Stitch):
-    """``x ↦ weight · x + bias``: on a grid a 1-by-1 convolution, on tokens a linear layer.
+class AffineStitch(Stitch):
+    """Base class of maps with a weight and perhaps a bias."""
 
-    The parameters are plain and trainable; before they are fitted or loaded, they are
-    initialised like ``torch.nn.Linear``.
-
-    Attributes:
-        weight: ``(out_features, in_features)``.
-        bias: ``(out_features,)``, or None.
-
-    Args:
-        in_features: Width of the input vectors, at least 1.
-        out_features: Width of the output vectors, at least 1.
-        bias: Whether to add a bias.
-        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
-
-    Raises:
-        ValueError: A width is below 1, or the dtype is not floating point.
-
-    Example:
-        >>> import torch
-        >>> LinearStitch(3, 2)(torch.zeros(4, 5, 3)).shape
-        torch.Size([4, 5, 2])
-    """
-
-    name: ClassVar[str] = "linear"
-    title: ClassVar[str] = "an affine map"
     affine: ClassVar[bool] = True
 
     def __init__(
@@ -87,7 +63,36 @@ class LinearStitch(Stitch):
         return self.weight
 
 
-class MaskedStitch(LinearStitch):
+class LinearStitch(AffineStitch, nn.Linear):
+    """``x ↦ weight · x + bias``: on a grid a 1-by-1 convolution, on tokens a linear layer.
+
+    The parameters are plain and trainable; before they are fitted or loaded, they are
+    initialised like ``torch.nn.Linear``. For other libraries it is one: PEFT can put a LoRA on it.
+
+    Attributes:
+        weight: ``(out_features, in_features)``.
+        bias: ``(out_features,)``, or None.
+
+    Args:
+        in_features: Width of the input vectors, at least 1.
+        out_features: Width of the output vectors, at least 1.
+        bias: Whether to add a bias.
+        dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
+
+    Raises:
+        ValueError: A width is below 1, or the dtype is not floating point.
+
+    Example:
+        >>> import torch
+        >>> LinearStitch(3, 2)(torch.zeros(4, 5, 3)).shape
+        torch.Size([4, 5, 2])
+    """
+
+    name: ClassVar[str] = "linear"
+    title: ClassVar[str] = "an affine map"
+
+
+class MaskedStitch(AffineStitch):
     """``x ↦ (mask ∘ weight) · x + bias``: an affine map that stays sparse during training.
 
     The full weight is stored; entries where the mask is false are not used and receive no gradient.

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from hf_stitch.adapters.cutting.halves import Back
 from hf_stitch.representation import Representation
-from hf_stitch.stitches import LinearStitch, StitchingLayer
+from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
+from hf_stitch.stitches.linear import AffineStitch
 from hf_stitch.tasks.base import Task
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.training.objective import Objective
@@ -73,7 +74,7 @@ class Stitches(nn.Module):
         if "proximal_l1" in self._objective.penalties:
             for name, layer in zip(self.names, self.trained, strict=True):
                 for part in layer.parts:
-                    if not isinstance(stitch := getattr(layer, part), LinearStitch):
+                    if not isinstance(stitch := getattr(layer, part), AffineStitch):
                         raise ValueError(
                             f"the penalty 'proximal_l1' needs affine maps, but the {part} map of stitch {name!r} is "
                             f"{stitch}; use the penalty 'l1'"

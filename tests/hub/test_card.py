@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from huggingface_hub import CardData, ModelCard, RepoCard
 from parents import serve
 from server import Hub
@@ -313,3 +314,20 @@ def test_saving_a_pulled_model_keeps_one_generated_part(hub: Hub, images: Any, t
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/whole")
     StitchedModel.from_pretrained("alice/whole").save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text().count(BEGIN) == 1
+
+
+def test_a_card_of_a_trainer_has_the_tags_that_tell_how_to_load(hub: Hub, images: Any, tmp_path: Path) -> None:
+    """The Hub shows how to load a model with ``custom_code``; what we push next is our card, with code."""
+    model = stitched(network("cnn"), network("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), hub_model_id="alice/trained", hub_token="alice-token", report_to=[], use_cpu=True
+    )
+    transformers.Trainer(model, arguments).push_to_hub()
+    files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]
+    tags = RepoCard(files["README.md"].decode()).data.tags
+    assert {"hf_stitch", "custom_code"} <= set(tags)
+    assert "modeling_hf_stitch.py" in files
+    model.push_to_hub("alice/trained")
+    files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]
+    assert 'StitchedModel.from_pretrained("alice/trained")' in files["README.md"].decode()
+    assert "trust_remote_code=True" in files["README.md"].decode()

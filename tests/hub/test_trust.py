@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.adapters import load_recorded
+from hf_stitch.artefacts.files import MODULE
 from hf_stitch.reference import ModelReference
 
 from records import rewrite  # isort: skip
@@ -355,6 +357,23 @@ def test_code_in_the_folder_of_a_model_is_not_run(copied: Any, tmp_path: Path) -
     with pytest.warns(UserWarning, match="also contains preprocessor_config.json"):
         assert StitchedModel.from_pretrained(folder).processor is None
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_module_beside_a_model_is_verified_and_not_run(copied: Any, tmp_path: Path) -> None:
+    """Also where ``auto_map`` names another repository, and transformers may run code."""
+    folder = copied("model")
+    rewrite(folder / RECORD["model"], lambda record: record["auto_map"].update(AutoModel="org/name--code.Model"))
+    kind = transformers.AutoModelForImageClassification
+    model = kind.from_pretrained(folder, trust_remote_code=True)
+    model.save_pretrained(tmp_path / "again")
+    assert {file.name for file in folder.iterdir()} == {file.name for file in (tmp_path / "again").iterdir()}
+    ran = tmp_path / "ran"
+    with (folder / MODULE).open("a") as file:
+        file.write(f"open({str(ran)!r}, 'w').close()\n")
+    for load in (StitchedModel.from_pretrained, partial(kind.from_pretrained, trust_remote_code=True)):
+        with pytest.raises(ValueError, match=f"{MODULE} was changed since"):
+            load(folder)
+    assert not ran.exists()
 
 
 # -- sizes of saved files ---------------------------------------------------------------------------------------------

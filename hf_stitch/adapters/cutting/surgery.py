@@ -10,11 +10,12 @@ Meanwhile an adapter keeps other threads from the network (:func:`alone`).
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -208,6 +209,17 @@ class Stub(_StandIn, _Absent):
         """Copy the plain attributes of ``original``, but not its weights."""
         super().__init__(original)
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the stub; if it is copied alone (PEFT: ``modules_to_save``), it still serves the same half."""
+        copied, slot = type(self).__new__(type(self)), self._slot
+        values = copy.deepcopy(vars(self), memo or {id(slot): slot})
+        copied.__dict__.update(values)
+        return copied
+
+    def extra_repr(self) -> str:
+        """For errors of libraries that find the stub where they look for a layer."""
+        return f"in place of {self._name!r}, which does not run in this half"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty tensors, or the arguments that the replaced module would pass on."""
