@@ -19,6 +19,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let what is left end as in any program."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test begins with the same random numbers, whichever ran before it."""
