@@ -30,9 +30,11 @@ help: ## list the targets
 quickstart: $(READY) ## train, stitch, score, save and load small networks
 	$(BIN)/hf-stitch quickstart
 
-# One thread to a worker: more would fight over the same cores.
+# One thread to a worker: more would fight over the same cores. Neighbours go to one worker, because they share fixtures;
+# and the next run, and every process of a test, finds the bytecode also where the variable forbids to keep it.
 test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, other programs, and studies
 	$(INSTALL) --quiet -e ".[browser,clients]"

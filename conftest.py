@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import sys
 
-import numpy as np
 import pytest
-import torch
+
+gc.disable()  # until all libraries and tests are imported, which stay
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but not among what is there already."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let what is left end as in any program."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Every test begins with the same random numbers, whichever ran before it."""
+    import numpy as np  # not by the process that only hands tests to others, which reads this file too
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

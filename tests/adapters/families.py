@@ -100,7 +100,7 @@ IMAGE: dict[str, Callable[[], nn.Module]] = {
     ),
     "timm-convnext": lambda: timm.create_model("convnext_atto", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32)),
     "timm-resnet": lambda: timm.create_model("resnet10t"),
-    "timm-rexnet": lambda: timm.create_model("rexnet_100", width_mult=0.25),
+    "timm-rexnet": lambda: timm.create_model("rexnet_100", width_mult=0.25, depth_mult=0.3),
     "user-code": FlatNet,
 }
 LAYERS = {

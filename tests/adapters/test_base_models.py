@@ -160,7 +160,7 @@ def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["bert", "causal llama", "vit", "swin"])
+@pytest.mark.parametrize("name", ["causal llama", "swin"])
 def test_cuts_are_exact_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
     model: Any = make(name)
     checkpointed(model, use_reentrant=reentrant)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -249,15 +252,29 @@ def tied(model: nn.Module) -> list[list[str]]:
     return [each for each in names.values() if len(each) > 1]
 
 
-@pytest.fixture(params=[t5, albert])
-def sharing(request: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
+@cache
+def joined(kind: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
     """A stitched model with weights that share memory, and inputs."""
     torch.manual_seed(0)
-    a, b = request.param()
+    a, b = kind()
     layers = a.layers[0], b.layers[0]
     specs = a.spec(layers[0]), b.spec(layers[1])
     stitch = StitchingLayer(*specs, "none", IdentityStitch(specs[0].width, specs[1].width))
     return join(a, layers[0], stitch, b, layers[1], task=None), a.example
+
+
+@pytest.fixture(params=[t5, albert])
+def sharing(request: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
+    """A copy of such a model, which a test may change."""
+    model, batch = joined(request.param)
+    return copy.deepcopy(model), batch
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a model."""
+    joined(albert)[0].save_pretrained(folder := tmp_path_factory.mktemp("shared"))
+    return folder
 
 
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
@@ -325,8 +342,8 @@ def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) 
         (lambda names: {name: 5 for name in names}, "tied_weights.* must be a text, got 5"),
     ],
 )
-def test_a_damaged_record_of_shared_memory_is_refused(change: Any, message: str, sharing: Any, tmp_path: Path) -> None:
-    sharing[0].save_pretrained(tmp_path)
+def test_a_damaged_record_of_shared_memory_is_refused(change: Any, message: str, shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared, tmp_path, dirs_exist_ok=True)
     rewrite(tmp_path / "config.json", lambda record: record.update(tied_weights=change(record["tied_weights"])))
     with pytest.raises(ValueError, match=message):
         StitchedModel.from_pretrained(tmp_path)

@@ -104,7 +104,7 @@ def text_network(family: str, seed: int = 0) -> Adapter:
 @cache
 def on_the_hub() -> dict[str, dict[str, bytes]]:
     """Return the files of the networks that pages load from the Hub, with the same ids but smaller sizes."""
-    rexnet = {"width_mult": 0.25, "initial_chs": 8, "final_chs": 64}
+    rexnet = {"width_mult": 0.25, "depth_mult": 0.4, "initial_chs": 8, "final_chs": 64}
     return {
         "timm/rexnet_100.nav_in1k": _timm_files(cnn(0, "rexnet_100", **rexnet), rexnet),
         "timm/resnet18.a1_in1k": _timm_files(cnn(1), {"channels": (16, 24, 32, 32)}),
@@ -138,15 +138,19 @@ def _written(write: Callable[[], None]) -> Path:
 _FOLDERS = tempfile.TemporaryDirectory()
 
 
+SHORT = "resnet10t"
+"""A network with half as many blocks, for pages that name none of the others."""
+
+
 @cache
-def _loaded(seed: int = 0, name: str = "") -> Adapter:
+def _loaded(seed: int = 0, architecture: str = "resnet18", name: str = "") -> Adapter:
     """Load a CNN once for all pages, of which none changes it; there is one for each name."""
-    return hf_stitch.load(cnn(seed))
+    return hf_stitch.load(cnn(seed, architecture))
 
 
 @cache
-def _vision_pair() -> tuple[Adapter, Adapter]:
-    return _loaded(), hf_stitch.load(vit(), processor=vit_processor())
+def _vision_target() -> Adapter:
+    return hf_stitch.load(vit(), processor=vit_processor())
 
 
 def _stitched() -> hf_stitch.StitchedModel:
@@ -184,9 +188,9 @@ def compare() -> Namespace:
 
 def report() -> Namespace:
     """Two image networks and a stitched model."""
-    networks = compare()
-    layers = {"source_layer": networks["a"].layers[1], "target_layer": networks["b"].layers[1]}
-    return {**networks, "stitched": hf_stitch.stitch(networks["a"], networks["b"], networks["dataset"], **layers)}
+    a, b, dataset = _loaded(0, SHORT), _loaded(1, SHORT), pictures(40)
+    layers = {"source_layer": a.layers[1], "target_layer": b.layers[1]}
+    return {"a": a, "b": b, "dataset": dataset, "stitched": hf_stitch.stitch(a, b, dataset, **layers)}
 
 
 def cut() -> Namespace:
@@ -258,9 +262,10 @@ def share() -> Namespace:
     return {"stitched": _stitched()}
 
 
-def stitch() -> Namespace:
+def stitch(architecture: str = "resnet18") -> Namespace:
     """A CNN and a ViT, three stitched models, two language models, and two seeds of one architecture."""
-    source, target = _vision_pair()
+    source, target = _loaded(0, architecture), _vision_target()
+    again = partial(_loaded, 0, architecture)
     dataset = pictures(60)
     train, held_out = Samples.of(dataset).split(0.2, 0)
     at = partial(hf_stitch.stitch, source, target, train, target_layer="vit.layers.3", progress=False)
@@ -269,8 +274,8 @@ def stitch() -> Namespace:
         **{name: partial(at, source_layer=f"layer{i}.0") for i, name in enumerate(("one", "two", "three"), 1)},
         "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
         "gpt2": partial(text_network, "gpt2"), "other": partial(text_network, "gpt2", 1),
-        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": _loaded(0, "0"), "seed_1": _loaded(1),
-        "test": held_out, "pairs": dataset, "before": _loaded(0, "before"), "after": _loaded(0, "after"),
+        "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": again("0"),
+        "seed_1": _loaded(1, architecture), "test": held_out, "pairs": dataset, "before": again("before"), "after": again("after"),
         "llama": partial(decoder, "llama"), "gpt2_small": partial(decoder, "gpt2"),
     }  # fmt: skip
 
@@ -328,7 +333,7 @@ def trust_a_stitch() -> Namespace:
     """A stitched model, and other stitching layers at the same cuts."""
     from hf_stitch.training import TaskLoss
 
-    source, target = _vision_pair()
+    source, target = _loaded(), _vision_target()
     train, test = Samples.of(pictures(240)).split(0.5, 0)
     place: Any = {"source_layer": "layer2.0", "target_layer": "vit.layers.3", "progress": False}
     stitched = hf_stitch.stitch(source, target, train, **place)
@@ -440,7 +445,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/cache.md": compare,
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
-    "docs/how-to/gpu.md": stitch,
+    "docs/how-to/gpu.md": partial(stitch, SHORT),
     "docs/how-to/grid.md": stitch,
     "docs/how-to/int8.md": int8,
     "docs/how-to/lora.md": lora,
@@ -449,7 +454,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/report.md": report,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
-    "docs/how-to/stitch.md": stitch,
+    "docs/how-to/stitch.md": partial(stitch, SHORT),
     "docs/how-to/train-a-stitched-model.md": train_a_stitched_model,
     "docs/how-to/train.md": train,
     "docs/how-to/trust-a-metric.md": trust_a_metric,
@@ -501,7 +506,6 @@ def _networks_and_data() -> None:
     for seed in range(3):
         arguments = {"channels": (16, 24, 32, 32), "num_classes": CLASSES}
         timm.models.save_for_hf(cnn(seed), f"SEED{seed}", model_args=arguments, safe_serialization=True)
-    a, b = _vision_pair()
     hf_stitch.stitch(
-        a, b, pictures(60), source_layer="layer2.0", target_layer="vit.layers.3", progress=False
+        _loaded(), _vision_target(), pictures(60), source_layer="layer2.0", target_layer="vit.layers.3", progress=False
     ).save_pretrained("FOLDER")

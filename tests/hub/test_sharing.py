@@ -18,6 +18,9 @@ from server import Hub
 
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
+from hf_stitch.artefacts import Head, HeadConfig
+from hf_stitch.data import Samples
+from hf_stitch.relative import AnchorSet
 
 from tiny_networks import LAYERS  # isort: skip
 
@@ -31,12 +34,14 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
 }
 """Name -> source, target, matcher and its options. tests/artefacts/test_saving.py has all closed forms."""
+ANCHORED = ("relative", "inverse")
+"""Models with anchors, so that another process can swap the encoder without samples."""
 
 PULL = """
 import json, sys
 import torch, hf_stitch
 from safetensors.torch import load_file, save_file
-folder, names = sys.argv[1], sys.argv[2:]
+folder, names, anchored = sys.argv[1], sys.argv[3:], sys.argv[2].split()
 for name in names:
     inputs = load_file(f"{folder}/{name}.inputs")
     found = {}
@@ -46,6 +51,9 @@ for name in names:
     ):
         with torch.no_grad():
             found[what] = model(**inputs).logits.contiguous()
+            if name in anchored:
+                swapped = hf_stitch.swap(model, encoder="alice/vit-2", encoder_layer="vit.layers.2", pooling="cls")
+                found[f"{what} swapped"] = swapped(**inputs).logits
     save_file(found, f"{folder}/{name}.found")
 import hf_stitch.auto
 from transformers import pipeline
@@ -89,17 +97,49 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
             save_file({"logits": model(**inputs).logits.contiguous()}, folder / f"{name}.expected")
         save_file(dict(inputs), folder / f"{name}.inputs")
         model.evaluation = None  # each push would draw its pictures, which no test here reads
-        model.stitcher.push_to_hub(f"alice/{name}")
-        model.push_to_hub(f"alice/{name}-model")
-    in_a_fresh_process(shared_hub, PULL, folder, *CASES, cache=folder / "cache")
+        push(model, name)
+    cnn, vit, other = (adapters[id] for id in ("timm/cnn", "alice/vit", "alice/vit-2"))
+    chosen, last = Samples.of(images).take(12), "vit.layers.2"
+    anchors = AnchorSet.of(chosen).encode(cnn, "layer4.0", chosen)
+    for network in (vit, other):
+        anchors = anchors.encode(network, last, chosen, "cls")
+    Head(HeadConfig(in_features=12, num_labels=5)).push_to_hub("alice/head")
+    relative = hf_stitch.relative_model(cnn, anchors, layer="layer4.0", center=True, head="alice/head", progress=False)
+    inverse = hf_stitch.swap(vit, target_layer=last, encoder=cnn, encoder_layer="layer4.0", anchors=anchors)
+    inputs = {"pixel_values": torch.stack([sample["image"] for sample in images[:5]])}
+    for name, model in zip(ANCHORED, (relative, inverse), strict=True):
+        push(model, name)
+        swapped = hf_stitch.swap(model, encoder=other, encoder_layer=last, pooling="cls")
+        with torch.no_grad():
+            found = {"logits": model(**inputs).logits, "swapped": swapped(**inputs).logits}
+        save_file(found, folder / f"{name}.expected")
+        save_file(inputs, folder / f"{name}.inputs")
+    names = (*CASES, *ANCHORED)
+    in_a_fresh_process(shared_hub, PULL, folder, " ".join(ANCHORED), *names, cache=folder / "cache")
     return folder
 
 
+def push(model: StitchedModel, name: str) -> None:
+    """Push both artefacts of a model."""
+    model.stitcher.push_to_hub(f"alice/{name}")
+    model.push_to_hub(f"alice/{name}-model")
+
+
 @pytest.mark.parametrize("what", ["stitcher", "model"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *ANCHORED])
 def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) -> None:
-    expected, found = load_file(pushed / f"{name}.expected")["logits"], load_file(pushed / f"{name}.found")[what]
-    assert torch.equal(found, expected)
+    expected, found = (load_file(pushed / f"{name}.{which}") for which in ("expected", "found"))
+    assert torch.equal(found[what], expected["logits"])
+    assert name in CASES or torch.equal(found[f"{what} swapped"], expected["swapped"])
+
+
+def test_anchors_travel_with_a_model_and_name_no_folder(shared_hub: Hub, pushed: Path) -> None:
+    files = shared_hub.files("alice/relative")
+    assert set(files) >= {"stitcher.json", "anchors.json", "anchors.safetensors"}
+    card = files["README.md"].decode()
+    assert "similarities to anchors" in card
+    assert "2209.15430" in card
+    assert str(Path.home()) not in files["anchors.json"].decode()
 
 
 def test_a_pipeline_in_a_new_process_has_the_same_scores(pushed: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -156,6 +157,7 @@ def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytes
 KINDS = ("token-classification", "fill-mask", *HEADS)
 
 
+@cache
 def labelled(kind: str, seed: int = 0) -> tuple[hf_stitch.Adapter, Samples]:
     """A network and data with labels that it often predicts."""
     if kind == "fill-mask":
@@ -199,10 +201,11 @@ def test_a_saved_model_is_run_by_the_pipeline_as_its_target(kind: str, tmp_path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_torch_and_training_lowers_it(kind: str, labels: str) -> None:
     (network, data), (other, _), losses = labelled(kind), labelled(kind, 1), {}
+    data = data.take(40)
     task = registries.tasks.build(str(network.task)).about(network)
     common = {"initial": "identity", "schedule": "constant", "lr": 1e-2, "batch_size": len(data), "labels": labels}
     options: dict[str, Any] = {"test_data": data.take(5), **CUT}
-    for steps in (1, 60):
+    for steps in (1, 30):
         matcher = TaskLoss(max_steps=steps, **common)
         losses[steps] = hf_stitch.stitch(other, network, data, matcher=matcher, **options).stitch.body.fitted["loss"]
     start, each = hf_stitch.stitch(other, network, data, matcher="identity", **options), list[Tensor]()
@@ -220,7 +223,7 @@ def test_the_loss_is_that_of_torch_and_training_lowers_it(kind: str, labels: str
         else:
             each.append(functional.mse_loss(logits, wanted))
     assert losses[1] == pytest.approx(torch.stack(each).mean().item(), rel=1e-4)
-    assert losses[60] < 0.9 * losses[1]
+    assert losses[30] < 0.9 * losses[1]
 
 
 @pytest.mark.parametrize("kind", ["token-classification", *HEADS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,17 @@ HEADS: dict[str, dict[str, Any]] = {
 CUT = {"source_layer": BERT, "target_layer": BERT, "progress": False}
 
 
+@cache
 def bert(head: str, seed: int = 0) -> hf_stitch.Adapter:
     torch.manual_seed(seed)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, **HEADS[head])).eval()
     with torch.no_grad():  # outputs of tiny networks hardly differ
         model.classifier.weight *= 100
-        network = adapted("bert", model)
-        model.classifier.bias -= outputs(network).float().mean(0)
-    return network
+        model.classifier.bias -= outputs(adapted("bert", model)).float().mean(0)
+    return adapted("bert", model)
 
 
+@cache
 @torch.no_grad()
 def outputs(network: Any) -> torch.Tensor:
     found = [network.forward(network.preprocess([text])).logits for text in TEXTS]
@@ -204,7 +206,7 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str, tm
         StitchabilityCallback(network, Samples.of(TEXTS, label=[0] * 150), layers=[BERT]).measure(bert(head, 1), step=0)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ["one number", "four classes"])
 def test_without_labels_the_agreement_is_the_figure(head: str) -> None:
     network = bert(head)
     model = hf_stitch.stitch(network, network, TEXTS, matcher="lstsq", **CUT)
