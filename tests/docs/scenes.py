@@ -275,7 +275,8 @@ def stitch(architecture: str = "resnet18") -> Namespace:
         "night_dataset": dataset, "names": [f"scene {i}" for i in range(len(dataset))],
         "gpt2": partial(text_network, "gpt2"), "other": partial(text_network, "gpt2", 1),
         "texts": sentences(40), "tokenizer": plain_tokenizer(), "seed_0": again("0"),
-        "seed_1": _loaded(1, architecture), "test": held_out, "pairs": dataset, "before": again("before"), "after": again("after"),
+        "seed_1": _loaded(1, architecture), "test": held_out, "pairs": dataset,
+        "before": again("before"), "after": again("after"),
         "llama": partial(decoder, "llama"), "gpt2_small": partial(decoder, "gpt2"),
     }  # fmt: skip
 
