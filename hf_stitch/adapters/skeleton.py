@@ -181,8 +181,8 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
         hiding = {key for key in own if hasattr(type(module), key)}
         if type(module).__module__.startswith("hf_stitch."):  # its record gives its values
             hiding, theirs = {key for key in hiding if callable(getattr(type(module), key))}, {}
-            if module is model and getattr(own.get("forward"), "__wrapped__", None) is type(module).forward:
-                hiding.discard("forward")  # trainers of TRL wrap that of the whole model
+            if module is model and _is_of_trl(own.get("forward"), type(module)):
+                hiding.discard("forward")
         for key in sorted(theirs.keys() | hiding):
             place, values = f"{name}.{key}".lstrip("."), (own.get(key, NOT_SET), theirs.get(key, NOT_SET))
             if all(hasattr(type(value), "to_diff_dict") for value in values):  # configs, which modules share
@@ -196,6 +196,13 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
                 found |= {place: values} if one != two else {}
     own, theirs = ({name: pair[side] for name, pair in found.items() if pair[side] is not NOT_SET} for side in (0, 1))
     return Settings.of(own), Settings.of(theirs)
+
+
+def _is_of_trl(forward: Any, kind: type[nn.Module]) -> bool:
+    """Return whether a trainer of TRL has wrapped the forward of a whole model, as it does to compute the loss."""
+    wrapper = getattr(forward, "__func__", None)
+    wraps = getattr(wrapper, "__wrapped__", None) is kind.forward
+    return wraps and wrapper.__globals__["__name__"].startswith("trl.")  # type: ignore[union-attr]
 
 
 def _close(computed: Tensor, built: Tensor) -> bool:

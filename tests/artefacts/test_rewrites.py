@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import types
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -26,7 +28,7 @@ from hf_stitch.registry import PluginError, registries
 import records  # isort: skip
 from round_trips import assert_same  # isort: skip
 from factorising import Factorise, Factorised  # isort: skip
-from tiny_networks import LAYERS, TEXT, adapted, build, network, plain_tokenizer, stitched  # isort: skip
+from tiny_networks import LAYERS, SIZE, TEXT, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +248,25 @@ def test_what_cannot_be_rebuilt_is_refused_when_saving(
         assert torch.equal(attached(**inputs(a)).logits, found(**inputs(a)).logits)
     with pytest.raises(ValueError, match=r"the source .* has other weights|computes with them in another way"):
         attached.stitcher.attach(source=adapted("deit", build("deit", 0)), target=b)
+
+
+@pytest.mark.parametrize("place", ["trl.trainer.utils", "mine"])
+def test_a_wrapper_of_the_whole_forward_is_left_out_only_if_a_trainer_made_it(
+    place: str, images: Any, tmp_path: Path
+) -> None:
+    model = stitched(network("deit"), network("deit", 1), images, ("blocks.1", "blocks.1"))
+    code = "def forward(self, *args, **inputs):\n    return plain(self, *args, **inputs)"
+    names: dict[str, Any] = {"__name__": place, "plain": type(model).forward}
+    exec(code, names)
+    model.forward = types.MethodType(functools.wraps(names["plain"])(names["forward"]), model)
+    if place == "mine":
+        with pytest.raises(ValueError, match="forward"):
+            model.save_pretrained(tmp_path)
+        return
+    model.save_pretrained(tmp_path)
+    inputs = {"x": torch.rand(2, 3, SIZE, SIZE)}
+    with torch.no_grad():
+        assert torch.equal(hf_stitch.StitchedModel.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
 
 
 def more_in_a_sequence(model: Any) -> None:
