@@ -85,7 +85,7 @@ def fetched() -> Path:
 def _download(place: Path) -> None:
     wanted = f"transformers=={transformers.__version__}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", wanted]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"the source distribution of {wanted} cannot be downloaded: {done.stderr.strip()[-300:]}")
     for name, text in LACKING.items():
