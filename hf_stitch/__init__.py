@@ -46,7 +46,7 @@ class _Registration:
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         if name != self.place:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]  # of importlib.abc, which takes a tenth of our import
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
@@ -60,4 +60,4 @@ class _Registration:
 if _Registration.place in sys.modules:
     _Registration().register(sys.modules[_Registration.place])
 else:
-    sys.meta_path.insert(0, _Registration())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Registration())

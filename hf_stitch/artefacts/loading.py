@@ -88,7 +88,7 @@ def load_pretrained(
     for name, value in options.items():
         if name in REFUSED and value:
             raise TypeError(f"a stitched model takes no {name}: {REFUSED[name]}")
-        if name not in (*PASSED, *REFUSED) and value is not (True if name in ALWAYS else None):
+        if name not in (*PASSED, *REFUSED) and value is not None and not (value is True and name in ALWAYS):
             known = [*inspect.signature(wanted.from_pretrained).parameters, *hub.DownloadOptions.__annotations__]
             hint = did_you_mean(name, known)
             raise TypeError(

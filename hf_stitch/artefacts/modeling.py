@@ -343,6 +343,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 requested.
         """
         renamed = dict(inputs)
+        if not self.can_generate() and renamed.get("use_cache") is False:  # there is none
+            del renamed["use_cache"]
         asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
         if (getattr(self.config, CHUNKS, 0) or 0) != self._chunks:  # set after the model was built
             asked.append(f"config.{CHUNKS}")

@@ -63,7 +63,7 @@ class AffineStitch(Stitch):
         return self.weight
 
 
-class LinearStitch(AffineStitch, nn.Linear):
+class LinearStitch(AffineStitch, nn.Linear):  # type: ignore[misc]  # its bias may be None
     """``x ↦ weight · x + bias``: on a grid a 1-by-1 convolution, on tokens a linear layer.
 
     The parameters are plain and trainable; before they are fitted or loaded, they are

@@ -92,6 +92,7 @@ def test_a_model_of_images_refuses_what_it_does_not_use(of_images: Any, images: 
     assert "attention_mask" not in inspect.signature(of_images.forward).parameters
     with pytest.raises(ValueError, match=name):
         of_images(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
+    assert torch.equal(of_images(**given, use_cache=False).logits, of_images(**given).logits)
 
 
 def test_token_types_of_a_single_text_are_left_out_for_networks_without_them(whole: Any) -> None:
