@@ -14,7 +14,6 @@ gc.disable()  # until all libraries and tests are imported, which stay
 
 def pytest_collection_finish() -> None:
     """Look for garbage from here on, but not among what is there already."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -43,7 +43,7 @@ def texts() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def inputs(images: Any, texts: Any) -> Callable[..., dict[str, Tensor]]:
     """``inputs(adapter, padding)``: inputs of five samples, with texts of several lengths padded on one side."""
 

@@ -18,8 +18,9 @@ MORE = [("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
 PAIRS = [*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in MORE)]
 
 
-@pytest.fixture(params=PAIRS, ids=["-".join(pair) for pair in (*FAST, *MORE)])
+@pytest.fixture(scope="module", params=PAIRS, ids=["-".join(pair) for pair in (*FAST, *MORE)])
 def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
+    """A stitched model, which no test changes, and a batch for it."""
     source, target = request.param
     a, b, data = net(source), net(target, 1), texts if source in LANGUAGE else images
     model = stitched(a, b, data, (LAYERS[source], LAYERS[target]))
@@ -41,8 +42,8 @@ def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     assert torch.equal(logits(program.module(), batch), logits(model, batch))
 
 
-def test_it_exports_for_any_number_of_samples(net: Any, images: Any) -> None:
-    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+def test_it_exports_for_any_number_of_samples(of_images: Any, images: Any) -> None:
+    model = of_images
     pixels = torch.stack([sample["image"] for sample in images[:7]])
     shapes = {"pixel_values": {0: torch.export.Dim("batch", min=2, max=64)}}
     program = torch.export.export(model, (), {"pixel_values": pixels[:3]}, dynamic_shapes=shapes, strict=False)

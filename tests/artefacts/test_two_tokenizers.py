@@ -193,7 +193,7 @@ def test_other_workflows_take_the_adapter() -> None:
     a, b = decoder("llama", torch.float32), decoder("gpt2", torch.float32)
     reads, layers = PrefixAdapter(a, b, own=True), {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"]}
     texts = [f"{one} {two}" for one, two in zip(SENTENCES, SENTENCES[::-1], strict=True)]
-    train, test = texts[:120], texts[120:]
+    train, test = texts[:60], texts[60:90]
     assert hf_stitch.compare(reads, b, test, rows="positions", progress=False)["linear_cka"].shape == (3, 3)
     grid = hf_stitch.stitch_grid(
         a, b, train, layers_a=[LAYER["llama"]], layers_b=[LAYER["gpt2"]], matchers=["ridge"], test_data=test,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,13 @@ SHOWS = {
 
 @pytest.fixture(scope="module")
 def networks() -> None:
-    """The networks of the scripts, which are trained once."""
+    """The networks of the scripts, which are trained once, and a part of their images."""
     sys.path.insert(0, str(EXAMPLES))
-    import networks  # noqa: F401
+    import networks
 
     sys.path.remove(str(EXAMPLES))
+    whole, sizes = networks.digits, {"train": 800, "test": 200}
+    networks.digits = cache(lambda split="train": whole(split).take(sizes[split]))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
