@@ -33,9 +33,8 @@ class _StitchConfig:
 
     @staticmethod
     def from_dict(values: dict[str, Any], **options: Any) -> Any:
-        import hf_stitch.auto
-
-        return hf_stitch.auto.StitchConfig.from_dict(values, **options)
+        found = importlib.import_module("hf_stitch.auto").StitchConfig  # a room above this one
+        return found.from_dict(values, **options)
 
 
 class _Registration:
