@@ -61,7 +61,7 @@ requirements: test-newest ## renew requirements/tested.txt, if the tests pass wi
 	mkdir -p build
 	$(UV) pip freeze --python .venv-newest/bin/python --exclude-editable | sed "s/+.*//; s/$$/ ; python_version == '$$( \
 		.venv-newest/bin/python -c 'import sysconfig; print(sysconfig.get_python_version())')'/" > build/newest.txt
-	printf '%s\n' "-e .[dev,docs,browser]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatch-fancy-pypi-readme hatchling editables uv > build/all.in
+	printf '%s\n' "-e .[dev,docs,browser,clients]" $(foreach plugin,$(PLUGINS),"-e ./$(plugin)[test]") hatch-fancy-pypi-readme hatchling editables uv > build/all.in
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
 		--constraints build/newest.txt build/all.in --output-file build/tested.txt
 	( echo "# The versions with which all tests passed (make requirements), on the Python of that run; for others, what goes with them."; \
