@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import random
@@ -14,13 +15,10 @@ gc.disable()  # until all libraries and tests are imported, which stay
 
 def pytest_collection_finish() -> None:
     """Look for garbage from here on, but not among what is there already."""
+    gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let what is left end as in any program."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # so that what is left ends as in any program
 
 
 @pytest.fixture(autouse=True)
