@@ -169,13 +169,12 @@ def test_unrelated_spaces_are_refused(kind: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
-def test_seeds_determine_the_result(matcher: UnpairedMatcher) -> None:
+def test_a_fit_leaves_the_random_state(matcher: UnpairedMatcher) -> None:
     x, y, _ = clustered()
     pairs = (x[:20], x[:20]) if matcher.least_pairs else (x[:0], y[:0])
     unpaired = (x[20:], x[20:].flip(0)) if matcher.least_pairs else (x, y)
     state = torch.get_rng_state()
-    first, second = (matcher.fit(*pairs, unpaired=unpaired) for _ in "ab")
-    assert torch.equal(first.weight, second.weight) and first.fitted == second.fitted
+    matcher.fit(*pairs, unpaired=unpaired)
     assert torch.equal(state, torch.get_rng_state())
 
 
