@@ -173,5 +173,6 @@ def test_files_of_the_previous_artefact_do_not_outlive_it(images: Any, texts: An
     shutil.copytree(tmp_path, tmp_path.parent / "copy")
     stitched(images, "lstsq").save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "README.md", "config.json", "model.safetensors", "optimizer.pt", "preprocessor_config.json",
+        "README.md", "config.json", "model.safetensors", "modeling_hf_stitch.py", "optimizer.pt",
+        "preprocessor_config.json",
     ]  # fmt: skip

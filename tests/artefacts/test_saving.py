@@ -176,7 +176,13 @@ def test_weights_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any,
 def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None:
     StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
     files = sorted(path.name for path in saved.iterdir())
-    assert files == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+    assert files == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "modeling_hf_stitch.py",
+        "preprocessor_config.json",
+    ]
     assert files == sorted(path.name for path in (tmp_path / "twin").iterdir())
     for name in files:
         assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()

@@ -26,13 +26,19 @@ from tiny_networks import LAYERS, TEXT, adapted, network, plain_tokenizer, stitc
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
 
+def ending() -> Any:
+    """The tokenizer, with a token for the end of texts."""
+    processor = plain_tokenizer()
+    processor.eos_token = "[SEP]"
+    return processor
+
+
 @pytest.fixture(scope="module")
 def folder(texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stitched language model with a token for the end of texts, in a folder."""
     a, b = network("gpt2"), network("llama", 1)
     model = stitched(a, b, texts, (LAYERS["gpt2"], LAYERS["llama"]))
-    model.processor = plain_tokenizer()
-    model.processor.eos_token = "[SEP]"
+    model.processor = ending()
     place = tmp_path_factory.mktemp("language") / "model"
     model.save_pretrained(place)
     return place
@@ -121,7 +127,7 @@ def test_rewards(texts: Any, tmp_path: Path) -> None:
         model=model,
         args=trl.RewardConfig(str(tmp_path), max_steps=3, max_length=32, **COMMON),
         train_dataset=datasets.Dataset.from_list([{"chosen": t["text"], "rejected": t["text"]} for t in texts[:20]]),
-        processing_class=plain_tokenizer(),
+        processing_class=ending(),
     )
     run.train()
     assert run.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-3)
