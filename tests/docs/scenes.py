@@ -257,6 +257,14 @@ def train_a_stitched_model() -> Namespace:
     }  # fmt: skip
 
 
+def programs() -> Namespace:
+    """The folder of a stitched classifier of texts."""
+    pytest.importorskip("peft")
+    warnings.simplefilter("ignore", FutureWarning)  # in the whole test: peft reads what transformers 5.24 renamed
+    train_a_stitched_model()["stitched"].save_pretrained("stitched")
+    return {}
+
+
 def share() -> Namespace:
     """A stitched model of two networks from the Hub."""
     return {"stitched": _stitched()}
@@ -453,6 +461,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/own-networks.md": own_networks,
     "docs/how-to/relative.md": relative,
     "docs/how-to/report.md": report,
+    "docs/how-to/programs.md": programs,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": partial(stitch, SHORT),

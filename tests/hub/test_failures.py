@@ -116,7 +116,7 @@ def test_shards_of_an_earlier_push_are_deleted(hub: Hub, model: StitchedModel) -
     hub.put("alice/new", {**hub.files("alice/new"), "models/model.safetensors": b"of another artefact"})
     model.push_to_hub("alice/new")
     kept = sorted(n for n in hub.files("alice/new") if n.startswith("model"))
-    assert kept == ["model.safetensors", "models/model.safetensors"]
+    assert kept == ["model.safetensors", "modeling_hf_stitch.py", "models/model.safetensors"]
     again = StitchedModel.from_pretrained("alice/new")
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
