@@ -22,8 +22,6 @@ ROWS = (
      "encoders not at hand; trained Tiny-10 and ResNet-20 stand in", "out of reach", "cross_architecture_images"),
     ("3", "figures 4d-f, 12 and 14", "dynamics of VGG11 on ImageNet", "no such data; CIFAR-10 stands in",
      "out of reach", "dynamics_atoms"),
-    ("4", "table 1", "metrics identify layers: CKA does, PWCCA and Procrustes rarely do",
-     "PWCCA rarely; Procrustes as well as CKA", "stand-in in part", "layer_identification"),
     ("4", "table 1, figure 2", "direct matching identifies layers", "by accuracy; by its error along one axis",
      "stand-in in part", "layer_grids"),
     ("4", "figure 1", "task loss yields strange activations, accurate direct matching does not",

@@ -244,14 +244,13 @@ def _ends(axes: dict[str, Any]) -> list[tuple[float, float]]:
 
 MIXING = """## Mixed rows
 
-The authors' code uses all positions as rows if two layers have equal grids, and means otherwise, so that the values of
-one layer with several others come from different kinds of rows. An earlier version of this page took this for the cause
-of the low values of PWCCA and Procrustes in the paper. The same networks with such rows (no ties; prefix tokens left
-out):
+The authors' code uses all positions as rows of Procrustes and PWCCA if two layers have equal grids, and means
+otherwise, so that the values of one layer with several others come from different kinds of rows. The same networks with
+such rows (no ties; prefix tokens left out; of CKA too, which the authors never mix):
 
 {lines}
 
-{verdict}
+With their rows of CKA too (flattened images), the pattern of the table appears: [which rows?](which_rows.md)
 """
 
 
@@ -267,58 +266,7 @@ def _mixed(families: dict[str, Any]) -> str:
             lines.append([NAMES[kind], str(grids), title, *cells])
     head = [f"{axis}: {title}" for axis in "ab" for title in ("means", "mixed", "found most often")]
     table = _table(["networks", "grids", "metric", *head], lines)
-    return MIXING.format(lines=table, verdict=_explained(families))
-
-
-def _as_in_the_paper(found: dict[str, Any], layers: int) -> bool:
-    """Return whether mixed rows give the paper's pattern: CKA above .5, PWCCA and Procrustes at most twice chance."""
-    cka, *low = ([found[title][axis]["score"]["value"] for axis in "ab"] for title in PUBLISHED)
-    return min(cka) > 0.5 and max(itertools.chain(*low)) <= 2 / layers
-
-
-def _explained(families: dict[str, Any]) -> str:
-    """Return whether mixed rows explain the paper's table: only if they do for every architecture."""
-    answers, falls, explained = [], [], True
-    for kind, one in families.items():
-        if len({tuple(grid) for grid in one["grids"].values()}) > 1:
-            found = one["identified"]
-            yes = _as_in_the_paper(found["mixed"], len(one["widths"]))
-            explained &= yes
-            answers.append(f"{'yes' if yes else 'no'} for {NAMES[kind]}")
-            before, after = (
-                [f"{found[rows]['linear CKA'][axis]['score']['value']:.3f}" for axis in "ab"]
-                for rows in ("trained", "mixed")
-            )
-            falls.append(f"{' and '.join(before)} to {' and '.join(after)} on {NAMES[kind]}")
-    known = "" if "VisionTransformer" in families else " (no ViT is part of this run)"
-    tested = (
-        "To explain the table, mixed rows must leave CKA above .5 along both axes and bring PWCCA and Procrustes to at "
-        "most twice chance (a rule that was written when the figures of four Tiny-10 networks were known). Found: "
-        f"{', '.join(answers)}. The accuracy of CKA goes from {', and from '.join(falls)}. "
-    )
-    return (tested if answers else "") + (
-        "All layers of a vision transformer have one grid, so that nothing is mixed there, and yet the paper reports "
-        f"1/12 for PWCCA and .183 for Procrustes{known}. **The explanation "
-        f"{'holds for these networks' if explained else 'is withdrawn'}.**"
-        + ("" if explained else _reference_side(families))
-    )
-
-
-def _reference_side(families: dict[str, Any]) -> str:
-    """Return whether one layer always wins where each candidate is the reference of PWCCA."""
-    pwcca = {NAMES[kind]: one["identified"]["trained"]["PWCCA"] for kind, one in families.items()}
-    always = [
-        f"{axes['b']['favourite']} on {name} ({axes['a']['score']['value']:.3f} along a)"
-        for name, axes in pwcca.items()
-        if axes["b"]["share"] == 1
-    ]
-    if not always:
-        return " What lowers PWCCA and Procrustes in the paper, but not CKA, remains open."
-    return (
-        " Another one fits PWCCA on ViTs: along b, where each candidate is the reference whose directions have the "
-        f"weights, it always finds {' and '.join(always)}. One layer that always wins gives exactly the paper's 1/12. "
-        "What lowers Procrustes, and PWCCA to exactly 1/8 on ResNet-18, remains open."
-    )
+    return MIXING.format(lines=table)
 
 
 FLOOR = """## What PWCCA must beat
