@@ -27,32 +27,44 @@ def __getattr__(name: str) -> object:
 
 
 class _StitchConfig:
-    """In place of :class:`hf_stitch.StitchConfig` until transformers reads the first one."""
+    """In place of :class:`hf_stitch.StitchConfig` until transformers makes the first one."""
 
     model_type = "hf_stitch"
 
+    def __new__(cls, *values: Any, **options: Any) -> Any:
+        return cls._real()(*values, **options)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], **options: Any) -> Any:
+        return cls._real().from_dict(values, **options)
+
     @staticmethod
-    def from_dict(values: dict[str, Any], **options: Any) -> Any:
-        found = importlib.import_module("hf_stitch.auto").StitchConfig  # a room above this one
-        return found.from_dict(values, **options)
+    def _real() -> Any:
+        return importlib.import_module("hf_stitch.auto").StitchConfig  # a room above this one
 
 
 class _Registration:
     """Registers stitched models when the Auto classes of transformers are imported, without importing them."""
 
     place = "transformers.models.auto.configuration_auto"
+    looking = False
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name != self.place:
+        if name != self.place or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
             spec.loader.exec_module = lambda module: (run(module), self.register(module))  # type: ignore[assignment, func-returns-value, method-assign]
         return spec
 
     def register(self, module: Any) -> None:
+        if self in sys.meta_path:  # of importlib.abc, which takes a tenth of our import
+            sys.meta_path.remove(self)
         module.AutoConfig.register(_StitchConfig.model_type, _StitchConfig, exist_ok=True)
 
 

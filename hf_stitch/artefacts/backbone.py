@@ -31,11 +31,13 @@ class Backbone:
         head: Any = self._of.get_output_embeddings()
         hook = head.register_forward_hook(lambda _, given, logits: kept.append((given[0], logits)))
         try:
-            output = type(self._of).forward(self._of, *args, **inputs)  # TRL replaces that of the object
+            output = type(self._of).forward(
+                self._of, *args, **inputs | {"return_dict": True}
+            )  # TRL replaces that of the object
         finally:
             hook.remove()
         states, logits = kept[-1]
-        if not torch.equal(logits.to(output.logits), output.logits):
+        if not torch.allclose(logits.to(output.logits), output.logits, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"the target, {type(self._of.target.model).__name__}, changes the outputs of its last layer (it scales "
                 "or caps them), so that they are not the logits: train it with the Trainer of transformers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def front_of(config: StitchConfig) -> Front:
 
 def back_of(config: StitchConfig) -> Back:
     """Build the back half of a config, without loading weights, with as many outputs as the config has labels."""
-    half = config.target or {}
+    half = copy.deepcopy(config.target or {})
     made = (half.get("blueprint") or {}).get("config", {})
     if len(made.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
         made |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}

@@ -87,7 +87,12 @@ def joined(
         mapped = target.cut.restore(target.cut.accept(entering, target.interface).values)
         every = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
         if hidden and wanted is not True:
-            kept = {range(len(every))[number] for number in ([wanted] if isinstance(wanted, int) else wanted)}
+            numbers = [wanted] if isinstance(wanted, int) else [*wanted]
+            if beyond := [number for number in numbers if not -len(every) <= number < len(every)]:
+                raise ValueError(
+                    f"output_hidden_states names {beyond}, but there are {len(every)} hidden states, from 0"
+                )
+            kept = {number % len(every) for number in numbers}
             every = tuple(value if number in kept else None for number, value in enumerate(every))
         found[KEPT[name]] = every
     return found

@@ -145,6 +145,8 @@ def stitcher_of(model: StitchedModel) -> Stitcher:
                 f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
                 "refers to the original network: change the network before it is stitched"
             )
+    if StitchingLayer.from_dict(model.stitch.to_dict()).state_dict().keys() != model.stitch.state_dict().keys():
+        raise ValueError("the stitch has an adapter of PEFT, which its record cannot give: merge it (merge_and_unload)")
     own = model.source.own is not None if isinstance(model.source, PrefixFront) else None
     found = Stitcher.of(model.describe(), model.stitch, anchors=model.anchors, parts=_inner(model), own=own)
     found.evaluation = model.evaluation

@@ -74,18 +74,57 @@ def test_vectors_beside_pooled_positions_warn() -> None:
     random = torch.Generator().manual_seed(0)
     values = {"vector": torch.randn(20, 3, generator=random), "tokens": torch.randn(20, 4, 3, generator=random)}
     saved = Activations(values, range(20))
-    with pytest.warns(UserWarning, match="vectors that layers output, and the mean of positions"):
+    with pytest.warns(UserWarning, match="vectors that layers output, and the mean of others"):
         hf_stitch.compare(saved, saved, rows="mean", **QUIET)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hf_stitch.compare(saved, saved, rows="mean", layers_a=["tokens"], layers_b=["tokens"], **QUIET)
-    mixed = hf_stitch.compare(saved, saved, rows="positions", **QUIET)
+    with pytest.warns(UserWarning, match="vectors that layers output, and positions of others"):
+        mixed = hf_stitch.compare(saved, saved, rows="positions", **QUIET)
     assert np.array_equal(np.isnan(mixed["linear_cka"]), ~np.eye(2, dtype=bool))
     with pytest.raises(ValueError, match="texts vary in length"):
         hf_stitch.compare(saved, saved, rows="flat", **QUIET)
     kept = Activations({"tokens": values["tokens"]}, range(20), pooling="none")
     with pytest.raises(ValueError, match="have no prefix tokens, which rows='tokens' needs"):
         hf_stitch.compare(kept, kept, rows="tokens", **QUIET)
+
+
+def masked(seed: int, real: list[int], **others: Tensor) -> Activations:
+    """A layer of texts with so many real tokens, and other layers."""
+    values = torch.randn(len(real), 4, 3, generator=torch.Generator().manual_seed(seed))
+    mask = torch.arange(4) < torch.tensor(real)[:, None]
+    grids = dict.fromkeys(others, (2, 2))
+    return Activations({**others, "text": values}, range(len(real)), mask=mask, grids=grids)
+
+
+@pytest.mark.parametrize("rows", ["positions", "tokens", "resized"])
+def test_other_tokens_are_refused_whatever_else_is_compared(rows: Any) -> None:
+    grid = torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(2))
+    a, b = masked(0, [1, 3] * 10, grid=grid), masked(1, [3, 1] * 10, grid=grid)  # as many tokens, of other samples
+    for found in (
+        lambda: hf_stitch.compare(a, b, rows=rows, **QUIET),
+        lambda: hf_stitch.compare_all({"a": a, "b": b}, rows=rows, **QUIET),
+    ):
+        with pytest.raises(ValueError, match="needs the same tokens on both sides"):
+            found()
+
+
+def test_one_tensor_under_two_masks_is_compared_twice() -> None:
+    a, b = masked(0, [4] * 20), masked(0, [2] * 20)
+    assert torch.equal(a.values["text"], b.values["text"])
+    b.values["text"].set_(a.values["text"])  # type: ignore[call-overload]
+    found = hf_stitch.compare_all({"a": a, "b": b}, **QUIET).between("a", "b")["linear_cka"]
+    apart = hf_stitch.compare(a, masked(0, [2] * 20), **QUIET)["linear_cka"]
+    np.testing.assert_allclose(found, apart, rtol=1e-9)
+    assert found.item() < 0.99
+
+
+def test_pairs_without_common_rows_are_not_of_another_kind() -> None:
+    random = torch.Generator().manual_seed(0)
+    values = {"vector": torch.randn(20, 3, generator=random), "grid": torch.randn(20, 4, 3, generator=random)}
+    saved = Activations(values, range(20), grids={"grid": (2, 2)})
+    with pytest.warns(UserWarning, match="vectors that layers output, and resized of others"):
+        hf_stitch.compare(saved, saved, rows="resized", **QUIET)
 
 
 @pytest.mark.parametrize(

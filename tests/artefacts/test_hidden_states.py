@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: A
     some = model(**inputs, output_hidden_states=[1, -1]).hidden_states
     assert [i for i, value in enumerate(some) if value is not None] == [1, count]
     assert torch.equal(some[1], found.hidden_states[1]) and torch.equal(some[-1], found.hidden_states[-1])
+    with pytest.raises(ValueError, match=rf"names \[99\], but there are {count + 1} hidden states"):
+        model(**inputs, output_hidden_states=[99])
     model.config.output_hidden_states = True
     assert len(model(**inputs).hidden_states) == count + 1
     assert len(model(**inputs, output_hidden_states=False).to_tuple()) == 1
@@ -93,6 +96,26 @@ def test_attentions_are_those_of_the_half_that_has_them(net: Any, images: Any) -
     model = hf_stitch.stitch(net("cnn"), net("vit"), images, progress=False, **layers)
     with pytest.raises(ValueError, match=r"cut at .* gives no hidden_states .*encode"):
         model(**inputs_of(model, images), output_hidden_states=True)
+
+
+def test_the_base_of_a_language_model_gives_what_its_last_layer_reads(net: Any, texts: Any) -> None:
+    model = model_of(net, texts, "gpt2", "llama")
+    inputs = inputs_of(model, texts)
+    head, logits = model.get_output_embeddings(), model(**inputs).logits
+    model.config.return_dict = False  # as for an exporter
+    assert torch.equal(head(model.base_model(**inputs).last_hidden_state), logits)
+    head.weight.data[0] = torch.nan
+    assert model.base_model(**inputs).last_hidden_state.isfinite().all()
+    forward = type(model.target.model).forward
+
+    def scaled(self: Any, *args: Any, **options: Any) -> Any:
+        found = forward(self, *args, **options)
+        found["logits"] = 2 * found["logits"]
+        return found
+
+    model.target.model.forward = types.MethodType(scaled, model.target.model)
+    with pytest.raises(ValueError, match="scales or caps them"):
+        model.base_model(**inputs)
 
 
 def test_embeddings_in_place_of_tokens(net: Any, texts: Any) -> None:

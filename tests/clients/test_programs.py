@@ -269,6 +269,11 @@ model.save_pretrained(sys.argv[2])
 IMPORTS = {
     "hf_stitch first": ("import hf_stitch, transformers as t", ""),
     "transformers first": ("import transformers as t; t.AutoConfig; import hf_stitch", ""),
+    "looked for before": (
+        "import hf_stitch, importlib.util as u; u.find_spec('transformers.models.auto.configuration_auto')\n"
+        "import transformers as t; assert t.AutoConfig.for_model('hf_stitch', task=None).model_type == 'hf_stitch'",
+        "",
+    ),
     "trust": ("import transformers as t", ", trust_remote_code=True"),
     "neither": ("import transformers as t", ""),
 }

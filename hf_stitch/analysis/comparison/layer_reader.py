@@ -118,17 +118,17 @@ class LayerReader:
 
     def _read(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
         counts: dict[Key, int] = {}
-        owners: dict[int, Tensor] = {}
+        owners: dict[Key, Tensor] = {}  # the sample of each row, where rows are tokens of texts
 
         def callback_of(number: int) -> LayerCallback:
             def callback(name: str, representation: Representation) -> None:
                 self._check_masks(representation, name, start)
-                if not self.per_sample and representation.layout != "bd" and number not in owners:
-                    owners[number] = representation.row_samples(**self._options).cpu()
                 for grid in self._grids[number, name]:
                     key, resized = (number, name, grid), representation if grid is None else representation.resize(grid)
                     rows = self._rows(resized)
                     counts[key] = len(rows)
+                    if not self.per_sample and grid is None and representation.layout != "bd":
+                        owners[key] = representation.row_samples(**self._options).cpu()
                     if not take(key, rows if self._device is None else rows.to(self._device)):
                         self._refuse(rows, resized, name, start)
 
@@ -137,7 +137,7 @@ class LayerReader:
         for number, run in enumerate(runs):
             run([name for owner, name in self._grids if owner == number], callback_of(number))
         for group in self.groups:
-            tokens = [*owners.values()] if group.y[0][2] is None else []
+            tokens = [owners[key] for key in group.keys if key in owners]
             uneven = len({counts[key] for key in group.keys}) > 1
             if uneven or any(not torch.equal(tokens[0], other) for other in tokens):
                 raise ValueError(
@@ -247,7 +247,8 @@ class _Probe:
         def callback(name: str, representation: Representation) -> None:
             values = representation.values
             version = None if values.is_inference() else values._version
-            what = (values.data_ptr(), representation.spec, values.stride(), values.dtype, version)
+            mask = None if representation.mask is None else representation.mask.cpu().numpy().tobytes()
+            what = (values.data_ptr(), representation.spec, values.stride(), values.dtype, version, mask)
             self.first[name] = tensors.setdefault(what, (name, values))[0]
             self.specs[name] = representation.spec
             if self.first[name] == name:

@@ -57,10 +57,11 @@ def differ(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:
 
 def mixed(sides: Sequence[Sequence[RepresentationSpec]], rows: Rows) -> str:
     """Return which kinds of rows a comparison mixes, whose values mean different things; empty if there is one."""
-    if rows == "resized" and len(sides) > 1:
-        resized = {kind_of(a) != kind_of(b) for a in sides[0] for b in sides[1]}
-        return "positions of equal grids, and positions that were resized" if len(resized) > 1 else ""
-    vectors = {kind_of(spec) == "vector" for specs in sides for spec in specs}
-    if len(vectors) > 1 and per_sample(rows) and rows != "flat":
-        return f"vectors that layers output, and the {rows} of positions"
+    first, last = [list(specs) for specs in (sides[0], sides[-1])] if sides else ([], [])
+    pairs = [(kind_of(a), kind_of(b)) for a in first for b in last if not differ(a, b, rows)]
+    vectors = {kind == "vector" for pair in pairs for kind in pair}
+    if len({a != b for a, b in pairs}) > 1 and rows == "resized":
+        return "positions of equal grids, and positions that were resized"
+    if len(vectors) > 1 and rows != "flat":
+        return f"vectors that layers output, and {'the ' * per_sample(rows)}{rows} of others"
     return ""
