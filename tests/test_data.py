@@ -503,8 +503,10 @@ def test_reading_a_folder_and_choosing_its_split(copies):
 
 
 def test_a_data_set_that_is_not_there(copies):
-    with pytest.raises(FileNotFoundError, match=r"cannot read the data set .*nothing.*data_dir \(--data-dir\)"):
+    with pytest.raises(FileNotFoundError, match=r"cannot read the data set .*nothing.*data_dir"):
         read_data("owner/nothing", data_dir=copies, split="test")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nothing"):
+        read_data(str(copies / "nothing"))
 
 
 def test_hub_ids_are_passed_on(monkeypatch):
