@@ -77,7 +77,9 @@ class Detection(Result):
         It must reach :attr:`min_auroc` on coloured noise of a relative residual of 1, and .9 on far samples, if there
         are any; and the AUROC of the test samples against those to which it was fitted must be .45 to .55.
         """
-        shown = {**{"noise": of[:, -1] for kind, of in self.doses.items() if kind == "coloured"}, **self.controls}
+        shown = dict(self.controls)
+        if "coloured" in self.doses:
+            shown["noise"] = self.doses["coloured"][:, -1]
         reasons = {
             layer: failed({name: values[place] for name, values in shown.items()}, self.min_auroc)
             for place, layer in enumerate(self.layers)
