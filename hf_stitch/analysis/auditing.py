@@ -220,8 +220,8 @@ def _score(found: Detection, figure: str) -> Score:
 
 def _silent(found: Detection) -> str:
     """Return why a detector does not count; empty if it does."""
-    if found.blind:
-        return "does not tell far samples apart"
+    for why in found.blind.values():
+        return why
     if np.isnan(_score(found, "dose").value):
         return next((f"is undefined: {why}" for why in found.undefined.values()), "is undefined")
     return ""
