@@ -413,7 +413,7 @@ def own_networks() -> Namespace:
     page = (Path(__file__).parents[2] / "docs/how-to/own-networks.md").read_text()
     code = page.partition("```python\n# mine.py\n")[2].partition("```")[0]
     Path("mine.py").write_text(code)
-    defined: Namespace = {"__file__": "mine.py"}
+    defined: Namespace = {}
     exec(code, defined)
     defined["train"](8, 0, epochs=1)
     torch.save(defined["CNN"](16).state_dict(), "16-1.pt")
