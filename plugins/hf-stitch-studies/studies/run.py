@@ -114,7 +114,7 @@ STUDIES: tuple[Study, ...] = (
         Study(f"how_not_to_stitch.{name}")
         for name in (
             "bench", "cause", "layer_identification", "which_rows", "layer_grids", "low_rank_layers",
-            "strange_activations", "text_audit",
+            "strange_activations", "text_audit", "detector_gate",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
