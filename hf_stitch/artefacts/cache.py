@@ -197,8 +197,8 @@ def check_shapes(cache: Cache, own: list[Shape | None]) -> None:
             heads, features = ([0 if each is None else each[place] for each in own] for place in (0, 1))
             raise ValueError(
                 f"layer {number} of the cache was made for {found[0]} heads of {found[1]} features, but that of this "
-                f"model has {wanted[0]} of {wanted[1]}: leave early_initialization out, or give it those of each layer "
-                f"(num_heads={heads}, head_dim={features})"
+                f"model has {wanted[0]} of {wanted[1]}: pass the cache of an earlier output of this model, "
+                f"an empty one, or one initialised with those of each layer (num_heads={heads}, head_dim={features})"
             )
 
 
@@ -214,10 +214,8 @@ in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past 
 def check_cache(model: Any) -> list[Shape | None]:
     """Check that a stitched language model computes the same with its cache as without, also beside left padding.
 
-    Names and numbers in a network do not show for sure where it keeps its past, and in which shape: this runs it.
-
-    Returns:
-        The shape of each layer of its cache.
+    Names and numbers in a network do not show for sure where it keeps its past: this runs it, and returns the shape of
+    each layer of its cache.
     """
     source, (device, _) = model.source, place_of(model)
     sizes = [model.config.vocab_size]

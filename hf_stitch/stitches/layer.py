@@ -31,6 +31,9 @@ class StitchingLayer(nn.Module):
     sample (``flatten``), or one vector per sample (``mean``, ``cls``, ``last``). One vector per sample gives the target
     a single token, or a grid with one position.
 
+    Called with a representation that has the layout, width and prefix tokens of the source spec, it returns one of the
+    target, without context and with the mask of positions. Another one is a ``ValueError``.
+
     Args:
         source: Spec of the input.
         target: Spec of the output.
@@ -95,17 +98,7 @@ class StitchingLayer(nn.Module):
 
     # -- forward ----------------------------------------------------------------------------------------------------
     def __call__(self, representation: Representation) -> Representation:
-        """Map a representation of the source to one of the target.
-
-        Args:
-            representation: Representation with the layout, width and prefix tokens of the source spec.
-
-        Returns:
-            The target representation. It has no context, and keeps the mask of positions.
-
-        Raises:
-            ValueError: The representation does not match the source spec.
-        """
+        """Map a representation of the source to one of the target, without context, with the mask of positions."""
         got, spec = representation.spec, self.target
         if (got.layout, got.width, got.prefix_tokens) != (
             self.source.layout,
@@ -134,7 +127,17 @@ class StitchingLayer(nn.Module):
     def forward(
         self, values: Tensor, mask: Tensor | None, grid: tuple[int, int] | None, padding_unknown: bool
     ) -> Tensor:
-        """Map the values of a representation, the tensor that hooks of this module see."""
+        """Map the values of a representation, which hooks of this module see.
+
+        Args:
+            values: The values, in the layout of the source.
+            mask: For texts: (batch, tokens) bool, true for real tokens.
+            grid: Height and width of the grid of positions.
+            padding_unknown: Whether some positions are padding, but it is unknown which.
+
+        Returns:
+            The values, in the layout of the target.
+        """
         own, spec = self.source, self.target
         representation = Representation(
             values, own.layout, mask, own.prefix_tokens, grid, padding_unknown=padding_unknown

@@ -346,8 +346,11 @@ def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, ne
     same = transformers.DynamicCache(config=model.config)
     for layer in range(3):
         same.update(torch.zeros(1, 3, 2, 5), torch.zeros(1, 3, 2, 5), layer)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="layer 0 of the cache was made for 3 heads of 5 features, but that of this"):
         model(input_ids=ids, **{NAME: same})
+    for_two = model(input_ids=ids.expand(2, -1), use_cache=True)[NAME]
+    with pytest.raises(ValueError) as caught:
+        model(input_ids=ids, **{NAME: for_two})
     assert caught.value.__notes__ == [f"Or the cache that was given as {NAME} belongs to another model."]
 
 

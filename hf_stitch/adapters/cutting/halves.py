@@ -51,7 +51,8 @@ class HalfError(RuntimeError, ValueError):
 class Front(nn.Module):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.front` returns one. Several threads may run it at the same time.
+    :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
+    :class:`~hf_stitch.Representation` at the cut. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
@@ -89,19 +90,7 @@ class Front(nn.Module):
         return self.interface
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
-        """Compute the representation at the cut.
-
-        Args:
-            seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
-            **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
-
-        Returns:
-            The representation.
-
-        Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
-            HalfError: If the network cannot run on the inputs.
-        """
+        """Compute the representation at the cut."""
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
         try:
             return self._represent(values, inputs)
@@ -109,7 +98,19 @@ class Front(nn.Module):
             raise HalfError(self, error) from error
 
     def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
-        """Compute the values at the cut, the tensor that hooks of this module see."""
+        """Compute the values at the cut, which hooks of this module see.
+
+        Args:
+            seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
+            **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
+
+        Returns:
+            The values, with the axes in the order of the network.
+
+        Raises:
+            ValueError: If images or sequences have another size than those with which the cut was verified.
+            HalfError: If the network cannot run on the inputs.
+        """
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
         try:
@@ -139,7 +140,9 @@ class Front(nn.Module):
 class Back(nn.Module):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.back` returns one. Like :class:`Front`, several threads may run it at the same time.
+    :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
+    it returns the output of the network; a blank context is created if the representation has none. Images and
+    sequences must have the size with which the cut was verified. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
@@ -170,26 +173,26 @@ class Back(nn.Module):
         self.made: Settings | None = None  # its modules when it was cut, which pin user code
 
     def __call__(self, representation: Representation, **options: Any) -> Any:
-        """Compute the output of the network from a representation in the spec of the cut.
-
-        Args:
-            representation: Representation at the cut; a blank context is created if it has none.
-            **options: Further arguments of the network, for example a cache.
-
-        Returns:
-            The output of the network.
-
-        Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
-            HalfError: If the network cannot run on the representation.
-        """
+        """Compute the output of the network from a representation in the spec of the cut."""
         _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation, self.interface), self.interface)
         context, size = self.plan.context(representation, self.interface), size_of(representation, self.interface)
         return super().__call__(self.cut.restore(representation.values), size, **{**context, **options})
 
     def forward(self, values: Tensor, size: tuple[int, int], /, **inputs: Any) -> Any:
-        """Compute the output from the values at the cut, the tensor that hooks of this module see."""
+        """Compute the output from the values at the cut, which hooks of this module see.
+
+        Args:
+            values: The values, with the axes in the order of the network.
+            size: Batch size and number of tokens.
+            **inputs: The context as arguments of the network, and further arguments, for example a cache.
+
+        Returns:
+            The output of the network.
+
+        Raises:
+            HalfError: If the network cannot run on the representation.
+        """
         fill(self._slot, values, size)
         try:
             return self.model(**{**self.interface.options, **inputs})
