@@ -114,8 +114,8 @@ STUDIES: tuple[Study, ...] = (
     *(
         Study(f"how_not_to_stitch.{name}")
         for name in (
-            "bench", "cause", "layer_identification", "which_rows", "layer_grids", "low_rank_layers",
-            "strange_activations", "text_audit",
+            "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
+            "bench", "text_audit",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
