@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "cifar10").mkdir()
     (made / "networks").mkdir()
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
-    for split, n in (("train", 150), ("test", 60)):
+    for split, n in (("train", 150), ("test", 140)):
         images = list(random.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
         columns = {"img": images, "label": [i % 10 for i in range(n)]}
         datasets.Dataset.from_dict(columns, features).to_parquet(made / "cifar10" / f"{split}.parquet")

@@ -48,7 +48,7 @@ PUBLISHED = {
 PRESETS = {
     "small": {"train": 5000, "test": 1000, "references": 5, "functional_samples": 300},
     "paper": {"train": 50_000, "test": 10_000, "references": 10, "functional_samples": 100},
-    "test": {"train": 150, "test": 60, "references": 2, "functional_samples": 100},
+    "test": {"train": 150, "test": 140, "references": 2, "functional_samples": 100},
 }
 """Images, references, and images to which stitched models are fitted."""
 

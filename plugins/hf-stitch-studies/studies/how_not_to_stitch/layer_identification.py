@@ -32,7 +32,7 @@ METRICS = {
 }
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
 """Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
-PRESETS = {"small": (2000, 20), "paper": (10_000, 40), "test": (100, 4)}
+PRESETS = {"small": (2000, 20), "paper": (10_000, 40), "test": (60, 4)}
 """Test images, and groups of images of the jackknife for ties."""
 
 
