@@ -107,7 +107,9 @@ def main() -> None:
                 for name, label in labels.items()
             },
             "far": {d: rounded(found.controls["far"][:, 1]) for d, found in grid.detections.items()},
-            "controls": {d: {"halves": rounded(f.controls["halves"])} for d, f in grid.detections.items()},
+            "controls": {
+                d: {name: rounded(f.controls[name]) for name in ("far", "train")} for d, f in grid.detections.items()
+            },
             "doses": {d: {"coloured": rounded(f.doses["coloured"][..., 0])} for d, f in grid.detections.items()},
             "seconds": round(time.perf_counter() - start),
         }

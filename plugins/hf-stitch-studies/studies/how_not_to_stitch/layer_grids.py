@@ -116,7 +116,7 @@ NEAR = 0.1
 """Difference of shares up to which two methods are comparable."""
 BOTH = "along both axes, by the interval; Tiny-10 decides"
 WITHIN = claim(
-    "table 1, within a network", "Direct matching, functional and structural, finds every layer in its own network",
+    "table 1, within a network", "Direct matching, functional and structural, finds a layer in its own network",
     "100% each", f"at least {WELL} of the layers along both axes, by the interval; Tiny-10 decides",
 )  # fmt: skip
 CLAIMS = {

@@ -4,7 +4,7 @@ Every layer of one network is stitched into every layer of another, by least squ
 covariance, by an orthogonal map, and by task loss with growing numbers of steps. Each detector is fitted to the
 target's own activations, controlled (two halves of the test images, training images, images of noise) and calibrated
 with noise of known size. The paper's detector, the energy, decides at the layers where it passes these tests.
-Histograms of the scores at one layer (figure 1c) are counted, and drawn as PNG.
+Histograms of the scores at one layer (figure 1c) are counted.
 
     python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
 """
@@ -22,12 +22,12 @@ from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
 from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, WELL, claim
 from how_not_to_stitch.which_rows import paired
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 import hf_stitch
 from hf_stitch.analysis import Identification, StitchGrid, identify_layers
+from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN, failed
 from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
@@ -38,9 +38,6 @@ STRANGE = 0.714
 effect (Cohen 1988)."""
 MOST, FEW = 0.8, 0.2
 """Shares from which on stitches are predominantly strange, and up to which they are not."""
-NOISE, OWN = 0.8, (0.45, 0.55)
-"""A detector counts at a layer if it tells noise of a relative residual of 1 with this AUROC, and does not tell two
-halves of the test images apart."""
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier", "energy")
 TITLES = NAMES | {"tiny10_long": "Tiny-10, longer training"}
 """Title of the section of a folder."""
@@ -120,8 +117,6 @@ def main() -> None:
             **recorded(grid, preset), "histograms": histograms(grid, preset),
             "seconds": round(time.perf_counter() - start),
         }  # fmt: skip
-        drawn = draw_histograms(found[f"{a} -> {b}"]["histograms"], f"{a} into {b}")
-        drawn.savefig(arguments.out / f"strange_activations {a} {b}.png", dpi=150)
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
         study.leave("strange_activations", record, page, {}, arguments.out)
 
@@ -180,31 +175,6 @@ def overlap(counted: Mapping[str, Sequence[float]]) -> float:
     """Return the common area of two histograms, each of area 1: 1 if they are equal, 0 if they are apart."""
     own, stitched = (np.array(counted[part]) / np.sum(counted[part]) for part in ("own", "stitched"))
     return float(np.minimum(own, stitched).sum())
-
-
-def draw_histograms(counted: Mapping[str, Mapping[str, Any]], title: str) -> Figure:
-    """Draw the histograms of a pair of networks: a row for each detector, a column for each stitch."""
-    columns = list(dict.fromkeys(cell for cells in counted.values() for cell in cells))
-    figure = Figure(figsize=(3 * len(columns), 1.6 * len(counted) + 0.6), layout="constrained")
-    panels = figure.subplots(len(counted), len(columns), squeeze=False)
-    for line, (detector, cells) in zip(panels, counted.items(), strict=True):
-        line[0].set_ylabel(detector)
-        for axes, column in zip(line, columns, strict=True):
-            axes.set_yticks([])
-            if column not in cells:
-                continue
-            one = cells[column]
-            inner = np.array(one["edges"])  # the open bins are drawn as wide as their neighbours
-            edges = [2 * inner[0] - inner[1], *inner, 2 * inner[-1] - inner[-2]]
-            for part in ("own", "stitched"):
-                axes.stairs(np.array(one[part]) / sum(one[part]), edges, fill=True, alpha=0.5, label=part)
-            axes.set_title(f"overlap {overlap(one):.2f}", fontsize="small")
-    for axes, column in zip(panels[0], columns, strict=True):
-        axes.set_title(f"{column}\n{axes.get_title()}", fontsize="small")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(f"Scores of detectors, {title}")
-    return figure
 
 
 def rounded(values: Array) -> list[Any]:
@@ -334,9 +304,10 @@ this matters. Structural error and relative accuracy need no detector.
 
 {claims}
 
-The energy *passes* at a layer of a target if it tells noise of a relative residual of 1, coloured as the target's
-activations, with an AUROC of at least {noise}, and does not tell two halves of the test images ({own[0]} to {own[1]}).
-The records have no other data that were held out from the training of the detector, the third test of a gate.
+A detector *passes* at a layer of a target if it tells noise of a relative residual of 1, coloured as the target's
+activations, with an AUROC of at least {noise}, and images of noise with at least {far}, and test images from those to
+which it was fitted with .5 ± {own}, up to chance: the tests of `hf_stitch.stitch_grid`. These records have no other
+data that were held out from the training of the energies.
 
 An AUROC of at least {strange} (.8 standard deviations between two normal distributions) counts as strange. This bound
 was fixed before any figure was seen; the rules above were written after this run, from the paper's text, in place of
@@ -398,7 +369,7 @@ HISTOGRAMS = """
 
 The common area of the histograms of the target's own and of stitched activations of the test images at one layer: 1 if
 they are equal and 0 if no score occurs in both; mean over the pairs of networks / one network into itself. The paper
-draws the energies of the first layer of a ResNet-18. The counts are in the JSON, and the command draws them.
+draws the energies of the first layer of a ResNet-18. The counts are in the JSON.
 
 {overlaps}
 """
@@ -407,7 +378,7 @@ draws the energies of the first layer of a ResNet-18. The counts are in the JSON
 def page(record: Mapping[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     return PAGE.format(
-        claims=study.verdicts(claims(record)), strange=STRANGE, noise=NOISE, own=OWN,
+        claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
         sections="".join(_section(name, found) for name, found in record.items()),
     )  # fmt: skip
 
@@ -538,11 +509,11 @@ def _share(flags: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
-    """Return the layers of the target where a detector tells noise, and not the target's own activations."""
-    noise = read_array(one["doses"][detector]["coloured"])[:, -1]
-    halves = read_array(one["controls"][detector]["halves"])[:, 0]
-    found: NDArray[np.bool_] = (noise >= NOISE) & (halves >= OWN[0]) & (halves <= OWN[1])
-    return found
+    """Return the layers of the target where a detector may judge."""
+    controls = {name: read_array(one["controls"][detector][name]) for name in ("far", "train")}
+    controls["noise"] = read_array(one["doses"][detector]["coloured"])[:, -1:]
+    layers = range(len(controls["noise"]))
+    return np.array([not failed({name: of[j] for name, of in controls.items()}, MIN_AUROC) for j in layers])
 
 
 def _strangeness(asked: Strangeness, runs: _Runs) -> dict[str, str]:
@@ -626,7 +597,7 @@ def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> 
         for one in pairs:
             accuracy = read_array(one["matchers"][matcher]["relative_accuracy"])
             auroc = read_array(one["matchers"][matcher][detector]["auroc"])
-            strange.append(auroc[(accuracy >= of[0]) & (accuracy < of[1])] >= STRANGE)
+            strange.append(auroc[(accuracy >= of[0]) & (accuracy < of[1]) & np.isfinite(auroc)] >= STRANGE)
         found = np.concatenate(strange)
         yield f"{found.mean():.2f}" if found.size else "–"
 
