@@ -507,7 +507,7 @@ def test_a_module_whose_error_the_model_catches_is_ignored() -> None:
 
 
 def test_a_module_that_gives_its_caller_more_than_hooks_see_is_no_cut_and_stays() -> None:
-    """As halves and stitches do (chains). Calls of torch and transformers give what hooks see: graphs, compiled ones."""
+    """As halves and stitches do (chains). Calls of torch and transformers give what hooks see."""
 
     class Named(nn.Linear):
         def __call__(self, x: Tensor) -> dict[str, Tensor]:
