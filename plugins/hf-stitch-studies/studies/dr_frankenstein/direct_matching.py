@@ -205,7 +205,8 @@ def _findings(architecture: str, found: dict[str, Any], record: dict[str, Any]) 
     if len(found["pairs"]) > 2:
         gains = np.array(found["by_pair"][RECOLOURED]) - np.array(found["by_pair"][LEAST_SQUARES])
         said.append(
-            f"Recoloured maps are better in {int((gains.mean(0) > 0).sum())} of {gains.shape[1]} pairs, as the mean over "
+            f"Recoloured maps are better in {int((gains.mean(0) > 0).sum())} of {gains.shape[1]} pairs, as the mean "
+            "over "
             "layers."
         )
     if _has_reference(architecture, found, record):
@@ -236,7 +237,8 @@ def _permutations(found: dict[str, Any]) -> str:
                   _over_pairs(found, PERMUTATION, LEAST_SQUARES), strict=True)  # fmt: skip
     table = study.markdown(("layer", PERMUTATION, LEAST_SQUARES, "difference"),
                            ((layer, *map(study.shown, scores)) for layer, *scores in columns))  # fmt: skip
-    return f"{len(found['pairs'])} pairs of Tiny-10 that share no network; 95% intervals of Student's t over pairs.\n\n{table}"
+    said = f"{len(found['pairs'])} pairs of Tiny-10 that share no network; 95% intervals of Student's t over pairs."
+    return f"{said}\n\n{table}"
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -248,7 +250,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n += f", {len(layers)} layers"
         span = f"{min(values):.3f} to {max(values):.3f}, worst at {layers[int(np.argmin(values))]}"
         if architecture == "resnet20":
-            rows.append(COLLAPSES.row(span, n, [experiment.at_least(2, (study.below(s, COLLAPSED) for s in scores))], units))
+            rows.append(
+                COLLAPSES.row(span, n, [experiment.at_least(2, (study.below(s, COLLAPSED) for s in scores))], units)
+            )
             some = _values(found, WELL_AT)
             held = [study.above(s, WELL) for layer, s in zip(layers, scores, strict=True) if layer in WELL_AT]
             rows.append(LAYERS_WELL.row(f"{min(some):.3f} to {max(some):.3f}", n, held, units))

@@ -103,7 +103,10 @@ def over(values: Sequence[float]) -> dict[str, float]:
     """Return the mean over pairs of networks, with the 95% interval of Student's t; NaN for fewer than two."""
     if len(values) < 2:
         return {"value": float(values[0]), "low": math.nan, "high": math.nan}
-    mean, half = float(np.mean(values)), float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    mean, half = (
+        float(np.mean(values)),
+        float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5),
+    )
     return {"value": mean, "low": mean - half, "high": mean + half}
 
 

@@ -74,7 +74,8 @@ def measured(
 
 STARTS_CLAIM = {
     architecture: Claim(
-        "8, figure 6", f"{title}: most starts achieve the same order of accuracy, random ones are sometimes stuck, those "
+        "8, figure 6", f"{title}: most starts achieve the same order of accuracy, random ones are sometimes stuck, "
+        "those "
         "from least squares are consistently good", "histogram",
         f"the median of random starts is at most {STUCK} below that of least squares; a random start ends more than "
         f"{STUCK} below the median of its kind; no start from least squares does. The first two are not known if the "
@@ -116,7 +117,9 @@ def page(record: dict[str, Any]) -> str:
             ))  # fmt: skip
         header = ("start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best",
                   f"more than {STUCK} below the median")  # fmt: skip
-        sections.append(f"## {TITLES[architecture]}, {found['layer']}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}")
+        sections.append(
+            f"## {TITLES[architecture]}, {found['layer']}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}"
+        )
     random = np.concatenate([found["relative_accuracy"][RANDOM] for found in record["architectures"].values()])
     return PAGE.format(
         footer=experiment.footer("initialisations"), verdicts=study.verdicts(claims(record)),

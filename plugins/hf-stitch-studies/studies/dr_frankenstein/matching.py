@@ -105,8 +105,8 @@ LABELS = Claim(
 
 PAGE = """# Experiment 1: least squares and task loss (Csiszárik et al., NeurIPS 2021, figure 2)
 
-**What to do**: where least squares keeps less than you need, train the stitch on the task, from least squares; labels of
-the target do as well as true ones. Starting from `recoloured` instead gains nothing.
+**What to do**: where least squares keeps less than you need, train the stitch on the task, from least squares; labels
+of the target do as well as true ones. Starting from `recoloured` instead gains nothing.
 
 {verdicts}
 

@@ -71,7 +71,8 @@ def paths(
 
 CONNECTIVITY = Claim(
     "8, A.8", "Tiny-10: linear mode connectivity holds on most layers, but not on the first three", "plot",
-    f"a pair of networks is connected at a layer if at least half of its paths have a barrier whose 95% interval ends at "
+    "a pair of networks is connected at a layer if at least half of its paths have a barrier whose 95% interval "
+    "ends at "
     f"{BARRIER} or below. Counted by pairs of networks: none is connected on the first three layers, and all are on at "
     "least half of the others. Pairs that disagree, or a single one, decide nothing at a layer",
 )  # fmt: skip
@@ -110,8 +111,8 @@ def page(record: dict[str, Any]) -> str:
         figures = (f"{values[:, [0, -1]].mean():.3f}", f"{values[:, 2].mean():.3f}",
                    max(barriers, key=lambda each: each.value)) if barriers else "–––"  # fmt: skip
         rows.append((layer, f"{len(barriers)} of {count}", *figures, shares, f"{joined} of {of}"))
-    header = ("layer", "paths", "ends", "middle", "greatest barrier", f"connected paths of {', '.join(record['pairs'])}",
-              "connected pairs of networks")  # fmt: skip
+    of_pairs = f"connected paths of {', '.join(record['pairs'])}"
+    header = ("layer", "paths", "ends", "middle", "greatest barrier", of_pairs, "connected pairs of networks")
     return PAGE.format(
         footer=experiment.footer("mode_connectivity"), verdicts=study.verdicts(claims(record)),
         networks=record["networks"], setting=record["setting"], pairs=len(record["pairs"]), starts=record["starts"],

@@ -120,7 +120,14 @@ def page(record: dict[str, Any]) -> str:
             changes = ", ".join(f"{change:+.3f}" for change in last - first)
             jumps = [np.abs(np.diff(run[name])).max() for run in runs.values()]
             rows.append((label, *map(_spread, (first, last, last - first)), changes, f"{max(jumps):.3f}"))
-        header = ("figure", "start", "end", "change", "change of every pair", "greatest change in one step of measuring")
+        header = (
+            "figure",
+            "start",
+            "end",
+            "change",
+            "change of every pair",
+            "greatest change in one step of measuring",
+        )
         title = f"## {TITLES[architecture]}, {found['layer']}, {len(runs)} pairs, {found['steps'][-1]:,} steps"
         sections.append(f"{title}\n\nMeasured every {found['steps'][1]} steps.\n\n{study.markdown(header, rows)}")
     return PAGE.format(
@@ -156,7 +163,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         rows.append(STAYS[architecture].row(f"at most {max(most):.1g}", n, [max(most) <= CONSTANT], units))
         steps = {name: [np.abs(np.diff(run[name])).max() for run in runs.values()] for name in ("svcca", "linear_cka")}
         jumps = [bool(one >= JUMP > other) for one, other in zip(*steps.values(), strict=True)]
-        ours = f"at once by {', '.join(f'{step:.3f}' for step in steps['svcca'])}; CKA by {max(steps['linear_cka']):.3f}"
+        ours = (
+            f"at once by {', '.join(f'{step:.3f}' for step in steps['svcca'])}; CKA by {max(steps['linear_cka']):.3f}"
+        )
         rows.append(JUMPS[architecture].row(f"{ours} at most", n, jumps, units))
     return rows
 

@@ -137,29 +137,38 @@ def _series(runs: Mapping[str, Any], method: str) -> dict[float, tuple[float, fl
     found = {}
     for points in zip(*(run[method] for run in runs.values()), strict=True):
         values = [point["score"]["value"] for point in points]
-        found[float(np.mean([point["sparsity"] for point in points]))] = (float(np.mean(values)), min(values), max(values))
+        share = float(np.mean([point["sparsity"] for point in points]))
+        found[share] = (float(np.mean(values)), min(values), max(values))
     return found
 
 
 DROPS = {
     architecture: Claim(
-        "8, figure 8", f"{title}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically", "plot",
+        "8, figure 8",
+        f"{title}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically",
+        "plot",
         f"at {SPARSE:.0%}, interpolated between penalties, it is below {COLLAPSED} in every pair",
     )
     for architecture, title in TITLES.items()
-}  # fmt: skip
+}
 PAPERS_L1 = Claim(
-    "8, figure 8", "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%", "plot",
+    "8, figure 8",
+    "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%",
+    "plot",
     f"at {SPARSE:.0%}, it is above direct matching, by the interval over pairs",
-)  # fmt: skip
+)
 TAKES = "a log grid of some ten weights of L1, ten pairs of Tiny-10, 6,000 steps each"
 OURS = {
     method: study.Claim(
-        study.OWN, "after paper 1, figure 8", f"At a sparsity of 80%, {method}, is more accurate than direct matching", "–",
-        "it is above direct matching in every pair, of both architectures", stand_in=False,
+        study.OWN,
+        "after paper 1, figure 8",
+        f"At a sparsity of 80%, {method}, is more accurate than direct matching",
+        "–",
+        "it is above direct matching in every pair, of both architectures",
+        stand_in=False,
     )
     for method in (PROXIMAL, SUPPORT)
-}  # fmt: skip
+}
 
 PAGE = """# Experiment 7: sparsity (Csiszárik et al., NeurIPS 2021, section 8, figure 8)
 
@@ -190,7 +199,7 @@ def page(record: dict[str, Any]) -> str:
         rows, runs = [], found["runs"]
         for method in next(iter(runs.values())):
             for points in zip(*(run[method] for run in runs.values()), strict=True):
-                shares, values = ([*some] for some in zip(*((p["sparsity"], p["score"]["value"]) for p in points)))
+                shares, values = [p["sparsity"] for p in points], [p["score"]["value"] for p in points]
                 rows.append((method, f"{points[0]['penalty']:g}", _spread(shares), _spread(values)))
         at = [(method, *(_at(run[method]) for run in runs.values())) for method in next(iter(runs.values()))]
         cells = [(method, *("not reached" if np.isnan(v) else f"{v:.3f}" for v in values)) for method, *values in at]
@@ -204,7 +213,8 @@ def page(record: dict[str, Any]) -> str:
         ]
     return PAGE.format(
         footer=experiment.footer("sparsity"), verdicts=study.verdicts(claims(record)), reached=reached,
-        networks=record["networks"], setting=record["setting"], collapsed=COLLAPSED, architectures="\n\n".join(sections),
+        networks=record["networks"], setting=record["setting"], collapsed=COLLAPSED,
+        architectures="\n\n".join(sections),
     )  # fmt: skip
 
 

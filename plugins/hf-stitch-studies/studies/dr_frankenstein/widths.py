@@ -90,7 +90,8 @@ def grows(narrow: str, wide: str) -> study.Claim:
     return Claim(
         "5.2, figure 3", f"ResNet-20, width {narrow} → {wide}: relative accuracy grows with width",
         "plot, widths 1 to 5",
-        "the difference of task loss is above 0 at half of the layers or more, by the interval, and below 0 at none. Not "
+        "the difference of task loss is above 0 at half of the layers or more, by the interval, and below 0 at none. "
+        "Not "
         f"known if the wider networks are more accurate by more than {ALIKE}. One pair of a kind decides nothing",
         stand_in=True,
     )  # fmt: skip

@@ -124,8 +124,12 @@ def pictures(record: dict[str, Any]) -> dict[str, Figure]:
         for shift, (kind, estimates) in enumerate(kinds.items()):
             places = [-row - 0.2 * shift for row in range(len(estimates))]
             values = np.array([[each.value, each.low, each.high] for each in estimates])
-            axes.errorbar(values[:, 0], places, xerr=np.abs(values[:, 1:] - values[:, :1]).T, fmt="o", markersize=4, label=kind)
-        axes.set_yticks([-row - 0.2 for row in range(len(found.cells))], [", ".join((TASKS[d], c)) for d, c in found.cells])
+            axes.errorbar(
+                values[:, 0], places, xerr=np.abs(values[:, 1:] - values[:, :1]).T, fmt="o", markersize=4, label=kind
+            )
+        axes.set_yticks(
+            [-row - 0.2 for row in range(len(found.cells))], [", ".join((TASKS[d], c)) for d, c in found.cells]
+        )
         axes.set(title=title, xlabel="correlation under two networks")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
@@ -171,17 +175,22 @@ class Measured:
 
 
 RULE = (
-    "in each cell (images and cut), their correlation at the origin is above that of untrained networks, by the interval of "
+    "in each cell (images and cut), their correlation at the origin is above that of untrained networks, by the "
+    "interval of "
     "the difference, and they differ less than those of images paired at random"
 )
 PRESERVED = {
-    kind: Claim("section 3", f"Angles between encodings are preserved ({kind})", "–", RULE) for kind in (SEEDS, ARCHITECTURES)
+    kind: Claim("section 3", f"Angles between encodings are preserved ({kind})", "–", RULE)
+    for kind in (SEEDS, ARCHITECTURES)
 }
 UNTESTED = {
-    Claim("key findings", "Angles are preserved across modalities: text", "–", RULE): "the angles between the 500 questions "
+    Claim(
+        "key findings", "Angles are preserved across modalities: text", "–", RULE
+    ): "the angles between the 500 questions "
     "of TREC under the encoders of cross_architecture_text, and under untrained ones",
-    Claim("key findings", "Angles are preserved across modalities: graphs", "–", RULE): "the angles between the nodes of Cora "
-    "under the networks of graph_stitching, and under untrained ones",
+    Claim(
+        "key findings", "Angles are preserved across modalities: graphs", "–", RULE
+    ): "the angles between the nodes of Cora under the networks of graph_stitching, and under untrained ones",
 }
 """Claim -> what a test takes."""
 
@@ -283,10 +292,13 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
     found, rows = Measured(record), []
     for kind, claim in PRESERVED.items():
-        values, baseline = ([found.of(each, *cell, "correlation").value for cell in found.cells] for each in (kind, UNTRAINED))
+        values, baseline = (
+            [found.of(each, *cell, "correlation").value for cell in found.cells] for each in (kind, UNTRAINED)
+        )
         held = [found.preserved(kind, *cell) for cell in found.cells]
         ours = (
-            f"correlation {min(values):.2f} to {max(values):.2f}, untrained {min(baseline):.2f} to {max(baseline):.2f}; "
+            f"correlation {min(values):.2f} to {max(values):.2f}, untrained {min(baseline):.2f} to "
+            f"{max(baseline):.2f}; "
             f"preserved in {held.count(True)} of {len(held)} cells"
         )
         n = f"{int(found.pairs[kind].mask.sum()) // 2} pairs of networks, {len(values)} cells"

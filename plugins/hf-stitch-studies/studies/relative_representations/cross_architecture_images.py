@@ -152,7 +152,8 @@ SWAPPED = Claim(
     "section 5.2, images", "Heads on relative representations accept image encoders of other architectures",
     "76.8 to 84.3 of 80.2 to 91.9 (CIFAR-100, 20 classes); absolute 6.2",
     f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance between "
-    f"architectures, and absolute ones at most {LITTLE:.0%}, by the interval; in part: in some cells, or relative heads are "
+    f"architectures, and absolute ones at most {LITTLE:.0%}, by the interval; in part: in some cells, or relative "
+    "heads are "
     "above absolute ones, paired by networks",
 )  # fmt: skip
 DEGRADED = Claim(

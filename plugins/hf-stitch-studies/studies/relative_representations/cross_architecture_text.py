@@ -114,8 +114,10 @@ class Group:
 SWAPPED = Claim(
     "section 5.2, text, TREC", "Heads on relative representations accept text encoders of other architectures",
     "stitched 75.9, absolute 21.5",
-    f"in each group of encoders, relative heads keep {MUCH:.0%} or more of the score above chance and absolute ones at most "
-    f"{LITTLE:.0%}, by the interval; in part: in some groups, or relative heads are above absolute ones, paired by encoders",
+    f"in each group of encoders, relative heads keep {MUCH:.0%} or more of the score above chance and absolute ones "
+    "at most "
+    f"{LITTLE:.0%}, by the interval; in part: in some groups, or relative heads are above absolute ones, paired by "
+    "encoders",
 )  # fmt: skip
 
 PAGE = """# Swap in text encoders of other architectures (after Moschella et al., ICLR 2023, section 5.2)

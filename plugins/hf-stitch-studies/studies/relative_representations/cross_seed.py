@@ -175,14 +175,15 @@ def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
 
 
 def parts(record: dict[str, Any]) -> list[bool | None]:
-    """Return whether the claim holds in all cells, and whether relative heads are above absolute ones in at least one."""
+    """Return whether the claim holds in all cells, and whether relative heads are above absolute ones in any."""
     found = list(cells(record).values())
     return [all(cell.holds for cell in found), any(cell.better for cell in found)]
 
 
 SWAPPED = Claim(
     "section 3", "Heads on relative representations accept encoders of other seeds, absolute heads do not", "–",
-    f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance and absolute ones at "
+    f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance and absolute "
+    "ones at "
     f"most {LITTLE:.0%}, by the interval, and the stitched score is above that of untrained twins (interval of the "
     "difference); in part: in some cells, or relative heads are above absolute ones, paired by networks",
 )  # fmt: skip
@@ -297,7 +298,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
     found, count = cells(record).values(), len(record["networks"])
     spans = [[cell.kept(method).value for cell in found] for method in (RELATIVE, ABSOLUTE)]
-    ours = ", ".join(f"{method} {min(s):.2f} to {max(s):.2f}" for method, s in zip((RELATIVE, ABSOLUTE), spans, strict=True))
+    ours = ", ".join(
+        f"{method} {min(s):.2f} to {max(s):.2f}" for method, s in zip((RELATIVE, ABSOLUTE), spans, strict=True)
+    )
     n = f"{count} networks, {count * (count - 1)} pairs, {len(found)} cells"
     return [SWAPPED.row(f"kept above chance: {ours}", n, parts(record), count)]
 

@@ -339,7 +339,8 @@ COSTS = Claim(
     f"on each data set, the difference is at least −{MARGIN:g} points, by the interval, paired by seed",
 )  # fmt: skip
 EXCHANGE = study.Claim(
-    study.OWN, "after paper 2", "Networks trained end to end on relative representations can exchange their halves", "–",
+    study.OWN, "after paper 2",
+    "Networks trained end to end on relative representations can exchange their halves", "–",
     f"on each data set, relative networks keep {MUCH:.0%} or more of the score above chance and absolute ones at most "
     f"{LITTLE:.0%}, by the interval; in part: on some, or relative networks keep more, by the paired interval",
 )  # fmt: skip
@@ -387,7 +388,8 @@ def page(record: dict[str, Any]) -> str:
     samples = {row["data"]: f"{row['train']:,}, {row['test']:,}" for row in record["scores"] if "train" in row}
     return PAGE.format(
         **{name: sizes[name] for name in ("width", "epochs", "train", "steps", "anchors")},
-        verdicts=study.verdicts(claims(record)), count=len(found), preset=record["preset"], holds=sum(each.exchanges for each in found),
+        verdicts=study.verdicts(claims(record)), count=len(found), preset=record["preset"],
+        holds=sum(each.exchanges for each in found),
         better=sum(each.better for each in found),
         costs="\n".join(
             f"| {TITLES[each.name]} | {samples[each.name]} | {len(each.f1[ABSOLUTE])} | {each.chance:.1f} | "

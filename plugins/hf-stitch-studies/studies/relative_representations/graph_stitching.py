@@ -349,7 +349,10 @@ TRAINING = Claim(
 )  # fmt: skip
 EXCHANGED, TRANSLATED = (
     study.Claim(
-        study.OWN, "after paper 2", f"Graph networks: {text}", "–",
+        study.OWN,
+        "after paper 2",
+        f"Graph networks: {text}",
+        "–",
         "on each data set, between seeds and between architectures, the share kept is larger, by the paired interval",
         stand_in=False,
     )
@@ -362,8 +365,8 @@ EXCHANGED, TRANSLATED = (
 
 PAGE = """# Graph networks on relative representations (after Moschella et al., ICLR 2023, section 4)
 
-**What to do**: to exchange graph networks, train them as usual and fit a ridge map on anchors: it keeps all of the score.
-Relative training keeps .7 to .9, and now and then a network collapses at its last step.
+**What to do**: to exchange graph networks, train them as usual and fit a ridge map on anchors: it keeps all of the
+score. Relative training keeps .7 to .9, and now and then a network collapses at its last step.
 
 {verdicts}
 
@@ -374,15 +377,15 @@ Heads are linear. Relative networks: cosines to {anchors} random training nodes,
 gradients. **PubMed is out of reach**: the copy at hand lacks features. Weighted F1 in
 percent. *Chance* predicts by the frequency of classes.
 
-*Kept*: (F1 − chance) / (own − chance). Intervals of shares are over networks (both of a pair are drawn); those of medians
-are of order statistics. The margin of {margin:g} point was fixed before the figures were seen. Until this version, the
-mean decided, with the interval of Student's t: one collapsed network of 16 made it 20 points wide on Cora; and intervals
-that do not overlap stood for paired differences. **What a decision takes**: the F1 of validation nodes by epoch, to score
-the best epoch, as the paper does; this record has the last one alone.
+*Kept*: (F1 − chance) / (own − chance). Intervals of shares are over networks (both of a pair are drawn); those of
+medians are of order statistics. The margin of {margin:g} point was fixed before the figures were seen. Until this
+version, the mean decided, with the interval of Student's t: one collapsed network of 16 made it 20 points wide on Cora;
+and intervals that do not overlap stood for paired differences. **What a decision takes**: the F1 of validation nodes by
+epoch, to score the best epoch, as the paper does; this record has the last one alone.
 
 ## Training
 
-| data | networks | n | absolute | relative | relative − absolute: median | least, greatest | paper: absolute | relative |
+| data | networks | n | absolute | relative | difference: median | least, greatest | paper: absolute | relative |
 |---|---|---|---|---|---|---|---|---|
 {trained}
 
@@ -451,7 +454,8 @@ def _outliers(each: Compared) -> str:
     """Say how many networks of a data set are far below."""
     gaps = each.gaps()
     return (
-        f"{DATA[each.found['data']]}: {int((gaps < -FAR).sum())} of {len(gaps)} relative networks are more than {FAR:g} "
+        f"{DATA[each.found['data']]}: {int((gaps < -FAR).sum())} of {len(gaps)} relative networks are more than "
+        f"{FAR:g} "
         f"points below, at the last step; the mean difference is {gaps.mean():.1f}."
     )
 
@@ -498,7 +502,11 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     units = len(found[0].found["networks"])
     networks, kinds = f"{units} networks on each", [(each, kind) for each in found for kind in each.pairs]
     ours = "; ".join(f"{DATA[each.found['data']]} {each.difference.shown()}" for each in found)
-    rows = [TRAINING.row(f"median, points of F1: {ours}", networks, [each.difference.above(-MARGIN) for each in found], units)]
+    rows = [
+        TRAINING.row(
+            f"median, points of F1: {ours}", networks, [each.difference.above(-MARGIN) for each in found], units
+        )
+    ]
     for claim, methods in ((EXCHANGED, (RELATIVE, ABSOLUTE)), (TRANSLATED, ("ridge", RELATIVE))):
         means = {method: [each.kept(method, kind).value for each, kind in kinds] for method in methods}
         ours = "; ".join(f"{method} keeps {min(some):.2f} to {max(some):.2f}" for method, some in means.items())

@@ -225,8 +225,10 @@ def cells(record: dict[str, Any]) -> list[Cell]:
 SWAPPED = Claim(
     "section 5.1", "Decoders on relative representations, not on absolute ones, accept encoders of other seeds",
     "MSE × 10³ stitched: relative 2.8 to 18.0, absolute 87 to 121",
-    f"for each kind of network on each data set, relative networks keep {MUCH:.0%} or more of the gain over the mean image, "
-    f"and absolute ones at most {LITTLE:.0%}, by the interval; in part: for some, or relative ones keep more, by the paired "
+    f"for each kind of network on each data set, relative networks keep {MUCH:.0%} or more of the gain over the mean "
+    "image, "
+    f"and absolute ones at most {LITTLE:.0%}, by the interval; in part: for some, or relative ones keep more, by the "
+    "paired "
     "interval",
 )  # fmt: skip
 

@@ -450,7 +450,8 @@ def page(record: dict[str, Any]) -> str:
     sizes = record["sizes"]
     return PAGE.format(
         name=NAME, tokens=record["tokens"]["all"], ceiling=CEILING, apart=APART, apart_too=TEXTS, table=_table(record),
-        claims=study.verdicts(claims(record)), absent=_absent(record), verdict=_verdict(record), others=_others(record), within=_within(record),
+        claims=study.verdicts(claims(record)),
+        absent=_absent(record), verdict=_verdict(record), others=_others(record), within=_within(record),
         bands=_bands(record), reading=_reading(record), languages=_languages(record),
         **{key: sizes[key] for key in ("width", "epochs", "anchors", "seeds", "queries")},
         words=record["shared"][MAIN],
