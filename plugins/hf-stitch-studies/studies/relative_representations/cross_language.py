@@ -209,7 +209,9 @@ def page(record: dict[str, Any]) -> str:
 
 def _sentence(group: Group) -> str:
     return (
-        f"{group.learnt:.0%} of the way to 100."
+        f"Encoders {group.name}: relative heads exceed chance by {group.above_chance.shown()} points and absolute ones "
+        f"by {group.above_absolute.shown()}; their own score exceeds chance by "
+        f"{group.own(RELATIVE) - group.chance:.1f}, {group.learnt:.0%} of the way to 100."
     )
 
 
