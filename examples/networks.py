@@ -34,7 +34,7 @@ SENTENCES = [
 
 @cache
 def digits(split: str = "train") -> Samples:
-    """Read images of handwritten digits, with labels: the splits ``train`` (1,437) and ``test`` (360)."""
+    """Read images of handwritten digits, with labels: the splits ``train`` (1,438) and ``test`` (359)."""
     return Samples.of(read_data("sklearn:digits", split=split))
 
 

@@ -196,7 +196,7 @@ class ModelReference(Record):
             raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
         if at and Path(name).expanduser().is_dir():
             raise ValueError(f"{name!r} is a local folder, which has no revision; remove '@{revision}'")
-        if _looks_local(name) or name.count("/") > 1:
+        if looks_local(name) or name.count("/") > 1:
             raise FileNotFoundError(f"no folder {text!r}; the id of a model on the Hub is 'name' or 'owner/name'")
         return cls(name, _library_of_name(name), revision=revision or None, task=task, kwargs=kwargs)
 
@@ -206,7 +206,7 @@ class ModelReference(Record):
         if self.id is None:
             return False
         place = self.id.removeprefix(f"{self.library}:")  # of a library that reads files
-        return _looks_local(place) or Path(place).is_dir() or (place != self.id and Path(place).is_file())
+        return looks_local(place) or Path(place).is_dir() or (place != self.id and Path(place).is_file())
 
     @property
     def public(self) -> ModelReference:
@@ -426,7 +426,8 @@ def adapter_of_peft(place: object) -> str:
     )
 
 
-def _looks_local(name: str) -> bool:
+def looks_local(name: str) -> bool:
+    """Whether a name is that of a folder, and not one on the Hub, also if there is no such folder."""
     return Path(name).is_absolute() or name.startswith((".", "~"))
 
 

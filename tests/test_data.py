@@ -121,6 +121,7 @@ def test_a_stream_is_the_same_as_what_it_streams():
     [
         (["a", "b", "c"], "text"),
         (("a", "b", "c"), "text"),
+        (datasets.Dataset.from_dict({"text": ["a", "b", "c"]})["text"], "text"),
         ([("a", "b"), ("c", "d"), ("e", "f")], "text"),
         ([picture(1), picture(2), picture(3)], "image"),
         ([torch.zeros(2), torch.ones(2), torch.ones(3)], "tensor"),
@@ -186,6 +187,7 @@ def test_bad_data_is_refused(data, options, message):
     ("data", "options", "message"),
     [
         ({"a": 1}, {}, "got dict"),
+        ("one text", {}, "a list of images, texts"),
         (datasets.DatasetDict(train=images()), {}, "got datasets.DatasetDict: pass one of its splits, train"),
         (["a", "b"], {"label": [0, "x"]}, "labels must be numbers, or lists of numbers, got 'x' for sample 1"),
         (["a", "b"], {"label": [[0], [True]]}, r"labels must be numbers, or lists of numbers, got \[True\] for"),
@@ -501,8 +503,10 @@ def test_reading_a_folder_and_choosing_its_split(copies):
 
 
 def test_a_data_set_that_is_not_there(copies):
-    with pytest.raises(FileNotFoundError, match=r"cannot read the data set .*nothing.*data_dir \(--data-dir\)"):
+    with pytest.raises(FileNotFoundError, match=r"cannot read the data set .*nothing.*data_dir"):
         read_data("owner/nothing", data_dir=copies, split="test")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nothing"):
+        read_data(str(copies / "nothing"))
 
 
 def test_hub_ids_are_passed_on(monkeypatch):

@@ -17,7 +17,7 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
         )
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
-        raise ValueError(f"the source takes {kinds[0]} and the target {kinds[1]} samples: no sample serves both")
+        raise ValueError(f"the networks take {kinds[0]} samples and {kinds[1]} samples: no sample serves both")
     tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         if target.task == "text-generation":

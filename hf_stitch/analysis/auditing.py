@@ -154,15 +154,14 @@ class Audit(Result):
 
         controls = list(dict.fromkeys(name for found in self._all.values() for name in found.controls))
         table = Table(
-            "detector", "dose", "AUROC", *controls, "",
+            "detector", "dose", "AUROC", *controls,
             title=f"stitched against target activations, pooling: {self.pooling}; strange above a dose of "
             f"{self.max_dose:g}",
         )  # fmt: skip
         for name, found in self._all.items():
             shown = [str(Score(*map(float, found.controls[c][0]))) if c in found.controls else "–" for c in controls]
-            table.add_row(
-                Text(name), str(_score(found, "dose")), str(_score(found, "auroc")), *shown, Text(_silent(found))
-            )
+            notes = [Text(why)] if (why := _silent(found)) else []  # a column without a title, if there are some
+            table.add_row(Text(name), str(_score(found, "dose")), str(_score(found, "auroc")), *shown, *notes)
         residuals = ", ".join(f"{value:.3f}" for value in self.residual.values())
         table.caption = f"relative residual of {', '.join(self.residual)}: {residuals}"
         return Group(Text(self.verdict, style="bold"), self.evaluation.__rich__(), table)
@@ -221,8 +220,8 @@ def _score(found: Detection, figure: str) -> Score:
 
 def _silent(found: Detection) -> str:
     """Return why a detector does not count; empty if it does."""
-    if found.blind:
-        return "does not tell far samples apart"
+    for why in found.blind.values():
+        return why
     if np.isnan(_score(found, "dose").value):
         return next((f"is undefined: {why}" for why in found.undefined.values()), "is undefined")
     return ""

@@ -94,7 +94,7 @@ class Artefact:
         """Return the licences of both networks: the recorded ones, or else those that the Hub tells."""
         ends = {side: getattr(self.describe(), side) for side in SIDES}
         return {
-            side: end.license or hub.license_of(str(end.public.id), end.revision, ask=True)
+            side: end.license or (hub.license_of(name, end.revision, ask=True) if (name := end.public.id) else None)
             for side, end in ends.items()
         }
 

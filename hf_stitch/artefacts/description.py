@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
 from hf_stitch.artefacts.halves import chained, layer_name
-from hf_stitch.artefacts.record import SIDES, built_from, read_model, read_record, read_stitcher
+from hf_stitch.artefacts.record import SIDES, built_from, read_config, read_model, read_record, read_stitcher
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
@@ -108,7 +108,7 @@ class Description:
         whole = not is_stitcher(folder)
         path = folder / (CONFIG if whole else STITCHER)
         with decoding(path):
-            record = read_record(path)
+            record = read_config(path) if whole else read_record(path)
             values = (read_model if whole else read_stitcher)(record, str(path))
             with built_from(path):
                 return cls.of(values, whole=whole)

@@ -36,7 +36,7 @@ from hf_stitch.artefacts.files import (
 from hf_stitch.artefacts.halves import every_half
 from hf_stitch.artefacts.manifest import CHECKSUM, SavedFiles
 from hf_stitch.artefacts.placing import STRATEGIES, DeviceMap, load_placed
-from hf_stitch.artefacts.record import built_from, damaged, read_record
+from hf_stitch.artefacts.record import built_from, damaged, read_config
 from hf_stitch.options import did_you_mean
 from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
@@ -204,11 +204,7 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a stitched model."""
-    path = record_in(folder, CONFIG)
-    values = read_record(path)
-    if values.get("model_type") != StitchConfig.model_type:
-        raise ValueError(f"{path} is the config of a {values.get('model_type')!r} model, not of a stitched model")
-    return values
+    return read_config(record_in(folder, CONFIG))
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, path: Path) -> StitchedModel:

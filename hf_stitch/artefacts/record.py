@@ -310,6 +310,15 @@ def check_format(record: Mapping[str, Any], where: str) -> None:
         )
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the config of a stitched model; that of another network is refused."""
+    values = read_record(path)
+    if (kind := values.get("model_type")) != MODEL_TYPE:
+        other = f"a {kind!r} model" if kind else "another network"
+        raise ValueError(f"{path} is the config of {other}, not of a stitched model")
+    return values
+
+
 def read_model(record: Any, where: str) -> dict[str, Any]:
     """Check the record of a stitched model, and those of the stitched models of which its halves were cut."""
     values = _read(ModelRecord, record, where)

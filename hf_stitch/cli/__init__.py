@@ -69,7 +69,7 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         def line(message: object) -> str:
-            text = visible(" ".join(str(message).split()))
+            text = visible(" ".join(str(message).replace("\nSee ", ". See ").split()))
             return in_options(text, command_of(ctx.invoked_subcommand)) if ctx.invoked_subcommand else text
 
         def show_warning(message: Warning | str, *_: Any) -> None:

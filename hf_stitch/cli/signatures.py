@@ -74,12 +74,12 @@ def read(verb: str) -> tuple[str, list[Parameter]]:
             each.arg, kind_of(each.annotation, module), _default(default, module), about.get(each.arg, ""),
             each in arguments.args,
         )
-        for each, default in parts if each.annotation is not None
+        for each, default in parts
     ]  # fmt: skip
     return summary, [*found, *_of_the_run(about.get("options", ""))]
 
 
-def kind_of(annotation: ast.expr, module: str) -> Kind:
+def kind_of(annotation: ast.expr | None, module: str) -> Kind:
     """Return what an annotation in a module takes."""
     match annotation:
         case ast.BinOp(left, ast.BitOr(), right):

@@ -129,7 +129,13 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
             if each.name not in left_out
         ]
         names = {name: each.option for name, each in parameters.items()}
-        of_verb = [_option_of(each, names) for name, each in parameters.items() if name not in types]
+        of_verb = {name: _option_of(each, names) for name, each in parameters.items() if name not in types}
+        for name, each in parameters.items():
+            if "Data" not in each.kind.names if name == "data" else name in needed and of_verb.get(name, each) is None:
+                raise TypeError(
+                    f"{verb} takes {name}, for which its annotation gives no option: annotate a network as str | "
+                    "hf_stitch.Adapter, samples as hf_stitch.data.Data, or name it in without= and pass it to job.run"
+                )
 
         def run(**typed: Any) -> None:
             more = {each.name: typed.pop(each.name) for each in own_options}
@@ -139,7 +145,8 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
                 given["data"] = for_all.data
             work(Job(verb, parameters, given, for_all), **more)
 
-        options = [*filter(None, of_verb), *(each.replace(kind=each.KEYWORD_ONLY) for each in own_options), *shared]
+        own = [each.replace(kind=each.KEYWORD_ONLY) for each in own_options]
+        options = [*filter(None, of_verb.values()), *own, *shared]
         options.sort(key=lambda each: each.default is not REQUIRED)
         changed: Any = run
         changed.__name__, changed.__module__ = work.__name__, work.__module__

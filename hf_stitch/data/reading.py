@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.hub import explained
+from hf_stitch.reference import looks_local
 from hf_stitch.registry import registries
 from hf_stitch.storage.files import decoding, reading
 
@@ -53,6 +54,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
             f"{source} is a file: name its folder, which contains one file per split (train.parquet, test.parquet, …), "
             "or one subfolder of images per class"
         )
+    if looks_local(source) and not Path(source).expanduser().is_dir():
+        raise FileNotFoundError(f"no folder {source!r}; a data set on the Hub is 'owner/name' or 'owner/name/config'")
     if Path(source).expanduser().is_dir():
         arguments = [str(Path(source).expanduser())]
     elif data_dir is not None:
@@ -79,7 +82,7 @@ def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
         if isinstance(found, (PermissionError, ConnectionError)):
             raise found from error
         raise FileNotFoundError(
-            f"{failure}: {error}. Check its name, or set data_dir (--data-dir) to a folder that contains "
+            f"{failure}: {error}. Check its name, or set data_dir to a folder that contains "
             f"{source.split('/')[-1]}/<split>.parquet"
         ) from error
 

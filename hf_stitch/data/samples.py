@@ -127,13 +127,13 @@ class Samples:
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
-                (images stay encoded; limit it with ``data.take(n)``); a list or tuple of PIL images, texts, pairs of
-                texts, arrays or tensors, of pairs of one of those and its label, or of dictionaries of those; an array
-                or a tensor whose first axis is the sample; a ``TensorDataset`` of samples, or of samples and labels;
-                any other map-style ``torch.utils.data.Dataset`` whose items are as those of a list (they are read once
-                for types and labels, and again when needed); a ``DataLoader`` that neither shuffles nor has a
-                ``collate_fn`` of its own, of which the data set is read; or :class:`Samples`, which are returned
-                unchanged.
+                (images stay encoded; limit it with ``data.take(n)``); a list, tuple or ``datasets.Column`` of PIL
+                images, texts, pairs of texts, arrays or tensors, of pairs of one of those and its label, or of
+                dictionaries of those; an array or a tensor whose first axis is the sample; a ``TensorDataset`` of
+                samples, or of samples and labels; any other map-style ``torch.utils.data.Dataset`` whose items are as
+                those of a list (they are read once for types and labels, and again when needed); a ``DataLoader`` that
+                neither shuffles nor has a ``collate_fn`` of its own, of which the data set is read; or
+                :class:`Samples`, which are returned unchanged.
             image: Column of the images.
             text: Column of the texts.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
@@ -503,8 +503,8 @@ class Readable(Constraint):
         from torch.utils.data import DataLoader, Dataset
 
         streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
-        kinds = (Samples, *streams, list, tuple, np.ndarray, torch.Tensor)
-        return isinstance(value, kinds) and not self.hint(value)
+        kinds = (Samples, *streams, Sequence, np.ndarray, torch.Tensor)
+        return isinstance(value, kinds) and not isinstance(value, str | bytes) and not self.hint(value)
 
     def __str__(self) -> str:
         """All kinds of data."""

@@ -27,9 +27,9 @@ def section(grid: StitchGrid) -> Section:
     if len(grid.undefined) > len(notes):
         notes.append(f"{len(grid.undefined) - len(notes)} more stitches are undefined; the data name them.")
     notes += [
-        f"{label} does not tell far samples apart at {', '.join(found.blind)}, so that it is no evidence there."
+        f"{label} is no evidence at {layer}: it {why}."
         for label, found in grid.detections.items()
-        if found.blind
+        for layer, why in found.blind.items()
     ]
     if grid.detections:
         notes.append(

@@ -123,7 +123,7 @@ class HalvesOfModel:
         halves = cls(model)
         why = OTHER_TOKENS if halves.reads_other_tokens and not other_tokens else ""
         if not why and model.task is not None and source is None and model.parents is None:
-            why = "it is not in memory; pass source="
+            why = "it is not in memory; pass the whole source"
         elif not why and model.task is not None:
             found = model.parent("source") if source is None else load(source)
             known = model.config.source["reference"].get("weights_hash")

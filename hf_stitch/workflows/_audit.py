@@ -13,6 +13,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.auditing import STITCHED, Audit
 from hf_stitch.analysis.detection.drawing import halves as halved
 from hf_stitch.analysis.detection.evidence import Watchers, views_of
+from hf_stitch.analysis.detection.gate import MIN_AUROC
 from hf_stitch.analysis.detection.noise import MAX_DOSE
 from hf_stitch.analysis.detection.recording import View
 from hf_stitch.analysis.detection.result import Detection
@@ -49,6 +50,7 @@ def audit(
     max_dose: NonNegative = MAX_DOSE,
     train_data: Data | None = None,
     far_data: Data | None = None,
+    min_auroc: Annotated[float, Within(0, 1)] = MIN_AUROC,
     auxiliary_data: Data | None = None,
     target: Runs | None = None,
     source: Runs | None = None,
@@ -72,8 +74,9 @@ def audit(
 
     Only higher scores are strange. Least squares shrinks activations towards their mean, so that they score lower than
     the target's own: they contain less, but nothing unusual for the target. The text of an audit mentions it. A
-    detector that does not tell ``far_data`` from ``data``, or the target's own activations from these with noise of
-    their size, is no evidence at this layer and does not count.
+    detector is no evidence and does not count where it fails on what it must tell apart: the target's own activations
+    from these with noise of their size (AUROC ``min_auroc``), ``far_data`` from ``data`` (.9), and where it takes
+    ``data`` for strange beside the samples to which it was fitted (AUROC outside .45 to .55).
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
     each of its layers. Under ``accelerate launch`` each process takes a part of the samples and all processes return
@@ -94,6 +97,7 @@ def audit(
             the target takes. Default: one half of ``data``, drawn by their ids; detectors then score the other half.
         far_data: Samples unlike ``data`` (noise, other motifs), in the form that the target takes, as a control.
             Default: no control.
+        min_auroc: AUROC with which a detector must tell noise as large as the activations apart to count. 0: all count.
         auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
             (``energy``). Other ones than ``far_data``.
         target: The whole target network. Default: as in :func:`hf_stitch.evaluate`.
@@ -147,7 +151,7 @@ def audit(
         scoring.watch = watchers
         measured = scoring.run(samples, run)
         cells = {(name, STITCHED): (name, SOURCE, own.layer) for name, own in halves.items()}
-        found = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], two_sided=False)
+        found = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], min_auroc, two_sided=False)
         audits = []
         for (name, own), share in zip(halves.items(), shares, strict=True):
             scores = scores_of(measured.drawn(name, resamples, run.seed))

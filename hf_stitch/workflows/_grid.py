@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from hf_stitch.analysis.detection.evidence import Cell, Watchers
+from hf_stitch.analysis.detection.gate import MIN_AUROC
 from hf_stitch.analysis.grid.figures import grid_of, mean_name
 from hf_stitch.analysis.grid.plan import planned
 from hf_stitch.analysis.grid.residuals import residuals
@@ -19,7 +20,7 @@ from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
 from hf_stitch.matchers import Matcher
-from hf_stitch.options import Several, checked
+from hf_stitch.options import Several, Within, checked
 from hf_stitch.pairs import CollectedPair, Pair, Split
 from hf_stitch.pairs.pair import Align
 from hf_stitch.provenance import versions
@@ -49,6 +50,7 @@ def stitch_grid(
     detectors: Iterable[Named | Detector] = (),
     auxiliary_data: Data | None = None,
     far_data: Data | None = None,
+    min_auroc: Annotated[float, Within(0, 1)] = MIN_AUROC,
     pooling: Pooling = "none",
     test_size: float | int | None = None,
     task: str = "auto",
@@ -81,8 +83,10 @@ def stitch_grid(
             stitch and 16 times for each layer of the target: without noise, and with three kinds of it in five doses.
         auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
             (``energy``).
-        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does
-            not tell these from the test samples, its figures are no evidence. Other ones than ``auxiliary_data``.
+        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does not tell
+            these from the test samples with an AUROC of .9, its figures are NaN. Other ones than ``auxiliary_data``.
+        min_auroc: AUROC with which a detector must tell coloured noise as large as the activations from the target's
+            own; below, its figures at this layer are NaN. 0 keeps all figures, also where test samples are strange.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         task: Task of the stitched models. ``"auto"`` takes the task of the target.
@@ -148,7 +152,7 @@ def stitch_grid(
         recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size"), "names": _names(pair)}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
         cells = {("", cell_name(*cell)): cell for cell in stitches}
-        found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a)
+        found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a, min_auroc)
         return replace(grid, detections=found.get(pooling, {}))
 
 

@@ -428,7 +428,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
     whole = Activations({"l": torch.full((N, 1), 2.0)}, range(N), mask=None)
     refused("linear_cka is undefined for all pairs of layers; layer 'l' of a .* is the layer dead", whole, whole)
-    refused("takes image and the target tensor|no sample serves both", vit, a, images)
+    refused("take image samples and tensor samples", vit, a, images)
     twice = hf_stitch.load(nn.Sequential(Twice(), nn.Linear(4, 2)), example_inputs=torch.randn(2, 4))
     refused("fires 2 times", twice, twice, points.float(), layers_a=["0.layer"], error=NotACutError)
 

@@ -94,7 +94,7 @@ def test_scores_that_are_not_finite_are_recorded_as_undefined() -> None:
     doses = {f"coloured.{number}.knn": scores["own"] + 10 * number for number in range(5)}
     stitched = {("m", "a", "bn1"): {"knn": scores["own"] * np.nan}, ("n", "a", "bn1"): {"knn": scores["far"]}}
     own_scores = {"bn1": {"knn": scores["own"]}}
-    found = Evidence(watch, "knn", True, range(20), own_scores, {"bn1": doses}, stitched).detect(["a"])
+    found = Evidence(watch, "knn", False, range(20), own_scores, {"bn1": doses}, stitched).detect(["a"], 0.8)
     assert set(found.undefined) == {"m: a -> bn1", "bn1, control train"}
     assert "20 of 20 scores are NaN" in found.undefined["m: a -> bn1"]
     assert all(np.isnan(values).all() for values in found.figures["m"].values())
@@ -416,10 +416,52 @@ def test_histograms_count_all_scores_in_the_same_bins() -> None:
     assert equal["own"].sum() == 4 and equal["stitched"].sum() == 5
 
 
+@pytest.mark.parametrize(
+    ("noise", "far", "train", "min_auroc", "why"),
+    [
+        (0.8, 0.9, (0.55, 0.5, 0.6), 0.8, ""),
+        (0.79, 0.9, (0.5, 0.5, 0.5), 0.8, "tells noise as large as the activations apart with an AUROC of 0.790 only"),
+        (0.79, 0.9, (0.5, 0.5, 0.5), 0.7, ""),
+        (np.nan, 0.9, (0.5, 0.5, 0.5), 0.8, "could not be tried on noise as large as the activations"),
+        (0.8, 0.89, (0.5, 0.5, 0.5), 0.8, "tells far samples apart with an AUROC of 0.890 only"),
+        (0.8, 0.1, (0.5, 0.5, 0.5), 0.8, "tells far samples apart with an AUROC of 0.100 only"),
+        (0.8, 0.9, (0.6, 0.56, 0.64), 0.8, "takes test samples for strange (AUROC 0.60"),
+        (0.8, 0.9, (0.4, 0.36, 0.44), 0.8, "takes test samples for strange (AUROC 0.40"),
+        (0.8, 0.9, (0.6, 0.54, 0.66), 0.8, ""),  # so few samples that it may be chance
+        (0.1, 0.1, (0.9, 0.9, 0.9), 0.0, ""),
+    ],
+)
+def test_a_detector_must_work_before_it_judges(
+    noise: float, far: float, train: tuple[float, ...], min_auroc: float, why: str
+) -> None:
+    controls = {"far": np.array([[far] * 3]), "train": np.array([train])}
+    doses = {"coloured": np.array([[[0.5] * 3] * 4 + [[noise] * 3]])}
+    found = Detection("knn", ("bn1",), True, {}, doses, controls, min_auroc=min_auroc)
+    assert [text.split(" (at least")[0].split(" against")[0] for text in found.blind.values()] == [why] * bool(why)
+
+
+def test_where_a_detector_fails_its_figures_are_nan() -> None:
+    own = Representation(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), "bd")
+    known = np.arange(40.0) + 0.5
+    layer = watching.Layer(Noise.of([own], range(40), 0), {}, {"knn": known}, {"knn": known + 99})
+    watch = watching.Watch(
+        {"knn": NearestNeighbours()}, 0, {"bn1": layer}, kinds=("coloured",), known_ids=range(40), far_ids=range(40, 80)
+    )
+    scores = {"knn": np.arange(40.0)}
+    stitched = {("m", "a", "bn1"): {"knn": scores["knn"] + 5}}
+    for last, least, blind in ((0.0, 0.8, True), (0.0, 0.0, False), (30.0, 0.8, False)):
+        doses = {f"coloured.{number}.knn": scores["knn"] + last * (number == 4) for number in range(5)}
+        evidence = Evidence(watch, "knn", False, range(40), {"bn1": scores}, {"bn1": doses}, stitched)
+        found = evidence.detect(["a"], least)
+        assert list(found.blind) == ["bn1"] * blind
+        assert np.isnan(found.figures["m"]["auroc"]).all() == blind
+        assert np.isfinite(found.controls["far"]).all() and np.isfinite(found.doses["coloured"]).all()
+
+
 def test_layers_where_a_detector_is_blind_are_marked() -> None:
     far = np.array([[0.5, 0.4, 0.6], [0.9, 0.8, 1.0]])
-    found = Detection("knn", ("b0", "b1"), True, {}, {"coloured": np.full((2, 5, 3), 0.5)}, {"far": far})
-    assert found.blind == ("b0",)
+    found = Detection("knn", ("b0", "b1"), True, {}, {"coloured": np.ones((2, 5, 3))}, {"far": far})
+    assert [*found.blind] == ["b0"]
     table = found.to_pandas()
     assert set(table["layer"][table["blind"]]) == {"b0"} and set(table["layer"][~table["blind"]]) == {"b1"}
     scores = {"m": {"agreement": np.full((1, 2, 3), 0.5), "auroc(knn)": np.full((1, 2, 3), 0.7)}}

@@ -291,7 +291,7 @@ def test_a_loaded_model_needs_the_target_if_it_has_no_name(
     again = StitchedModel.from_pretrained(tmp_path)
     assert evaluate(again, data[:N], target=b.model, source=a.model, progress=False) == scored
     without = evaluate(again, data[:N], target=b.model, progress=False)
-    assert without.left_out == {"source": "it is not in memory; pass source="}
+    assert without.left_out == {"source": "it is not in memory; pass the whole source"}
     assert {**without.scores, "source": scored.scores["source"]} == scored.scores
     with pytest.raises(ValueError, match="pass it, as target=…"):
         evaluate(again, data[:N], progress=False)

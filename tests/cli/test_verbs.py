@@ -120,6 +120,18 @@ def test_a_verb_that_does_not_exist_is_named(verb: str) -> None:
         command(verb)(lambda job: None)
 
 
+@pytest.mark.parametrize("parameter", ["net: object", "net", "data: object = ()"])
+def test_a_parameter_that_no_command_line_can_give_is_refused(
+    parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, name = f"own_verb_{len(parameter)}", parameter.partition(":")[0]
+    (tmp_path / f"{verb}.py").write_text(f"def count({parameter}):\n    ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TypeError, match=rf"takes {name}, .* annotate a network as str \| hf_stitch.Adapter"):
+        command(f"{verb}:count")(lambda job: None)
+    assert command(f"{verb}:count", without=[name])(lambda job: None)
+
+
 @pytest.mark.parametrize("name", VERBS)
 def test_commands_have_all_options_of_their_verbs(name: str) -> None:
     made: Any = registries.commands.get(name)

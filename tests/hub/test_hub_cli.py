@@ -36,6 +36,7 @@ def recorded(*arguments: object) -> Any:
 def test_pushed_and_pulled_artefacts_are_equal(kind: str, hub: Hub, tmp_path: Path) -> None:
     pushed = recorded("push", NEWEST / kind, "alice/one", "--private", "--message", "First")
     assert hub.models["alice/one"].private
+    assert not [each for each in hub.requests if "/None/" in each], "a network without a name was looked up"
     pulled = recorded("pull", "alice/one", "--out", tmp_path / "here")
     assert pulled["commit"] == pushed["commit"] == hub.models["alice/one"].refs["main"]
     for path in (NEWEST / kind).iterdir():
@@ -112,8 +113,13 @@ def test_info_without_recorded_widths_and_with_incomplete_scores(hub: Hub, tmp_p
 
 
 def test_missing_artefacts_are_reported(hub: Hub, tmp_path: Path) -> None:
+    network = tmp_path / "network"
+    network.mkdir()
+    (network / "config.json").write_text('{"architecture": "resnet18"}')
     for arguments, words in (
         (("info", "alice/none"), "the Hub has no such model"),
+        (("info", network), "config.json is the config of another network, not of a stitched model"),
+        (("push", network, "alice/one"), "config.json is the config of another network, not of a stitched model"),
         (("info", tmp_path), "contains no stitcher and no stitched model"),
         (("push", tmp_path, "alice/one"), "contains no stitcher and no stitched model"),
         (("pull", "alice/none", "--out", tmp_path / "out"), "the Hub has no such model"),

@@ -29,7 +29,7 @@ def discrimination(strange: Array, own: Array, *, two_sided: bool, paired: bool,
     """Compute how well scores tell strange samples from the network's own, with 95% intervals.
 
     Returns figure -> ``(3,)``: the value and both ends of its interval. ``one_sided`` and ``two_sided`` are AUROCs of
-    the scores and of their distances from the median of the others (:func:`sided`); ``auroc`` is the one that the
+    the scores and of the distances of their ranks from the middle (:func:`sided`); ``auroc`` is the one that the
     detector declares. ``aupr`` is the average precision with the strange samples as positives, ``fpr95`` the share of
     the network's own samples above the threshold above which 95% of the strange ones are.
     """
@@ -67,7 +67,10 @@ def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
 
 
 def sided(scores: Array, own: Array) -> Array:
-    """Return scores that are larger the further they are from the middle of others, on either side."""
+    """Return how far the share of others below each score is from one half: 0 at their median, .5 beyond all.
+
+    A score below 10% of the others is then as strange as one above 90% of them, whatever their distribution.
+    """
     distances: Array = np.abs(_share_below(np.sort(own), scores) - 0.5)
     return distances
 

@@ -159,11 +159,12 @@ class Watchers:
 
     def detections(
         self, seen: Mapping[Key, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
-        layers_a: Sequence[str], *, two_sided: bool = True,
+        layers_a: Sequence[str], min_auroc: float, *, two_sided: bool = True,
     ) -> dict[View, dict[str, Detection]]:  # fmt: skip
         """Return what each detector finds, by view; ``cells`` are those of predictors, by name of halves and of theirs.
 
-        With ``two_sided``, unusually small scores count as strange for detectors that declare it.
+        With ``two_sided``, unusually small scores count as strange for detectors that declare it. Figures are NaN where
+        a detector does not reach ``min_auroc`` (:attr:`Detection.blind`).
         """
         if not self.detectors:
             return {}
@@ -176,7 +177,9 @@ class Watchers:
             own, doses = ({layer: kept[what, view, layer] for layer in self.layers[view]} for what in ("own", "doses"))
             stitched = {cell: kept["stitched", view, *at] for at, cell in cells.items() if view in self.views[at[0]]}
             found[view] = {
-                label: Evidence(watch, label, two_sided and of.two_sided, shown, own, doses, stitched).detect(layers_a)
+                label: Evidence(watch, label, two_sided and of.two_sided, shown, own, doses, stitched).detect(
+                    layers_a, min_auroc
+                )
                 for label, of in self.detectors.items()
             }
         return found
@@ -195,7 +198,7 @@ class Evidence:
     stitched: Mapping[Cell, Seen]  # cell -> what is kept of stitched activations
     undefined: dict[str, str] = field(default_factory=dict)
 
-    def detect(self, layers_a: Sequence[str]) -> Detection:
+    def detect(self, layers_a: Sequence[str], min_auroc: float) -> Detection:
         """Compute what the detector finds."""
         layers, watch = tuple(self.own), self.watch
         doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}
@@ -219,7 +222,13 @@ class Evidence:
         figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
         bins = {"edges": BINS + 1, "own": BINS, "stitched": BINS}
         histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
+        found = Detection(
+            self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms, min_auroc
+        )
+        blind = found.blind
         for (matcher, la, lb), seen in self.stitched.items():
+            if lb in blind:
+                continue
             place = layers_a.index(la), layers.index(lb)
             scores = self._scores(f"{matcher}: {la} -> {lb}", seen, self.own[lb], self.ids)
             coloured = doses["coloured"][place[1]]
@@ -229,12 +238,12 @@ class Evidence:
                 continue
             for name, values in binned(*scores).items():
                 histograms[matcher][name][place] = values
-            found = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
+            measured = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
             if told:
-                found["dose"] = equivalent_dose(found["auroc"], coloured[:, 0], DOSES)
-            for name, values in found.items():
+                measured["dose"] = equivalent_dose(measured["auroc"], coloured[:, 0], DOSES)
+            for name, values in measured.items():
                 figures[matcher][name][place] = values
-        return Detection(self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms)
+        return found
 
     def _control(self, name: str, layer: str) -> Array:
         of, own, ids = self.watch.layers[layer], self.own[layer], self.ids

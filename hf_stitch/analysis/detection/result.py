@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hf_stitch.analysis.detection.gate import MIN_AUROC, failed
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
@@ -39,7 +40,7 @@ class Detection(Result):
             infinity if more than the largest, NaN if the largest is not told apart; ``one_sided`` and
             ``two_sided``: AUROCs of both kinds; ``aupr``, the average precision; ``fpr95``, the share of the target's
             own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch, or the detector
-            there, is undefined.
+            there, is undefined, and where the detector is :attr:`blind`.
         doses: Kind of noise (:data:`KINDS`) -> ``(layers, doses, 3)``: AUROC of the target's own activations with noise
             of the relative residuals :data:`DOSES` against the same without noise. NaN where there is no such noise.
         controls: ``halves``: AUROC of one half of the test samples against the other, .5 up to chance; ``train``: of
@@ -49,12 +50,14 @@ class Detection(Result):
         histograms: Matcher -> ``edges``, ``(layers of the source, layers, bins + 1)``, of which the outer ones are
             infinite, and the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``,
             ``(layers of the source, layers, bins)``. NaN where ``figures`` are.
+        min_auroc: AUROC of coloured noise as large as the activations from which the detector counts at a layer; 0: it
+            counts at all.
 
     Example:
         >>> half = np.full((1, 3), 0.5)
         >>> detection = Detection("knn", ("bn1",), True, {}, {"coloured": np.full((1, 5, 3), 0.5)}, {"far": half})
-        >>> detection.blind
-        ('bn1',)
+        >>> detection.blind["bn1"]
+        'tells noise as large as the activations apart with an AUROC of 0.500 only (at least 0.8 is needed)'
     """
 
     detector: str
@@ -65,12 +68,26 @@ class Detection(Result):
     controls: Mapping[str, Array]
     undefined: Mapping[str, str] = field(default_factory=dict)
     histograms: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    min_auroc: float = MIN_AUROC
 
     @property
-    def blind(self) -> tuple[str, ...]:
-        """Layers where the detector does not tell far samples apart, so that its figures are no evidence there."""
-        far = self.controls.get("far", np.ones((len(self.layers), 3)))
-        return tuple(layer for layer, (_, low, _) in zip(self.layers, far, strict=True) if not low > 0.5)
+    def blind(self) -> dict[str, str]:
+        """Layers where the detector is no evidence, because it fails on what it must tell apart -> why.
+
+        It must reach :attr:`min_auroc` on coloured noise of a relative residual of 1, and .9 on far samples, if there
+        are any; and the AUROC of the test samples against those to which it was fitted must be .45 to .55.
+        """
+        shown = dict(self.controls)
+        if "coloured" in self.doses:
+            shown["noise"] = self.doses["coloured"][:, -1]
+        reasons = {
+            layer: failed({name: values[place] for name, values in shown.items()}, self.min_auroc)
+            for place, layer in enumerate(self.layers)
+        }
+        for layer in reasons:
+            if (why := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
+                reasons[layer] = f"is undefined: {why}"
+        return {layer: why for layer, why in reasons.items() if why}
 
     def of(self, matcher: str, layer: str, name: str) -> Detection:
         """Return what the detector finds of one matcher at one layer.
@@ -92,14 +109,15 @@ class Detection(Result):
             {control: values[place] for control, values in self.controls.items()},
             {what: why for what, why in self.undefined.items() if what.startswith(mine)},
             {name: {part: values[:, place] for part, values in self.histograms.get(matcher, {}).items()}},
+            self.min_auroc,
         )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the controls and the AUROCs of noise in long format.
 
         Returns one row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``,
-        ``train``, ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector does
-        not tell far samples apart at this layer.
+        ``train``, ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector is
+        no evidence at this layer.
         """
         import pandas
 
@@ -154,6 +172,6 @@ class Detection(Result):
             controls = (str(Score(*map(float, values[place]))) for values in self.controls.values())
             noise = (f"{value:.3f}" for value in self.doses["coloured"][place, :, 0])
             table.add_row(Text(layer), *map(Text, controls), *noise)
-        if self.blind:
-            table.caption = f"does not tell far samples apart, so is no evidence, at {', '.join(self.blind)}"
+        if blind := self.blind:
+            table.caption = "; ".join(f"no evidence at {layer}: it {why}" for layer, why in blind.items())
         return table

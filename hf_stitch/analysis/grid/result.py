@@ -248,7 +248,7 @@ class StitchGrid(Result):
 
         Accurate: at least :data:`ACCURATE` in the first figure, or at most its inverse if lower is better. Out of
         distribution: as easy to tell as coloured noise above :data:`MAX_DOSE`, with higher scores than the target's own
-        activations. Layers where the detector does not tell far samples apart take no part.
+        activations. Layers where the detector is no evidence (:attr:`Detection.blind`) take no part.
 
         Args:
             matcher: Label of the matcher; ``None`` uses the first.
@@ -271,7 +271,7 @@ class StitchGrid(Result):
             # Unusually small scores, as of least squares, which shrinks, contain nothing that the target never outputs.
             higher = figures["one_sided"][..., 1] > 0.5
             found |= (
-                higher & (figures["dose"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, self.detections[name].blind)
+                higher & (figures["dose"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, [*self.detections[name].blind])
             )
         return accurate & found
 
@@ -367,7 +367,7 @@ class StitchGrid(Result):
         explained = f"{figure if detector else figure.replace('_', ' ')}\n{self.direction(figure)} = better"
         values, limit = self._capped(figure, values)
         explained += f"; {limit}: at least {limit}" if limit else ""
-        blind = self.detections[detector].blind if detector else ()
+        blind = self.detections[detector].blind if detector else {}
         least_good = f"at least {ACCURATE:g}" if self._rises else f"at most {1 / ACCURATE:g}"
         low, high = ends_of(values, self._whole(figure)) or (None, None)
         rows, columns = self._titles
@@ -455,11 +455,10 @@ class StitchGrid(Result):
         )
         caption = [f"{self.n} samples, pooling: {self.pooling}" + (f"; {beside}" if beside else ""), *self._gaps()]
         caption += self.cautions
-        blind = [f"{label} at {layer}" for label, found in self.detections.items() for layer in found.blind]
         if self.detections and not all("far" in found.controls for found in self.detections.values()):
             caption.append("without far_data, it is unknown whether the detectors tell any samples apart")
-        if blind:
-            caption.append(f"does not tell far samples apart, so is no evidence: {', '.join(blind)}")
+        for label, found in self.detections.items():
+            caption += [f"{label} is no evidence at {layer}: it {why}" for layer, why in found.blind.items()]
         for label, found in self.detections.items():
             for what, why in list(found.undefined.items())[:1]:
                 caption.append(f"{label} is undefined for {len(found.undefined)} figures, as {what}: {why}")

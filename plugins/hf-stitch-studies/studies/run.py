@@ -36,7 +36,7 @@ PAPERS = {
     "2": "Relative representations (Moschella et al., ICLR 2023)",
     "3": "Filter-subspace similarity (Chen, Miao & Qiu, NeurIPS 2023)",
     "4": "How not to stitch (Balogh & Jelasity, AAAI 2025)",
-    OWN: "Our own questions",
+    OWN: "Questions of our own",
 }
 """Number of a paper, or :data:`study.OWN` -> title of its table."""
 
@@ -116,8 +116,8 @@ STUDIES: tuple[Study, ...] = (
     *(
         Study(f"how_not_to_stitch.{name}")
         for name in (
-            "bench", "cause", "layer_identification", "which_rows", "layer_grids", "low_rank_layers",
-            "strange_activations", "text_audit",
+            "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
+            "bench", "text_audit", "detector_gate",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
@@ -258,8 +258,9 @@ alone. *Undecided* is no evidence against a claim: the figures here do not tell.
 
 Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
 follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
-differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Not tested*: what a test takes
-stands in the place of a figure. Questions that no paper asks have a table of their own.
+differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Undecided*: figures do not tell,
+or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
+there is none, stands in the place of a figure.
 
 {counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
 there: {hours:.1f} hours.{pending}

@@ -175,6 +175,10 @@ class Claim:
     rule: str
     stand_in: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.rule:
+            raise ValueError(f"a claim needs a rule that decides it, got none for {self.text!r}")
+
     def row(self, ours: str, n: str, parts: Iterable[bool | None], units: int) -> dict[str, str]:
         """Return the row of the claim, with the verdict that follows from its parts.
 
@@ -270,6 +274,8 @@ def shown(interval: Interval, digits: int = 3) -> str:
 def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
     """Return the claims of a page as a table, to stand on its first screen."""
     rows = list(rows)
+    if not rows:
+        return "The networks are too few for any claim."
     names = ["verdict", "claim", "place", "published", "ours", "n", *(["rule"] if "rule" in rows[0] else [])]
     lines = [[f"**{row['verdict']}**" if name == "verdict" else row[name] for name in names] for row in rows]
     return markdown(["paper's figure" if name == "published" else name for name in names], lines)

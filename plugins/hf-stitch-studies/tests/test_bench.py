@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hf_stitch_studies import Bench, bench, linear_probe
 from hf_stitch_studies.benching import workflow
+from hf_stitch_studies.benching.result import _short
 from torch import nn
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ import hf_stitch
 from hf_stitch.analysis import Activations
 from hf_stitch.cli import app, networks
 from hf_stitch.data import read_data
+from hf_stitch.scoring.measured import Score
 
 GENERATOR = torch.Generator().manual_seed(0)
 POINTS = torch.randn(240, 4, generator=GENERATOR)
@@ -290,3 +293,9 @@ def test_the_command_writes_scores_and_figure(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "'procrustis'" in wrong.output
     few = CliRunner().invoke(app, ["bench", *named[:2], *common])
     assert few.exit_code == 2 and "at least three different networks" in few.output
+
+
+def test_an_undefined_interval_is_not_printed() -> None:
+    assert _short(Score(0.3333, math.nan, math.nan)) == "0.33"
+    assert _short(Score(0.3333, 0.1, 0.5)) == "0.33 [0.10, 0.50]"
+    assert _short(Score(math.nan, math.nan, math.nan)) == "–"

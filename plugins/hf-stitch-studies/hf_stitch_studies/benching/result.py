@@ -167,8 +167,8 @@ class Bench(Result):
         table.caption_justify = "left"
         table.caption = (
             f"{len(self.networks)} networks, {self.n} test samples, pooling: {self.pooling}. 95% intervals: jackknife "
-            "over networks. beats: on the same pairs, the interval of the difference of τ from each baseline that is "
-            "defined is above 0."
+            "over networks, none where τ is undefined without one of them. beats: on the same pairs, the interval of "
+            "the difference of τ from each baseline that is defined is above 0."
         )
         for method, reasons in self.undefined.items():
             why, count = max(reasons.items(), key=lambda item: item[1])
@@ -177,4 +177,6 @@ class Bench(Result):
 
 
 def _short(score: Score) -> str:
-    return "–" if math.isnan(score.value) else f"{score.value:.2f} [{score.low:.2f}, {score.high:.2f}]"
+    if math.isnan(score.value):
+        return "–"
+    return f"{score.value:.2f}" + ("" if math.isnan(score.low) else f" [{score.low:.2f}, {score.high:.2f}]")
