@@ -476,7 +476,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
     def better(cut: str) -> dict[str, kept.Estimate]:
         names = [name for name in found.settings("similarity") if name != COSINE]
-        return {name: found.more("similarity", cut, name, COSINE) for name in names}
+        defined = [name for name in names if found.f1("similarity", cut, name) is not None]
+        return {name: found.more("similarity", cut, name, COSINE) for name in defined}
 
     def cosine(cut: str) -> kept.Estimate:
         f1 = found.f1("similarity", cut, COSINE)
