@@ -24,7 +24,7 @@ from types import ModuleType
 from filelock import FileLock, Timeout
 from other_claims import other_claims
 from rich.console import Console
-from study import PRESETS, VERDICTS, Record, markdown
+from study import OWN, PRESETS, VERDICTS, Record, markdown
 
 from hf_stitch.storage.files import write_whole
 
@@ -35,6 +35,7 @@ PAPERS = {
     "2": "Relative representations (Moschella et al., ICLR 2023)",
     "3": "Filter-subspace similarity (Chen, Miao & Qiu, NeurIPS 2023)",
     "4": "How not to stitch (Balogh & Jelasity, AAAI 2025)",
+    OWN: "Questions of our own",
 }
 
 
@@ -113,8 +114,8 @@ STUDIES: tuple[Study, ...] = (
     *(
         Study(f"how_not_to_stitch.{name}")
         for name in (
-            "bench", "cause", "layer_identification", "which_rows", "layer_grids", "low_rank_layers",
-            "strange_activations", "text_audit", "detector_gate",
+            "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
+            "bench", "text_audit", "detector_gate",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
@@ -249,7 +250,8 @@ INDEX = """# All experiments
 
 Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
 follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
-differ in kind from the paper's. *In part*: at some layers, networks or settings only.
+differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Undecided*: figures do not tell,
+or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: no record has the figure.
 
 {counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
 there: {hours:.1f} hours.{pending}

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,58 @@ def footer(name: str, script: str, options: str) -> str:
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-VERDICTS = ("confirmed", "in part", "refuted", "undecided", "out of reach", "not yet")
+VERDICTS = ("confirmed", "in part", "refuted", "undecided", "not tested")
+OWN = "own"
+"""Stands for the number of a paper where the question is our own."""
 
 
-def claim(paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Claim:
+    """A claim and the rule that decides it, which are written before its figures are known.
+
+    Attributes:
+        paper: Number of the paper, or :data:`OWN`.
+        place: Section, figure or table of the paper.
+        text: The claim, in one sentence.
+        published: The paper's figure.
+        rule: When the claim holds, and when it does not.
+        stand_in: Whether networks or data differ in kind from the paper's.
+    """
+
+    paper: str
+    place: str
+    text: str
+    published: str
+    rule: str
+    stand_in: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.rule:
+            raise ValueError(f"a claim needs a rule that decides it, got none for {self.text!r}")
+
+    def row(self, ours: str, n: str, parts: Iterable[bool | None], units: int) -> dict[str, str]:
+        """Return the row of the claim, with the verdict that follows from its parts.
+
+        Args:
+            ours: The figure here, with its interval.
+            n: What was counted.
+            parts: Whether each part of the claim holds by the rule, ``None`` where the figures do not tell.
+            units: See :func:`claim`.
+        """
+        found = decided(parts)
+        verdict = f"stand-in {found}" if self.stand_in and found != "undecided" else found
+        row = claim(self.paper, self.place, self.text, self.published, ours, n, verdict, units=units)
+        return {**row, "rule": self.rule}
+
+    def untested(self, takes: str) -> dict[str, str]:
+        """Return the row of a claim without a figure: what a test takes."""
+        row = claim(self.paper, self.place, self.text, self.published, f"takes {takes}", "–", "not tested")
+        return {**row, "rule": self.rule}
+
+
+def claim(
+    paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str, *, units: int | None = None
+) -> dict[str, str]:  # fmt: skip
     """Return a row of the table of all experiments.
 
     Args:
@@ -164,14 +212,70 @@ def claim(paper: str, place: str, claimed: str, published: str, ours: str, n: st
         ours: The figure here.
         n: What was counted.
         verdict: One of :data:`VERDICTS`; ``stand-in`` before it where networks or data differ in kind.
+        units: Independent units that the row rests on: pairs of networks, of which both directions count once, or
+            networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
+            ``None``: others.
     """
     if verdict.removeprefix("stand-in ") not in VERDICTS:
         raise ValueError(f"there is no verdict {verdict!r}; there are {', '.join(VERDICTS)}")
+    if units is not None and units < 2:
+        verdict, n = "undecided", f"{n}: too few to decide"
     names = ("paper", "place", "claim", "published", "ours", "n", "verdict")
     return dict(zip(names, (paper, place, claimed, published, ours, n, verdict), strict=True))
 
 
-def decided(shares: Iterable[bool]) -> str:
-    """Return ``confirmed`` if all are true, ``refuted`` if none is, and ``in part`` otherwise."""
-    found = list(shares)
-    return "confirmed" if all(found) else "in part" if any(found) else "refuted"
+def decided(parts: Iterable[bool | None]) -> str:
+    """Return the verdict on a claim of several parts, of which ``None`` is not known.
+
+    ``confirmed`` if all hold, ``refuted`` if none does, ``in part`` if some do and others do not; ``undecided`` if
+    one that is not known could change this, or there is none.
+    """
+    found = list(parts)
+    if True in found and False in found:
+        return "in part"
+    if not found or None in found:
+        return "undecided"
+    return "confirmed" if found[0] else "refuted"
+
+
+Interval = Mapping[str, float]
+"""``value``, ``low`` and ``high``, as records have them."""
+
+
+def above(interval: Interval, bound: float) -> bool | None:
+    """Return whether an interval lies at or above a bound; ``None`` if it contains the bound, or is undefined."""
+    if interval["low"] >= bound:
+        return True
+    return False if interval["high"] < bound else None
+
+
+def below(interval: Interval, bound: float) -> bool | None:
+    """Return whether an interval lies below a bound; ``None`` if it contains the bound, or is undefined."""
+    found = above(interval, bound)
+    return None if found is None else not found
+
+
+def difference(first: Interval, second: Interval) -> dict[str, float]:
+    """Return the difference of two figures, with the interval that follows from theirs.
+
+    MOVER (Zou and Donner 2008): as if the two were independent, which is too wide where the same networks give both.
+    """
+    value = first["value"] - second["value"]
+    low = math.hypot(first["value"] - first["low"], second["high"] - second["value"])
+    high = math.hypot(first["high"] - first["value"], second["value"] - second["low"])
+    return {"value": value, "low": value - low, "high": value + high}
+
+
+def shown(interval: Interval, digits: int = 3) -> str:
+    """Return a figure with its interval as text."""
+    return "{value:.{d}f} [{low:.{d}f}, {high:.{d}f}]".format(d=digits, **interval)
+
+
+def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return the claims of a page as a table, to stand on its first screen."""
+    rows = list(rows)
+    if not rows:
+        return "The networks are too few for any claim."
+    names = ["verdict", "claim", "place", "published", "ours", "n", *(["rule"] if "rule" in rows[0] else [])]
+    lines = [[f"**{row['verdict']}**" if name == "verdict" else row[name] for name in names] for row in rows]
+    return markdown(["paper's figure" if name == "published" else name for name in names], lines)

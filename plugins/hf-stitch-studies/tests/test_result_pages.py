@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import run
-from study_scripts import RESULTS
+from other_claims import other_claims
+from study import OWN, VERDICTS, markdown
+from study_scripts import RESULTS, STUDIES
 
 KEYS = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
+FOURTH = [study for study in run.STUDIES if study.script.startswith("how_not_to_stitch.") and study.record()]
 
 
 @pytest.mark.parametrize("study", run.STUDIES, ids=lambda study: study.name)
@@ -15,10 +21,58 @@ def test_a_page_is_written_from_its_record(study: run.Study) -> None:
     assert record is not None, "a study without a record shows nothing"
     assert module.page(record) == (RESULTS / f"{study.name}.md").read_text()
     for row in module.claims(record) if hasattr(module, "claims") else ():
-        assert row.keys() == KEYS and all(row.values())
+        assert row.keys() - {"rule"} == KEYS and all(row.values())
+
+
+@pytest.mark.parametrize("study", FOURTH, ids=lambda study: study.name)
+def test_a_page_shows_verdicts_rules_and_what_to_do_first(study: run.Study) -> None:
+    module, record = study.module(), study.record()
+    if not (rows := module.claims(record)):
+        pytest.skip("no claim: a question about our own tools")
+    title, what, table, *_ = (RESULTS / f"{study.name}.md").read_text().split("\n\n")
+    assert title.startswith("# ") and what.startswith("**What to do**: ")
+    for row in rows:
+        assert row["paper"] in ("4", OWN) and row["rule"]
+        names = ("claim", "place", "published", "ours", "n", "rule")
+        line = markdown([f"**{row['verdict']}**", *(row[name] for name in names)], ()).splitlines()[0]
+        assert line in table.splitlines()
 
 
 def test_the_table_of_all_studies_is_that_of_the_records() -> None:
     assert run.index() == (RESULTS / "index.md").read_text()
     for row in run.claims():
+        assert row["paper"] in run.PAPERS
         assert row["page"] == "–" or (RESULTS / row["page"].rpartition("(")[2].rstrip(")")).is_file(), row
+
+
+def test_what_has_no_record_is_not_tested() -> None:
+    assert {row["verdict"] for row in other_claims()} == {"not tested"}
+    assert not any(row["paper"] in ("4", OWN) for row in other_claims())
+
+
+def by_hand(path: Path) -> list[int]:
+    """Return the lines in which a row gets a verdict that no figure decides."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        values: list[ast.expr | None] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "claim":
+            values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            values = [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "verdict"]
+        words = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+        if any(word.removeprefix("stand-in ") in VERDICTS for word in words):
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("study", run.STUDIES, ids=lambda study: study.name)
+def test_no_verdict_is_written_by_hand(study: run.Study) -> None:
+    assert by_hand(STUDIES / f"{study.script.replace('.', '/')}.py") == []
+
+
+@pytest.mark.parametrize("row", ['claim("1", "4.2", "works", "–", "0.9", "2 pairs", "stand-in confirmed")',
+                                 '{"claim": "works", "verdict": "refuted"}'])  # fmt: skip
+def test_a_verdict_by_hand_is_found(row: str, tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(f"rows = [{row}]\n")
+    assert by_hand(tmp_path / "study.py") == [1]

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import study
 
 
 def script(name: str) -> ModuleType:
@@ -15,6 +16,48 @@ def script(name: str) -> ModuleType:
 
 def score(value: float, half: float = 0.01) -> dict[str, float]:
     return {"value": value, "low": value - half, "high": value + half}
+
+
+@pytest.mark.parametrize(("parts", "verdict"), [
+    ([True, True], "confirmed"), ([False], "refuted"), ([True, False, None], "in part"), ([True, None], "undecided"),
+    ([False, None], "undecided"), ([None], "undecided"), ([], "undecided"),
+])  # fmt: skip
+def test_what_is_not_known_does_not_decide(parts: list[bool | None], verdict: str) -> None:
+    assert study.decided(parts) == verdict
+
+
+def test_a_claim_is_decided_by_its_parts() -> None:
+    claim = study.Claim("4", "table 1", "it works", "100%", "at least .9")
+    row = claim.row("0.95", "3 pairs", [True], 3)
+    assert (row["verdict"], row["rule"], row["published"]) == ("stand-in confirmed", "at least .9", "100%")
+    assert claim.row("0.95", "3 pairs", [None], 3)["verdict"] == "undecided"
+    alone = claim.row("0.95", "1 pair", [True], 1)
+    assert (alone["verdict"], alone["n"]) == ("undecided", "1 pair: too few to decide")
+    untested = claim.untested("ten networks")
+    assert (untested["verdict"], untested["ours"]) == ("not tested", "takes ten networks")
+
+
+def test_a_claim_needs_a_rule_and_a_known_verdict() -> None:
+    with pytest.raises(ValueError, match="a claim needs a rule"):
+        study.Claim("4", "table 1", "it works", "100%", "")
+    with pytest.raises(ValueError, match="there is no verdict 'not yet'"):
+        study.claim("4", "table 1", "it works", "100%", "0.95", "3 pairs", "not yet")
+
+
+def test_one_pair_of_networks_decides_nothing() -> None:
+    counted = importlib.import_module("dr_frankenstein.experiment").counted
+    assert counted(["0 → 1", "1 → 0"]) == ("1 pair, both directions", 1)
+    assert counted(["0 → 1", "1 → 2", "2 → 0"]) == ("3 pairs", 3)
+    rows = [*study.claim("1", "", "", "", "", "2 pairs", "confirmed", units=1).values()]
+    assert rows[-2:] == ["2 pairs: too few to decide", "undecided"]
+
+
+def test_intervals_decide_only_where_they_exclude_the_bound() -> None:
+    assert [study.above(score(0.9), bound) for bound in (0.88, 0.9, 0.92)] == [True, None, False]
+    assert [study.below(score(0.9), bound) for bound in (0.88, 0.9, 0.92)] == [False, None, True]
+    assert study.above(dict.fromkeys(("value", "low", "high"), float("nan")), 0.5) is None
+    apart = study.difference(score(0.9, 0.03), score(0.8, 0.04))
+    assert [round(apart[name], 6) for name in ("value", "low", "high")] == [0.1, 0.05, 0.15]
 
 
 @pytest.mark.parametrize(("direct", "task", "verdict"), [

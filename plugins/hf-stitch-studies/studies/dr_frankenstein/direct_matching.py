@@ -74,6 +74,11 @@ def measured(
 
 PAGE = """# Direct matching (Csiszárik et al., NeurIPS 2021, section 4.2)
 
+**What to do**: fit least squares before anything else, and Procrustes at the last layers if the map must be a
+rotation; look at every layer, since some keep far less than others.
+
+{claims}
+
 Claim (sections 4.2 and 5.1, figure 2): maps that minimise a distance between activations, without the task, stitch
 networks of other seeds, but significantly worse than task loss, and collapse on several layers of ResNet-20. On later
 layers, Procrustes is as good as least squares. The paper shows these results as plots.
@@ -95,7 +100,7 @@ agrees with the paper's if it lies within the paper's deviation.
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     return PAGE.format(
-        footer=experiment.footer("direct_matching"),
+        claims=study.verdicts(claims(record)), footer=experiment.footer("direct_matching"),
         networks=record["networks"], train=record["preset"]["train"], test=record["preset"]["test"],
         collapsed=COLLAPSED, margin=MARGIN,
         architectures="\n\n".join(_section(*each, record) for each in record["architectures"].items()),
@@ -177,25 +182,27 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     for architecture, found in record["architectures"].items():
         title, layers = TITLES[architecture], found["layers"]
         direct = [scored(each).value for each in found["relative_accuracy"][LEAST_SQUARES]]
-        n = f"{len(found['pairs'])} pairs, {len(layers)} layers"
+        n, units = experiment.counted(found["pairs"])
+        n += f", {len(layers)} layers"
         ours = f"{min(direct):.3f} to {max(direct):.3f}, worst at {layers[int(np.argmin(direct))]}"
         fallen = [value < COLLAPSED for value in direct]
         if architecture == "resnet20":
             decided = "confirmed" if sum(fallen) > 1 else "in part" if any(fallen) else "refuted"
             rows.append(experiment.claim(
-                "4.2, figure 2", f"{title}: least squares collapses on several layers", "plot", ours, n, decided
+                "4.2, figure 2", f"{title}: least squares collapses on several layers", "plot", ours, n, decided,
+                units=units,
             ))  # fmt: skip
         else:
             rows.append(experiment.claim(
                 "4.2, figure 2", f"{title}: least squares works on almost every layer", "plot", ours, n,
-                "confirmed" if sum(fallen) <= 1 else "refuted",
+                "confirmed" if sum(fallen) <= 1 else "refuted", units=units,
             ))  # fmt: skip
         late = layers[-3:]
         good = [layer in _as_good(found) for layer in late]
         rows.append(experiment.claim(
             "5.1", f"{title}: Procrustes is as good as least squares on the last three layers", "–",
             f"at {', '.join(layer for layer, one in zip(late, good, strict=True) if one) or 'none of them'}", n,
-            study.decided(good),
+            study.decided(good), units=units,
         ))  # fmt: skip
         untouched = [scored(each).value for each in found["cross_entropy"]["identity"]]
         rows.append(experiment.claim(
@@ -203,7 +210,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "6.99 ± 1.96" if architecture == "tiny10" else "4.69 ± 2.91",
             f"{np.mean(untouched):.2f} ± {np.std(untouched, ddof=1):.2f}", n,
             "confirmed" if abs(np.mean(untouched) - (6.99 if architecture == "tiny10" else 4.69))
-            < (1.96 if architecture == "tiny10" else 2.91) else "refuted",
+            < (1.96 if architecture == "tiny10" else 2.91) else "refuted", units=units,
         ))  # fmt: skip
     return rows
 

@@ -82,6 +82,13 @@ PAPER_TITLE = "Similarity and matching of neural network representations (Csisz�
 claim = partial(study.claim, "1")
 
 
+def counted(pairs: Iterable[str]) -> tuple[str, int]:
+    """Return how many pairs such as ``0 → 1`` there are, as text and with both directions counted once."""
+    ordered = list(pairs)
+    units = len({frozenset(pair.split(" → ")) for pair in ordered})
+    return "1 pair, both directions" if (len(ordered), units) == (2, 1) else f"{len(ordered)} pairs", units
+
+
 def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
     """Load the published networks of an architecture if their folder is given, or else train networks.
 

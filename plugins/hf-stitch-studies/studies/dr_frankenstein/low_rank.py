@@ -79,6 +79,10 @@ def measured(
 
 PAGE = """# Experiment 8: bottlenecks (Csiszárik et al., NeurIPS 2021, section 7, figure 7)
 
+**What to do**: train a low-rank stitch on the task; reduced-rank regression loses most at small ranks.
+
+{claims}
+
 Claim: at equal rank, task loss is better than reduced-rank regression.
 
 Setting: {networks}, CIFAR-10, task loss from the reduced-rank regression of the same rank; {setting}. Mean over the
@@ -100,15 +104,12 @@ def page(record: dict[str, Any]) -> str:
             for i, rank in enumerate(RANKS)
         ]
         header = ("rank", *(f"{layer}, {method}" for layer in layers for method in (DIRECT, TASK)))
-        better = _better(layers)
-        gains = _gains(layers)
         sections += [
             f"## {TITLES[architecture]}, {len(next(iter(layers.values())))} pairs",
             study.markdown(header, rows),
-            f"- **Task loss is better: {study.decided(better)}**, at {sum(better)} of {len(better)} layers and "
-            f"ranks; the gain is {min(gains):+.3f} to {max(gains):+.3f}.",
         ]
     return PAGE.format(
+        claims=study.verdicts(claims(record)),
         footer=experiment.footer("low_rank"),
         networks=record["networks"],
         setting=record["setting"],
@@ -140,15 +141,16 @@ def _gains(layers: dict[str, Any]) -> list[float]:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    return [
-        experiment.claim(
+    rows = []
+    for architecture, layers in record["architectures"].items():
+        better, (n, units) = _better(layers), experiment.counted(next(iter(layers.values())))
+        rows.append(experiment.claim(
             "7, figure 7", f"{TITLES[architecture]}: at equal rank, task loss is better than reduced-rank regression",
-            "plot", f"gain {min(_gains(layers)):+.3f} to {max(_gains(layers)):+.3f}",
-            f"{len(next(iter(layers.values())))} pairs, {len(layers)} layers, ranks {', '.join(map(str, RANKS))}",
-            study.decided(_better(layers)),
-        )
-        for architecture, layers in record["architectures"].items()
-    ]  # fmt: skip
+            "plot", f"gain {min(_gains(layers)):+.3f} to {max(_gains(layers)):+.3f}; better at {sum(better)} of "
+            f"{len(better)} layers and ranks", f"{n}, {len(layers)} layers, ranks {', '.join(map(str, RANKS))}",
+            study.decided(better), units=units,
+        ))  # fmt: skip
+    return rows
 
 
 if __name__ == "__main__":

@@ -83,6 +83,11 @@ def measured(
 
 PAGE = """# Experiment 1: least squares and task loss (Csiszárik et al., NeurIPS 2021, figure 2)
 
+**What to do**: train on the task where least squares keeps too little; hard labels do as well as the outputs of
+the target.
+
+{claims}
+
 Claims (section 5.1, figure 2): task-loss matching aligns every layer, nearly perfectly on ResNet-20, where it is worst
 after the first convolution with about .80, and on Tiny-10 without collapsing. Least squares is significantly worse.
 Hard and soft labels give very highly correlated results. The paper shows its results as plots (10 runs, mean and
@@ -106,6 +111,7 @@ def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sections = "\n\n".join(_section(*each) for each in record["architectures"].items())
     return PAGE.format(
+        claims=study.verdicts(claims(record)),
         footer=experiment.footer("matching"),
         networks=record["networks"],
         near=NEAR,
@@ -178,30 +184,34 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         title, layers = TITLES[architecture], found["layers"]
         task = [scored(each).value for each in found["relative_accuracy"][TASK]]
         gains = [scored(each) for each in found["gain"]]
-        n = f"{len(found['pairs'])} pairs, {len(layers)} layers"
+        n, units = experiment.counted(found["pairs"])
+        n += f", {len(layers)} layers"
         low = f"{min(task):.3f} at {layers[int(np.argmin(task))]}"
         least = NEAR if architecture == "resnet20" else COLLAPSED
         how = "near perfectly" if architecture == "resnet20" else "without collapsing"
         rows.append(experiment.claim(
             "5.1, figure 2", f"{title}: task loss aligns every layer {how}", "near 1 (plot)",
-            f"{min(task):.3f} to {max(task):.3f}", n, study.decided(value >= least for value in task),
+            f"{min(task):.3f} to {max(task):.3f}", n,
+            study.decided(value >= least for value in task), units=units,
         ))  # fmt: skip
         rows.append(experiment.claim(
             "5.1, figure 2", f"{title}: least squares is significantly worse than task loss", "plot",
             f"gain {min(g.value for g in gains):.3f} to {max(g.value for g in gains):.3f}", n,
-            study.decided(gain.low > 0 for gain in gains),
+            study.decided(gain.low > 0 for gain in gains), units=units,
         ))  # fmt: skip
         if architecture == "resnet20":
             first = int(np.argmin(task)) == 0
             rows.append(experiment.claim(
                 "5.1, figure 2", f"{title}: task loss is worst after the first convolution", "about .80",
                 f"{task[0]:.3f} there; worst {low}", n, "confirmed" if first else "refuted",
+                units=units,
             ))  # fmt: skip
         if HARD in STARTS[architecture]:
             correlation, apart = _labels(found)
             rows.append(experiment.claim(
                 "5.1", f"{title}: hard and soft labels give highly correlated results", "–",
-                f"r = {correlation:.3f}, at most {apart:.3f} apart", n, "refuted" if correlation < 0.95 else "confirmed"
+                f"r = {correlation:.3f}, at most {apart:.3f} apart", n,
+                "refuted" if correlation < 0.95 else "confirmed", units=units,
             ))  # fmt: skip
     return rows
 

@@ -261,8 +261,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     whole, scores = "+".join(LAYERS), record["relative_accuracy"]
     own, product = scores[whole]["least squares"], record["products"][whole]["least squares"]
     return [
-        experiment.claim(
-            "beyond", "Tiny-10: the errors of three stitches in a chain are independent", "–",
+        study.claim(
+            study.OWN, "after paper 1", "Tiny-10: the errors of three stitches in a chain are independent", "–",
             f"{own['value']:.3f}; product of the stitches {product:.3f}", f"{len(record['orders'])} chains",
             "undecided" if own["low"] <= product <= own["high"] else "refuted",
         )

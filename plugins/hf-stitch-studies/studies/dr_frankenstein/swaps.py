@@ -386,12 +386,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         part = table[(table.task == task) & (table.architecture == "tiny10") & (table["map"] == DEFAULT)]
         shares = part.accuracy / part.own
         few = part.anchors.iloc[int((shares >= KEPT).argmax())] if (shares >= KEPT).any() else None
-        row = experiment.claim(
-            "beyond", f"Tiny-10, {NAMES[task]}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
+        rows.append(study.claim(
+            study.OWN, "after paper 2",
+            f"Tiny-10, {NAMES[task]}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
             f"with {few:,} anchors" if few else f"{shares.max():.0%} with {part.anchors.max():,} anchors",
             f"{part.n.max()} pairs and draws", "confirmed" if few and few <= FEW else "refuted",
-        )  # fmt: skip
-        rows.append({**row, "paper": "2"})
+        ))  # fmt: skip
     return rows
 
 

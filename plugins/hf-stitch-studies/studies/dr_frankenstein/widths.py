@@ -6,6 +6,7 @@ training stopped early, about as accurate as the narrow ones, so that width and 
     python -m dr_frankenstein.widths --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,10 @@ def main() -> None:
 
 PAGE = """# Experiment 2: widths (Csiszárik et al., NeurIPS 2021, section 5.2, figure 3)
 
+**What to do**: expect wider networks to match better, not by how much: two networks of each width tell no more.
+
+{claims}
+
 Claim: relative accuracy grows with the width of the networks, with task loss and with least squares. The paper uses
 ResNet-20 with 1 to 5 times 16, 32 and 64 channels.
 
@@ -112,15 +117,15 @@ def page(record: dict[str, Any]) -> str:
     epochs = "; ".join(f"{name}: {count} epochs" for name, count in record["epochs"].items())
     findings = []
     for narrow, wide in record["pairs"]:
-        decided, better, worse, apart = _compared(record, narrow, wide)
+        _, better, worse, apart = _compared(record, narrow, wide)
         layers = len(record["kinds"][narrow]["layers"])
         about = "this is about width alone" if apart <= ALIKE else "accuracy differs, too"
         findings.append(
-            f"- **{narrow} → {wide}: {decided}.** The wider networks are better at {better} of {layers} layers, worse "
+            f"- {narrow} → {wide}: the wider networks are better at {better} of {layers} layers, worse "
             f"at {worse}; their accuracy is {apart:+.3f}, so that {about}."
         )
     return PAGE.format(
-        footer=experiment.footer("widths"),
+        claims=study.verdicts(claims(record)), footer=experiment.footer("widths"),
         epochs=epochs, setting=record["setting"], findings="\n".join(findings),
         table=experiment.table_of_kinds(record["kinds"], "width"),
     )  # fmt: skip
@@ -148,6 +153,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "plot, widths 1 to 5", f"better at {better} layers, worse at {worse}; accuracy {apart:+.3f}",
             f"{len(record['kinds'][narrow]['accuracies'])} networks of each kind, "
             f"{len(record['kinds'][narrow]['layers'])} layers", f"stand-in {decided}",
+            units=math.comb(len(record["kinds"][narrow]["accuracies"]), 2),
         ))  # fmt: skip
     return rows
 

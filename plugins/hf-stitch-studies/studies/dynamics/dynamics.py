@@ -361,7 +361,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     found = [judged(run) for run in runs]
     return [
         {
-            "paper": "1", "place": "beyond (Raghu et al. 2017, section 4)", "published": "bottom-up",
+            "paper": study.OWN, "place": "Raghu et al. 2017, section 4", "published": "bottom-up",
             "claim": "Lower layers reach their final representation first",
             "ours": f"settle first in {sum(first for first, _ in found)} networks, lead relative to their start in "
             f"{sum(leads for _, leads in found)}",

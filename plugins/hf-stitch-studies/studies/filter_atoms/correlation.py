@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import study
 from filter_atoms import networks, task_networks
 from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.pairwise import (
@@ -414,8 +415,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     ]  # fmt: skip
     found = better_in(record)
     shares = [[rival in some for some in found.values()] for rival in RIVALS]
-    rows.append(claim(
-        "section 2.2 (our question)", "A gauge or the metric of patches predicts CKA better than the weights' cosine.",
+    rows.append(study.claim(
+        study.OWN, "after paper 3, section 2.2",
+        "A gauge or the metric of patches predicts CKA better than the weights' cosine.",
         "–", f"{PATCHES} r = {shown(r[PATCHES]['cka pearson'])}, cosine of the weights "
         f"{shown(r[WEIGHTS]['cka pearson'])}, difference {shown(arms[MAIN]['better'][PATCHES]['pearson'])}; with "
         f"overlapping tasks {shown(arms['overlapping']['better'][PATCHES]['pearson'])}", n,

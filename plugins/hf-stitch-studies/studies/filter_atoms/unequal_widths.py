@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import study
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.experiment import OPTIONS, PAPER_TITLE, footer, leave
 from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterGram
@@ -235,8 +236,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     unequal = record["pairs"][KINDS[0]]
     return [
-        claim(
-            "open question", "Networks of unequal width can be compared by the Gram matrices of their filters.", "–",
+        study.claim(
+            study.OWN, "after paper 3",
+            "Networks of unequal width can be compared by the Gram matrices of their filters.", "–",
             f"same layer found {_shown(unequal, 'found')}, by CKA {_shown(unequal, 'found_cka')}; rank correlation "
             f"with CKA {_shown(unequal, 'spearman')}", f"{len(unequal)} pairs, {record['layers']} layers",
             decided(record),

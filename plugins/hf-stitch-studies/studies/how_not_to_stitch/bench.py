@@ -10,7 +10,7 @@ architecture: Tiny-10, ResNet-20 or the small ViT.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
+from how_not_to_stitch.experiment import claim, question
 from rich.console import Console
 
 import hf_stitch
-from hf_stitch.analysis import Score
 
 METRICS = (
     "linear_cka:debiased=True", "pwcca:directions=all", "procrustes", "svcca", "cca:ridge=0.01", "rsa", "mutual_knn",
@@ -48,7 +48,7 @@ PUBLISHED = {
 PRESETS = {
     "small": {"train": 5000, "test": 1000, "references": 5, "functional_samples": 300},
     "paper": {"train": 50_000, "test": 10_000, "references": 10, "functional_samples": 100},
-    "test": {"train": 150, "test": 60, "references": 2, "functional_samples": 100},
+    "test": {"train": 150, "test": 140, "references": 2, "functional_samples": 100},
 }
 """Images, references, and images to which stitched models are fitted."""
 
@@ -116,9 +116,61 @@ def summary(found: Bench) -> dict[str, Any]:
 
 
 FEW = 5
-"""Number of networks below which the page warns of the intervals."""
+"""Number of networks below which a bench decides nothing."""
+FUNCTIONAL, STRUCTURAL, CKA, PWCCA, OPD = "lstsq, functional", "lstsq, structural", "linear_cka", "pwcca", "procrustes"
+LEAST, LEADER = 0.67, 0.1
+"""The least τ of functional direct matching in the paper's tables, and how far a measure close to the leader is from
+it."""
+DECIDES = f"; benches of at least {FEW} networks decide"
+SENSITIVE = claim(
+    "5.2, table 2", "Functional direct matching has a consistently high rank correlation in the sensitivity test",
+    "τ .67 to .81; ResNet-18, CIFAR-10 .790", f"τ of at least {LEAST}, by the interval{DECIDES}",
+)  # fmt: skip
+SPECIFIC = claim(
+    "5.2, table 3", "Functional direct matching has a consistently high rank correlation in the specificity test",
+    "τ .74 to .89; ResNet-18, CIFAR-10 .857", f"τ of at least {LEAST}, by the interval{DECIDES}",
+)  # fmt: skip
+CLOSE = claim(
+    "5.2, table 3", "Functional direct matching has the highest rank correlation, or is close to the leader",
+    ".857, leader .876 (structural direct matching)",
+    f"in the specificity test, τ at most {LEADER} below each other of the paper's measures, by the interval of the "
+    f"difference (MOVER){DECIDES}",
+)  # fmt: skip
+POOR = claim(
+    "5.2, table 2", "CKA performs poorly in the sensitivity test", "τ .569; PWCCA .628, structural .658",
+    f"τ below those of PWCCA and structural direct matching, by the interval of the difference (MOVER){DECIDES}",
+)  # fmt: skip
+UNSPECIFIC = claim(
+    "5.2, table 3", "PWCCA has low rank correlations in the specificity test", "τ .729; CKA .859, functional .857",
+    f"τ below those of CKA and functional direct matching, by the interval of the difference (MOVER){DECIDES}",
+)  # fmt: skip
+INCONSISTENT = claim(
+    "5.2, tables 2 and 3", "Orthogonal Procrustes shows inconsistent results", "τ ≈ 0 to .93",
+    "between tests or architectures, τ differs by more than .3, by the interval of the difference (MOVER)",
+)  # fmt: skip
+CONSISTENT = claim(
+    "5.2",
+    "Sensitivity is consistent for individual layers",
+    "–",
+    "τ of each layer within .1 of the mean",
+)
+ELSEWHERE = claim("tables 2 and 3", "The same on SVHN and ImageNet", "four of six rows", "as on CIFAR-10")
+BASELINES = {
+    test: question(
+        f"after paper 4, table {table}", f"Some measure is a better test of {test} than depth and rank alone", "–",
+        "a measure beats each baseline that is defined: the lower end of the interval of the difference of τ (a "
+        f"jackknife over networks) is above 0{DECIDES}",
+    )
+    for table, test in ((2, "sensitivity"), (3, "specificity"))
+}  # fmt: skip
 
 PAGE = """# Which similarity predicts functional differences? (Balogh & Jelasity, AAAI 2025, tables 2 and 3)
+
+**What to do**: report depth and rank beside every measure. On layers that correspond, the distance in depth predicts
+differences of probing accuracy better than all measures here, and the rank as well as the best; which measure is best
+hardly matters beside that.
+
+{claims}
 
 The test of Ding et al. (2021): a distance d of representations is good if it ranks them as the difference of their
 linear probing accuracies F does. A is the representation with the best F. The tables have Kendall's τ and Spearman's
@@ -134,25 +186,20 @@ on half of the test images, among representations of full rank; F and d are thos
 compared with itself. 95% intervals: a jackknife that leaves out one network at a time, with another A if its
 network is left out; they cover the choice of networks, not of images. "references": smallest and largest τ, if A is the
 best representation of each of the {references} best networks. "rank only" and "depth only" ignore the
-activations. **A measure beats one of them if the lower end of the interval of the difference of τ is above 0**, a rule
-that was fixed before any figure was seen; one that does not has shown nothing. A row in bold beats each of the two
-that is defined. "depth only" is constant within a layer, so it is undefined for sensitivity; "rank only" is the
-difference of widths in the specificity test. "probing, other half", a row that was added later, is the difference of F
-itself on the half of the images that chose A: how far F predicts itself. A distance without noise may exceed it a
-little. τ-b leaves out ties: "depth only" need not order the seeds of a layer, whose differences in F are largely noise,
-and every measure must.
+activations; the rule for them was fixed before any figure was seen, those for the paper's claims after this run, from
+its text. A row in bold beats each of the two that is defined. "depth only" is constant within a layer, so it is
+undefined for sensitivity; "rank only" is the difference of widths in the specificity test. "probing, other half", a row
+that was added later, is the difference of F itself on the half of the images that chose A: how far F predicts itself. A
+distance without noise may exceed it a little. τ-b leaves out ties: "depth only" need not order the seeds of a layer,
+whose differences in F are largely noise, and every measure must.
 
-Metrics have the reference as their first argument; a similarity s is the distance 1 − s. *Structural*: relative squared
-error on test images of the stitch from B to A, fitted to pooled training features. *Functional*: 1 minus the relative
-accuracy of the stitched model, all positions, fitted to {functional_samples} images; low-rank approximations of a
-layer were not stitched, so there is no functional row for sensitivity.
+Metrics have the reference as their first argument, on means over positions (CLS for the ViT; the paper flattens for
+CKA); a similarity s is the distance 1 − s. *Structural*: relative squared error on test images of the stitch from B to
+A, fitted to pooled training features. *Functional*: 1 minus the relative accuracy of the stitched model, all positions,
+fitted to {functional_samples} images; low-rank approximations of a layer were not stitched, so there is no functional
+row for sensitivity.
 {sections}
-This page and [its figures as JSON](bench.json) are written by the command (preset {name}, CPU time: {seconds}):
-
-```
-python -m how_not_to_stitch.bench --data-dir DATA --networks {folders} --out OUT
-```
-"""
+{footer}"""
 
 TITLES = {
     "tiny10": "published Tiny-10 networks, beside the paper's ResNet-18",
@@ -164,11 +211,76 @@ TITLES = {
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     preset, architectures = record["preset"], record["architectures"]
+    folders = " ".join(map(str.upper, architectures))
     return PAGE.format(
+        claims=study.verdicts(claims(record)),
         sections="".join(_section(name, found) for name, found in architectures.items()),
-        folders=" ".join(name.upper() for name in architectures),
-        seconds=", ".join(f"{name} {found['seconds']} s" for name, found in architectures.items()), **preset,
+        footer=study.footer("bench", "how_not_to_stitch.bench", f"--data-dir DATA --networks {folders} --out OUT"),
+        **preset,
     )  # fmt: skip
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    benches = {name: found for name, found in record["architectures"].items() if found["networks"] >= FEW}
+    if not benches:
+        return []
+    name = max(benches, key=lambda each: benches[each]["networks"])
+    scores, count = benches[name]["scores"], benches[name]["networks"]
+    sensitive, specific = ({_plain(m): s["tau"] for m, s in scores[test].items()} for test in BASELINES)
+    n = f"{count} networks ({name}), {len(benches[name]['layers'])} layers"
+    others = [specific[measure] for measure in (CKA, PWCCA, OPD, STRUCTURAL)]
+    close = [study.above(study.difference(specific[FUNCTIONAL], other), -LEADER) for other in others]
+    leader = max((CKA, PWCCA, OPD, STRUCTURAL), key=lambda measure: specific[measure]["value"])
+
+    def lower(of: Mapping[str, Any], measure: str, *than: str) -> dict[str, Any]:
+        apart = {other: study.difference(of[measure], of[other]) for other in than}
+        text = "; ".join(f"less {other} {study.shown(found, 2)}" for other, found in apart.items())
+        return {
+            "ours": f"τ {study.shown(of[measure], 2)}; {text}", "n": n, "units": count,
+            "parts": [study.below(found, 0) for found in apart.values()],
+        }  # fmt: skip
+
+    taus = [
+        (f"{test}, {each}", found["scores"][test][OPD]["tau"])
+        for each, found in record["architectures"].items() for test in BASELINES
+    ]  # fmt: skip
+    most, least = (choose(taus, key=lambda pair: pair[1]["value"]) for choose in (max, min))
+    return [
+        SENSITIVE.untested("low-rank approximations that are stitched, in the bench, for ten networks"),
+        SPECIFIC.row(
+            f"τ {study.shown(specific[FUNCTIONAL], 2)}", n, [study.above(specific[FUNCTIONAL], LEAST)], count
+        ),
+        CLOSE.row(
+            f"τ {study.shown(specific[FUNCTIONAL], 2)}; {leader} {study.shown(specific[leader], 2)}", n, close, count
+        ),
+        POOR.row(**lower(sensitive, CKA, PWCCA, STRUCTURAL)),
+        UNSPECIFIC.row(**lower(specific, PWCCA, CKA, FUNCTIONAL)),
+        INCONSISTENT.row(
+            f"τ {study.shown(least[1], 2)} ({least[0]}) to {study.shown(most[1], 2)} ({most[0]})", n,
+            [study.above(study.difference(most[1], least[1]), 0.3)], count,
+        ),
+        CONSISTENT.untested("τ of every layer in the record of the bench"),
+        ELSEWHERE.untested("these data, and ten and five networks trained on them"),
+        *(_baselines(test, asked, scores[test], n, count) for test, asked in BASELINES.items()),
+    ]  # fmt: skip
+
+
+def _baselines(test: str, asked: study.Claim, scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
+    measures = {name: score for name, score in scores.items() if score["beyond"] and name != RELIABILITY}
+    winners = [name for name, score in measures.items() if beaten(score)]
+    best = max(measures, key=lambda name: _finite(measures[name]["tau"]["value"]))
+    ours = (
+        f"{len(winners)} of {len(measures)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
+        f"{_score(measures[best]['tau'])}; "
+        + ", ".join(f"{name} {_score(scores[name]['tau'])}" for name in ("rank only", "depth only"))
+        + f"; F itself on other images {_score(scores[RELIABILITY]['tau'])}"
+    )
+    return asked.row(ours, n, [bool(winners)], count)
+
+
+def _finite(value: Any) -> float:
+    return -2.0 if math.isnan(float(value)) else float(value)
 
 
 def _section(name: str, found: dict[str, Any]) -> str:
@@ -177,10 +289,9 @@ def _section(name: str, found: dict[str, Any]) -> str:
     text = f"\n## {found['networks']} {TITLES.get(name, name)}\n\nProbing accuracy, mean over networks: {accuracies}.\n"
     for test, scores in found["scores"].items():
         lines = [_line(method, score, PUBLISHED[test][kind]) for method, score in scores.items()]
-        verdict = _verdict(test, scores, PUBLISHED[test][kind])
         text += (
             f"\n### {test.capitalize()}\n\n| measure | paper, τ / ρ | τ | ρ | references | τ − rank only | "
-            f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n\n{verdict}\n"
+            f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n"
         )
     if found["networks"] < FEW:
         text += (
@@ -213,27 +324,8 @@ def _score(score: dict[str, Any] | None) -> str:
 
 def beaten(score: dict[str, Any]) -> bool:
     """Return whether a measure beats each baseline that is defined."""
-    known = [Score(*map(float, found.values())) for found in score["beyond"].values()]
-    lows = [found.low for found in known if not math.isnan(found.value)]
-    return bool(lows) and all(low > 0 for low in lows)
-
-
-def _verdict(test: str, scores: dict[str, Any], paper: dict[str, tuple[float, float]]) -> str:
-    """Return which measures beat the baselines of a test, and their order beside that of the paper."""
-    measures = {name: score for name, score in scores.items() if score["beyond"] and name != RELIABILITY}
-    winners = [name for name, score in measures.items() if beaten(score)]
-    best = max(measures, key=lambda name: -2.0 if math.isnan(tau := float(measures[name]["tau"]["value"])) else tau)
-    found = f"{len(winners)} of {len(measures)} measures beat the baselines" + (
-        f": {', '.join(winners)}" if winners else ""
-    )
-    text = f"**{test.capitalize()}**: {found}. Highest τ: {best}, {_score(measures[best]['tau'])}. "
-    own = scores[RELIABILITY]
-    text += f"F on the other half has τ {_score(own['tau'])}"
-    text += ". " if beaten(own) else ", which does not beat them either: on so few images, F itself shows no more. "
-    taus = {_plain(name): float(score["tau"]["value"]) for name, score in measures.items() if _plain(name) in paper}
-    theirs = sorted(taus, key=lambda name: -paper[name][0])
-    ours = sorted(taus, key=lambda name: -taus[name])
-    return f"{text}By τ, the paper has {' > '.join(theirs)}; here it is {' > '.join(ours)}."
+    known = [found for found in score["beyond"].values() if not math.isnan(float(found["value"]))]
+    return bool(known) and all(float(found["low"]) > 0 for found in known)
 
 
 def _plain(method: str) -> str:

@@ -1,26 +1,16 @@
 """What of two layers do direct matches carry over (Balogh & Jelasity 2025, sections 3, 4.2 and 5.1)?
 
-Three questions on Tiny-10, each with a rule that was fixed before the run.
+Three questions on Tiny-10, with rules that were fixed before the run.
 
 *Low rank.* Source and target are replaced by low-rank approximations before they are matched, at corresponding layers:
 the leading principal directions of each side, as many as the rank says, or as hold a share of the variance. Beside them
 stand the mean alone (rank 0), all directions, random directions of the same rank, and the target's own approximation
-without any stitch. Rules, over pairs of networks and layers:
-
-- *Ordered*: relative accuracy follows the rank, with a mean Kendall τ of at least .8.
-- *Leading*: principal directions are more accurate than random ones of the same rank in at least 95% of the cases.
-- *Limit*: at least 80% of the stitches are within .1 of the relative accuracy of the target's own approximation, so
-  that the rank limits them rather than the match.
+without any stitch.
 
 *Cutting out and repeating layers.* Every layer into every layer of the same network, beside the same layers of another
-network into the same target. If the mean difference of relative accuracy between different layers is at most .05, depth
-decides, not the network.
+network into the same target.
 
-*Lack of similarity.* Layers of another network, and of its untrained twin, into the layers of a target by task loss. A
-pair of layers lacks functional similarity if the whole 95% interval of its relative accuracy is below .8 after the
-longest training, and the last training added less than .02 over the one before; with more, it is still rising. This
-counts only if all corresponding layers of the trained networks reach .8. (After a first run with 1,500 images, in which
-corresponding layers lost up to .04 of their accuracy in training, this part takes 5,000; the rule stayed.)
+*Lack of similarity.* Layers of another network, and of its untrained twin, into the layers of a target by task loss.
 
     python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
 """
@@ -35,7 +25,8 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.strange_activations import ACCURATE, rows
+from how_not_to_stitch.experiment import claim, question
+from how_not_to_stitch.strange_activations import ACCURATE
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 from torch import Tensor
@@ -51,7 +42,7 @@ from hf_stitch.training import TaskLoss
 Array = NDArray[np.float64]
 ORDERED, LEADING, NEAR, LIMITED = 0.8, 0.95, 0.1, 0.8
 SAME, RISING = 0.05, 0.02
-"""Thresholds of the rules, see above."""
+"""Thresholds of the rules, see :data:`RULES`."""
 CLOSED = ("lstsq", "recoloured")
 TASK = "image-classification"
 
@@ -278,24 +269,49 @@ def _figures(grid: StitchGrid, label: str, layer: str) -> dict[str, Any]:
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
+RULES = {
+    "ordered": question(
+        "after paper 4, section 5.1", "Relative accuracy follows the rank of the approximations", "–",
+        f"Kendall's τ of rank and relative accuracy, from the mean alone to all directions, at least {ORDERED} in the "
+        "mean over pairs and layers",
+    ),
+    "leading": question(
+        "after paper 4, section 5.1", "Principal directions carry over more accuracy than random ones", "–",
+        f"more accurate than random ones of the same rank in at least {LEADING:.0%} of pairs, layers and ranks",
+    ),
+    "limit": question(
+        "after paper 4, section 5.1", "The rank limits direct matches, not the match", "–",
+        f"at least {LIMITED:.0%} of the stitches within {NEAR} of the target's own approximation",
+    ),
+    "depth": question(
+        "after paper 4, section 3", "Cutting out or repeating layers depends on depth, not on the network", "–",
+        f"between different layers, the mean difference of relative accuracy, itself less another network, is at most "
+        f"{SAME} for both matchers",
+    ),
+}  # fmt: skip
+LACK = claim(
+    "4.2", "Task loss is still suitable to provide evidence for the lack of functional similarity", "–",
+    f"after the longest training, the whole interval of some pair of different layers is below {ACCURATE}, and the "
+    f"last training added less than {RISING}; all corresponding layers reach {ACCURATE}",
+)  # fmt: skip
 PAGE = """# Low rank, self-stitching and the lack of similarity (Balogh & Jelasity, AAAI 2025, sections 3, 4.2 and 5.1)
 
+**What to do**: of two layers, keep the leading principal directions, and more of them than the target alone needs: its own
+approximation is often more accurate than the stitch of the same rank. Call layers dissimilar only where
+longer training no longer helps.
+
+{claims}
+
 Networks: {networks}, {pairs} pairs without a network in common, {layers} layers; CIFAR-10. Stitches fitted to {train}
-training images at all positions, scores on {test} test images. All rules were fixed before this run; a trial on 60 images of
-one pair had been seen.
+training images at all positions, scores on {test} test images. All rules were fixed before this run; a trial on 60 images
+of one pair had been seen.
 
 ## Low-rank approximations of source and target
 
-The paper approximates source and target by singular vectors before it matches them, and the source again in use (section
-5.1). Here at every layer, between corresponding layers of two networks; directions are those of the {train} training
-images, of each side alone. Means over the pairs.
-
-- *Ordered by rank* (Kendall's τ of rank and relative accuracy, from the mean alone to all directions, at least {ordered}
-  in the mean): {is_ordered}. The paper correlates with probing accuracies instead (functional, τ .79 on ResNet-18).
-- *Leading directions* (more accurate than random ones of the same rank in at least {leading:.0%} of the cases):
-  {is_leading}.
-- *The rank is the limit* (at least {limited:.0%} of the stitches within {near} of the target's own approximation, which
-  no match impairs): {is_limit}.
+The paper approximates source and target by singular vectors before it matches them, and the source again in use, and
+correlates the accuracy with that of probes (section 5.1; functional, τ .79 on ResNet-18). Here at every layer, between
+corresponding layers of two networks; directions are those of the {train} training images, of each side alone. Means
+over the pairs.
 
 Relative accuracy: stitched / the target's own approximation / random directions (mean of {draws} draws). All: least
 squares without approximation.
@@ -316,11 +332,7 @@ approximation, and r² of the target's part.
 Relative accuracy from layer i of a network into layer j of the target: within the target ("itself": i < j cuts out
 layers, i > j repeats them) and from another network ("across"), mean over the pairs.
 
-| matcher | {lag_names} |
-|---|{lag_lines}
 {lags}
-
-{depth}
 
 Between different layers, mean difference itself − across (smallest and largest of the pairs). Many of these stitches are
 inaccurate from either network, which leaves little room for a difference; neighbouring layers leave more:
@@ -329,20 +341,15 @@ inaccurate from either network, which leaves little room for a difference; neigh
 
 ## The lack of similarity
 
-One pair, layers {lack_layers}; task loss from least squares, hard labels, batches of 32, Adam 3e-3, on {trained} images. The paper:
-task loss "is still a suitable method to provide evidence for the *lack* of functional similarity" (section 4.2). The
-untrained twin (new random weights, BatchNorm statistics of the training images) shows what task loss reaches without a
-trained source. From an earlier into a later layer, layers are cut out: that a stitch stays inaccurate there shows that an
-affine map at each position does not replace them, not that the layers hold different information.
+One pair, layers {lack_layers}; task loss from least squares, hard labels, batches of 32, Adam 3e-3, on {trained}
+images. The untrained twin (new random weights, BatchNorm statistics of the training images) shows what task loss reaches
+without a trained source. From an earlier into a later layer, layers are cut out: that a stitch stays inaccurate there
+shows that an affine map at each position does not replace them, not that the layers hold different information.
 
 This part was measured twice. On 1,500 images, where corresponding layers lost up to .04 of their accuracy in training,
 bn1 → bn8 and bn4 → bn8 lacked similarity by the same rule; on 5,000, see below. Only what lacks similarity in both runs
 is firm: the rule depends on the images and on where training stops.
 
-{lack_verdict}
-
-| from | to | least squares | {steps_names} | | untrained twin, least squares | untrained twin, {last} steps |
-|---|---|---|{steps_lines}---|---|---|
 {lack}
 
 This page and [its figures as JSON](low_rank_layers.json) are written by the command (one CPU core, {seconds} s in
@@ -360,38 +367,44 @@ def page(record: Mapping[str, Any]) -> str:
     parts = [pair["parts"] for pair in pairs]
     lags = range(-(len(layers) - 1), len(layers))
     return PAGE.format(
+        claims=study.verdicts(claims(record)),
         networks=record["networks"], pairs=len(pairs), layers=len(layers), train=preset["train"],
-        trained=preset["trained"], test=preset["test"],
-        draws=preset["draws"], ordered=ORDERED, leading=LEADING, limited=LIMITED, near=NEAR, **_rules(parts),
+        trained=preset["trained"], test=preset["test"], draws=preset["draws"],
         accuracies=_rank_table(layers, parts, preset["ranks"], _accuracy_cell),
         errors=_rank_table(layers, parts, preset["ranks"], _error_cell),
         variances=_variance_table(layers, parts, preset["shares"]),
-        lag_names=" | ".join(_lag_name(lag) for lag in lags), lag_lines="---|" * len(lags),
-        lags=rows(_lag_lines(pairs, lags)), **_depth(pairs), lack_layers=", ".join(record["lack"]["layers"]),
-        lack_verdict=_lack_verdict(record["lack"]), lack=rows(_lack_lines(record["lack"])), last=preset["steps"][-1],
-        steps_names=" | ".join(f"{n} steps" for n in preset["steps"]), steps_lines="---|" * len(preset["steps"]),
+        lags=study.markdown(["matcher", *map(_lag_name, lags)], _lag_lines(pairs, lags)),
+        differences=study.markdown(
+            ["matcher", "cutting out", "repeating", "both", "neighbours only"],
+            [[matcher, *map(_spread, _depth(pairs, matcher))] for matcher in CLOSED],
+        ),
+        lack_layers=", ".join(record["lack"]["layers"]), lack=_lack_table(record["lack"], preset["steps"]),
         seconds=record["seconds"],
     )  # fmt: skip
 
 
-def _rules(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return whether the three rules about low rank hold."""
+def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    pairs = list(record["pairs"].values())
     taus, above, near = [], [], []
-    for one in (one for pair in parts for one in pair.values()):
+    for one in (one for pair in pairs for one in pair["parts"].values()):
         line = [one["mean"], *(found["accuracy"] for found in one["principal"].values()), one["full"]["accuracy"]]
         taus.append(kendalltau(range(len(line)), line).statistic)
         above += [found["accuracy"] > one["random"][rank]["accuracy"] for rank, found in one["principal"].items()]
         near += [abs(found["accuracy"] - one["own"][rank]) <= NEAR for rank, found in one["principal"].items()]
-
-    def answer(holds: bool, found: str) -> str:
-        return f"**{'yes' if holds else 'no'}**, {found}"
-
-    tau = float(np.mean(taus))
-    return {
-        "is_ordered": answer(tau >= ORDERED, f"{tau:.2f} (smallest {min(taus):.2f})"),
-        "is_leading": answer(np.mean(above) >= LEADING, f"{sum(above)} of {len(above)}"),
-        "is_limit": answer(np.mean(near) >= LIMITED, f"{sum(near)} of {len(near)}"),
-    }
+    apart = {matcher: _depth(pairs, matcher)[2].mean() for matcher in CLOSED}
+    found = {
+        "ordered": (f"τ {np.mean(taus):.2f} (smallest {min(taus):.2f})", [np.mean(taus) >= ORDERED]),
+        "leading": (f"{sum(above)} of {len(above)}", [np.mean(above) >= LEADING]),
+        "limit": (f"{sum(near)} of {len(near)}", [np.mean(near) >= LIMITED]),
+        "depth": (
+            "; ".join(f"{matcher} {value:+.3f}" for matcher, value in apart.items()),
+            [abs(value) <= SAME for value in apart.values()],
+        ),
+    }  # fmt: skip
+    n = f"{len(pairs)} pairs, {len(record['layers'])} layers"
+    rows = [RULES[name].row(ours, n, map(bool, parts), len(pairs)) for name, (ours, parts) in found.items()]
+    return [_lack(record["lack"]), *rows]
 
 
 def _mean(parts: Sequence[Mapping[str, Any]], layer: str, *path: str) -> float:
@@ -423,7 +436,7 @@ def _rank_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], ranks
         width = parts[0][layer]["width"]
         lines.append([layer, str(width), *mean, *own, f"{_mean(parts, layer, 'full', figure):.2f}"])
     head = ["layer", "width", *(["mean alone"] if figure == "accuracy" else []), *map(str, ranks), "all"]
-    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
+    return study.markdown(head, lines)
 
 
 def _variance_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
@@ -436,7 +449,7 @@ def _variance_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], s
             line += [ranks, f"{accuracy:.2f} / {own:.2f}", f"{_mean(parts, layer, 'variance', share, 'r2'):.2f}"]
         lines.append(line)
     head = ["layer", *(name for share in shares for name in (f"{share:g}: ranks", "relative accuracy", "r²"))]
-    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
+    return study.markdown(head, lines)
 
 
 def _lag_name(lag: int) -> str:
@@ -457,25 +470,15 @@ def _lag_lines(pairs: Sequence[Mapping[str, Any]], lags: Sequence[int]) -> list[
     return lines
 
 
-def _depth(pairs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return whether depth decides rather than the network, and the differences."""
-    lines, answers = [], []
-    for matcher in CLOSED:
-        difference = _grids(pairs, "itself", matcher) - _grids(pairs, "across", matcher)
-        line = [matcher]
-        places = np.subtract.outer(*[np.arange(difference.shape[1])] * 2)
-        for chosen in (places < 0, places > 0, places != 0, np.abs(places) == 1):
-            of_pairs = difference[:, chosen].mean(1)
-            line.append(f"{of_pairs.mean():+.3f} ({of_pairs.min():+.3f} to {of_pairs.max():+.3f})")
-        mean = float(difference[:, places != 0].mean())
-        decides = abs(mean) <= SAME
-        answers.append(f"{matcher}: {'depth decides' if decides else 'the network matters'} ({mean:+.3f})")
-        lines.append(line)
-    table = f"| matcher | cutting out | repeating | both | neighbours only |\n|---|---|---|---|---|\n{rows(lines)}"
-    return {
-        "differences": table,
-        "depth": f"**{'; '.join(answers)}**, by the mean difference, which may be {SAME} for depth to decide.",
-    }
+def _depth(pairs: Sequence[Mapping[str, Any]], matcher: str) -> list[Array]:
+    """Return the mean differences itself − across of each pair: cutting out, repeating, both, and neighbours only."""
+    difference = _grids(pairs, "itself", matcher) - _grids(pairs, "across", matcher)
+    places = np.subtract.outer(*[np.arange(difference.shape[1])] * 2)
+    return [difference[:, of].mean(1) for of in (places < 0, places > 0, places != 0, np.abs(places) == 1)]
+
+
+def _spread(values: Array) -> str:
+    return f"{values.mean():+.3f} ({values.min():+.3f} to {values.max():+.3f})"
 
 
 def _lack_answer(found: Mapping[str, Any], i: int, j: int) -> str:
@@ -488,25 +491,20 @@ def _lack_answer(found: Mapping[str, Any], i: int, j: int) -> str:
     return "lacks similarity" if last[0] - before[0] < RISING else "inaccurate, still rising"
 
 
-def _lack_verdict(lack: Mapping[str, Any]) -> str:
-    layers, found = lack["layers"], lack["trained"]
-    size = range(len(layers))
-    answers = {(i, j): _lack_answer(found, i, j) for i in size for j in size}
-    if failed := [layers[i] for i in size if answers[i, i] != "accurate"]:
-        return f"**No evidence**: task loss is not accurate at the corresponding layers {', '.join(failed)}."
-    apart = {place: answer for place, answer in answers.items() if place[0] != place[1]}
-    lacking = [f"{layers[i]} → {layers[j]}" for (i, j), answer in apart.items() if answer == "lacks similarity"]
-    counts = {answer: list(apart.values()).count(answer) for answer in dict.fromkeys(apart.values())}
-    twin = np.array(list(lack["untrained"].values())[-1])[..., 0]
-    return (
-        f"**Evidence for a lack of similarity of {len(lacking)} of {len(apart)} pairs of different layers**"
-        + (f": {', '.join(lacking)}" if lacking else "")
-        + f". All pairs: {'; '.join(f'{answer}: {count}' for answer, count in counts.items())}. From the untrained "
-        f"twin, {int((twin >= ACCURATE).sum())} of {twin.size} stitches are accurate."
+def _lack(lack: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row on the lack of similarity."""
+    layers, size = lack["layers"], range(len(lack["layers"]))
+    answers = {(i, j): _lack_answer(lack["trained"], i, j) for i in size for j in size}
+    sound = all(answers[i, i] == "accurate" for i in size)
+    lacking = [f"{layers[i]} → {layers[j]}" for (i, j), answer in answers.items() if answer == "lacks similarity"]
+    ours = (f"{', '.join(lacking)} lack it" if lacking else "none lacks it") + (
+        "" if sound else "; corresponding layers are not all accurate"
     )
+    n = f"{len(layers) * (len(layers) - 1)} pairs of different layers, 1 pair of networks"
+    return LACK.row(ours, n, [bool(lacking) if sound else None], 1)
 
 
-def _lack_lines(lack: Mapping[str, Any]) -> list[list[str]]:
+def _lack_table(lack: Mapping[str, Any], steps: Sequence[int]) -> str:
     layers, lines = lack["layers"], []
 
     def shown(cell: Sequence[float]) -> str:
@@ -517,7 +515,8 @@ def _lack_lines(lack: Mapping[str, Any]) -> list[list[str]]:
             own = [shown(cells[i][j]) for cells in lack["trained"].values()]
             twin = [shown(cells[i][j]) for cells in lack["untrained"].values()]
             lines.append([a, b, *own, _lack_answer(lack["trained"], i, j), *twin])
-    return lines
+    head = ["from", "to", "least squares", *(f"{n} steps" for n in steps), "", "untrained twin, least squares"]
+    return study.markdown([*head, f"untrained twin, {steps[-1]} steps"], lines)
 
 
 if __name__ == "__main__":

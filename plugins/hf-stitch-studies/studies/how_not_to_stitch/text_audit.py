@@ -4,18 +4,8 @@ Beyond Balogh & Jelasity 2025, who stitch image classifiers only. Here two small
 they differ in their seed. Every layer of one, and of its untrained twin, is stitched into every layer of the other by
 least squares, by least squares that keep the covariance, and by task loss. All stitches are audited together.
 
-The rule of the verdict, fixed before any figure was seen. Of stitches that are accurate (the audit's own rule) and
-whose audit decides whether they are in distribution:
-
-- *Direct*: at least 80% of those by least squares, plain or recoloured, are in distribution.
-- *Task loss*: at least half of those between layers two or more apart, or from the untrained twin, are out of
-  distribution.
-
-Both: the paper's claim carries over to these texts. One: in part. None: it does not. With fewer than 5 such stitches, a
-half of the rule is undecided. No verdict is given if a control fails: an encoder must be more accurate than the most
-frequent class, and the target stitched into itself at the same layer must be accurate and in distribution.
-
-After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
+The rule, :data:`CARRIES_OVER`, was fixed before any figure was seen. After the first figures, and outside the rule: a
+gentler task loss, to see whether the step size makes stitches strange.
 
     python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 """
@@ -31,7 +21,7 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from how_not_to_stitch.strange_activations import rows
+from how_not_to_stitch.experiment import question
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
@@ -48,7 +38,7 @@ TRAINED, UNTRAINED, ITSELF = "other seed", "untrained twin", "itself"
 MAX_DOSE = 0.2
 """Dose up to which an audit counts activations as in distribution, its default."""
 IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, LEAST = 0.8, 0.5, 5
-"""Shares and the least number of stitches of the rule, see above."""
+"""Shares and the least number of stitches of the rule."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +199,19 @@ def recorded(one: Audit) -> dict[str, Any]:
     }  # fmt: skip
 
 
+CARRIES_OVER = question(
+    "after paper 4, section 4.2", "The claims carry over to text: task-loss stitches are strange, direct ones are not",
+    "–",
+    f"of accurate stitches whose audit decides, at least {IN_DISTRIBUTION:.0%} of the direct ones are in distribution, "
+    f"and at least {OUT_OF_DISTRIBUTION:.0%} of the task-loss ones between layers two or more apart, or from the "
+    f"untrained twin, are out of it; fewer than {LEAST}, or a control that fails: undecided",
+)  # fmt: skip
 PAGE = """# Audits of stitched text encoders (beyond Balogh & Jelasity, AAAI 2025)
+
+**What to do**: train a stitch with small steps, and few, where direct matching is not enough: on one pair of encoders,
+gentle task loss between corresponding and adjacent layers stays in distribution, and larger steps leave it.
+
+{claims}
 
 The paper has images only. Its claim, carried over to text: stitches that are trained on the task are accurate between
 distant layers because the target gets activations that it never has; direct matches that are accurate do not do that.
@@ -222,26 +224,17 @@ added after the first figures and outside the rule). All scores are those of
 {test} test questions. Far data, as a control of the detectors: {far} Spanish sentences (Tatoeba). The
 *untrained twin* has the initial weights of the source.
 
-| | accuracy on test |
-|---|---|
 {accuracy}
 
 The audit: *accurate* from .8 of the target's accuracy, above chance and the mean activation; *dose*: the relative
 residual of noise, with the covariance of the target's activations, that is as easy to tell as the stitched ones, for the
 detectors {detectors}; *in distribution* up to {max_dose}, *out* above, undecided (?) where an interval contains it.
 
-The rule, fixed before any figure was seen: of the accurate stitches whose audit decides, at least {kept:.0%} of the
-direct ones are in distribution (*direct*), and at least {lost:.0%} of the task-loss ones between layers two or more
-apart, or from the untrained twin, are out of it (*task loss*). Both: the claim carries over; one: in part; fewer than
-{least} such stitches: undecided. The controls must hold: encoders above the most frequent class, and the target
-stitched into itself at the same layers accurate and in distribution.
-
-{verdict}
+The rule was fixed before any figure was seen; that one pair of encoders decides nothing, later. Controls: encoders
+above the most frequent class, and the target stitched into itself at the same layers accurate and in distribution.
 
 {caveats}
 
-| source | layers | matcher | stitches | accurate | of these in / out / undecided | mean relative accuracy | median residual | median of the largest dose |
-|---|---|---|---|---|---|---|---|---|
 {counted}
 
 {controls}
@@ -271,10 +264,10 @@ def page(record: Mapping[str, Any]) -> str:
     return PAGE.format(
         **{key: value for key, value in record["preset"].items() if key not in ("name", "layers")},
         gentle=max(record["preset"]["steps"] // 3, 1), layers=len(record["layers"]),
-        accuracy=rows([[name, f"{value:.3f}"] for name, value in accuracy.items()]),
-        detectors=", ".join(f"`{name}`" for name in detectors), max_dose=MAX_DOSE, kept=IN_DISTRIBUTION,
-        lost=OUT_OF_DISTRIBUTION, least=LEAST, verdict=verdict(accuracy, audits), caveats=caveats(audits),
-        counted=rows(_counted(audits)),
+        claims=study.verdicts(claims(record)),
+        accuracy=study.markdown(["", "accuracy on test"], [[name, f"{v:.3f}"] for name, v in accuracy.items()]),
+        detectors=", ".join(f"`{name}`" for name in detectors), max_dose=MAX_DOSE,
+        caveats=caveats(audits), counted=study.markdown(COUNTED, _counted(audits)),
         controls=_controls(audits, detectors), tables=tables, seconds=record["seconds"],
     )  # fmt: skip
 
@@ -293,37 +286,25 @@ def decided(audits: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     return found.count(True), found.count(False)
 
 
-def verdict(accuracy: Mapping[str, float], audits: Sequence[Mapping[str, Any]]) -> str:
-    """Return which halves of the claim hold by the rule."""
+def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the row of the table of all experiments."""
+    accuracy, audits = record["accuracy"], record["audits"]
     failed = [name for name in ("source", "target") if accuracy[name] <= accuracy["most frequent class"]]
     failed += [f"itself at layer {one['from']}" for one in audits if one["source"] == ITSELF and not _sound(one)]
-    if failed:
-        return f"**No verdict**: a control fails ({', '.join(failed)})."
     direct = [one for one in audits if one["matcher"] in DIRECT and one["source"] != ITSELF]
     strange = [
         one for one in audits
         if one["matcher"] == TASK and (one["source"] == UNTRAINED or abs(one["from"] - one["to"]) >= 2)
     ]  # fmt: skip
-    halves = {
-        "direct": (*decided(direct), IN_DISTRIBUTION),
-        TASK: (*reversed(decided(strange)), OUT_OF_DISTRIBUTION),
-    }
-    answers: dict[str, bool | None] = {
-        name: None if yes + no < LEAST else yes / (yes + no) >= share for name, (yes, no, share) in halves.items()
-    }
-    found = (
-        "The claim carries over to these texts" if all(answers.values())
-        else "The claim carries over in part" if any(answers.values())
-        else "Undecided" if None in answers.values()
-        else "The claim does not carry over to these texts"
-    )  # fmt: skip
-    named = {True: "holds", False: "does not hold", None: "undecided"}
-    (inside, direct_out, _), (outside, task_in, _) = halves["direct"], halves[TASK]
-    return (
-        f"**{found}.** *Direct* {named[answers['direct']]}: of {inside + direct_out} accurate and decided direct "
-        f"stitches, {inside} are in distribution. *Task loss* {named[answers[TASK]]}: of {outside + task_in} between "
-        f"distant layers or from the untrained twin, {outside} are out of it."
-    )
+    (inside, left), (within, outside) = decided(direct), decided(strange)
+    parts = [
+        None if failed or yes + no < LEAST else yes / (yes + no) >= share
+        for yes, no, share in ((inside, left, IN_DISTRIBUTION), (outside, within, OUT_OF_DISTRIBUTION))
+    ]
+    ours = f"direct: {inside} of {inside + left} in distribution; task loss: {outside} of {outside + within} out of it"
+    if failed:
+        ours += f"; a control fails ({', '.join(failed)})"
+    return [CARRIES_OVER.row(ours, f"1 pair of encoders, {len(audits)} stitches", parts, 1)]
 
 
 def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
@@ -361,6 +342,12 @@ def _sound(one: Mapping[str, Any]) -> bool:
     return bool(one["accurate"] and one["in_distribution"])
 
 
+COUNTED = (
+    "source", "layers", "matcher", "stitches", "accurate", "of these in / out / undecided", "mean relative accuracy",
+    "median residual", "median of the largest dose",
+)  # fmt: skip
+
+
 def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the lines of the table of counts."""
     lines = []
@@ -385,16 +372,13 @@ def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> str:
-    own = [one for one in audits if one["source"] == ITSELF]
+    controls = [one for one in audits if one["source"] == ITSELF]
+    kinds = ("halves", "train", "far")
     lines = [
-        [
-            name,
-            *(" / ".join(f"{one['controls'][name][kind]:.2f}" for kind in ("halves", "train", "far")) for one in own),
-        ]
+        [name, *(" / ".join(f"{one['controls'][name][kind]:.2f}" for kind in kinds) for one in controls)]
         for name in detectors
     ]
-    head = ["detector", *(f"layer {one['to']}" for one in own)]
-    table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{rows(lines)}"
+    table = study.markdown(["detector", *(f"layer {one['to']}" for one in controls)], lines)
     uncounted: collections.Counter[str] = collections.Counter()
     for one in audits:
         if one["source"] != ITSELF:
@@ -402,7 +386,7 @@ def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> 
     silent = "; ".join(f"{what} at {count} of the stitches" for what, count in uncounted.items())
     return (
         f"Controls: the target stitched into itself by least squares is accurate and in distribution at "
-        f"{sum(map(_sound, own))} of {len(own)} layers. "
+        f"{sum(map(_sound, controls))} of {len(controls)} layers. "
         + (f"Detectors that do not count: {silent}." if silent else f"{len(detectors)} detectors count at all layers.")
         + f" AUROC of two halves of the test questions / test v. training questions / Spanish sentences:\n\n{table}"
     )
@@ -415,7 +399,7 @@ def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: st
         doses = ", ".join(f"{float(known[name][0]):.2f}" if name in known else "–" for name in detectors)
         where = {True: "in", False: "out", None: "?"}[one["in_distribution"]]
         lines[one["from"]][one["to"] + 1] = f"{one['relative_accuracy'][0]:.2f} · {doses} · {where}"
-    return f"| {title} | {' | '.join(layers)} |\n|{'---|' * (len(layers) + 1)}\n{rows(lines)}\n"
+    return f"{study.markdown([title, *layers], lines)}\n"
 
 
 if __name__ == "__main__":

@@ -436,7 +436,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "ours": f"{min(gaps):+.1f} to {max(gaps):+.1f} points",
         },
         {
-            "paper": "2", "place": "beyond", "n": n, "verdict": exchange,
+            "paper": study.OWN, "place": "after paper 2", "n": n, "verdict": exchange,
             "claim": "Networks trained end to end on relative representations can exchange their halves",
             "published": "–", "ours": f"kept above chance: {min(shares):.2f} to {max(shares):.2f}",
         },

@@ -509,20 +509,22 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
     rows = (
         (
-            "section 4", "graph networks: relative training costs at most .01", "F1 .01 less",
+            "2", "section 4", "graph networks: relative training costs at most .01", "F1 .01 less",
             f"points of F1: {gaps}", networks, said["training"],
         ),
         (
-            "beyond", "graph networks: relative encoders and heads can be exchanged, absolute ones less", "–",
+            study.OWN, "after paper 2",
+            "graph networks: relative encoders and heads can be exchanged, absolute ones less", "–",
             spans(RELATIVE, ABSOLUTE), networks, said["stitching"],
         ),
         (
-            "beyond", "graph networks: ridge maps from the same anchors keep more than relative training", "–",
+            study.OWN, "after paper 2",
+            "graph networks: ridge maps from the same anchors keep more than relative training", "–",
             spans("ridge", RELATIVE), networks, said["translation"],
         ),
     )  # fmt: skip
-    keys = ("place", "claim", "published", "ours", "n", "verdict")
-    return [{"paper": "2", **dict(zip(keys, row, strict=True))} for row in rows]
+    keys = ("paper", "place", "claim", "published", "ours", "n", "verdict")
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 if __name__ == "__main__":

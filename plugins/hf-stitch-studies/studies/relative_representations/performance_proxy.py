@@ -856,19 +856,20 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     ranks = [_shown(everything[SPEARMAN][of(name, TANH)]) for name in (SIMILARITY, AGREEMENT)]
     rows = [
         (
-            "section 4.2", "Cora: similarity to a reference (with ReLU) tells accuracy", "Pearson .955",
+            "2", "section 4.2", "Cora: similarity to a reference (with ReLU) tells accuracy", "Pearson .955",
             ours(first, RELU), n(first), _verdict(first, RELU),
         ),
         (
-            "section 4.2", "Cora: the same, a reference with tanh, which these figures suggested, and new runs",
+            "2", "section 4.2", "Cora: the same, a reference with tanh, which these figures suggested, and new runs",
             "Pearson .955", ours(fresh, TANH), n(fresh), _verdict(fresh, TANH),
         ),
         (
-            "beyond", "Cora: similarity tells accuracy better than agreement of predictions", "–",
+            study.OWN, "after paper 2", "Cora: similarity tells accuracy better than agreement of predictions", "–",
             f"Spearman {ranks[0]}, agreement {ranks[1]}", n(fresh), sign(fresh["advantage"][of(AGREEMENT, TANH)]),
         ),
         (
-            "beyond", f"Cora: {_short(chosen['chosen'])}, chosen on other runs, tells accuracy better", "–",
+            study.OWN, "after paper 2",
+            f"Cora: {_short(chosen['chosen'])}, chosen on other runs, tells accuracy better", "–",
             f"Spearman {_shown(chosen['more'][of(SIMILARITY, TANH)])} more", f"{chosen['n'][1]} configurations",
             sign(chosen["more"][of(SIMILARITY, TANH)]),
         ),
@@ -876,12 +877,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     if good is not None:
         value = good[PEARSON][of(SIMILARITY, TANH)]
         row = (
-            "section 4.2", f"Cora: the same among networks of an accuracy above {GOOD}", "–",
+            "2", "section 4.2", f"Cora: the same among networks of an accuracy above {GOOD}", "–",
             f"Pearson {_shown(value)}", f"{good['n']} configurations, {good['runs']} runs", verdict([value]),
         )  # fmt: skip
         rows.insert(2, row)
-    keys = ("place", "claim", "published", "ours", "n", "verdict")
-    return [{"paper": "2", **dict(zip(keys, row, strict=True))} for row in rows]
+    keys = ("paper", "place", "claim", "published", "ours", "n", "verdict")
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 if __name__ == "__main__":

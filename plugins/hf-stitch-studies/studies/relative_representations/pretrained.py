@@ -410,12 +410,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     found = among_layers(record)
     return [
         {
-            "paper": "2", "place": "beyond", "published": "–", "n": n,
+            "paper": study.OWN, "place": "after paper 2", "published": "–", "n": n,
             "claim": "MiniLM: some network with stitched layers classifies better than the unchanged one",
             "ours": f"least squares: {len(up)} better, {len(down)} worse", "verdict": "confirmed" if up else "refuted",
         },
         {
-            "paper": "2", "place": "beyond", "published": "–", "n": n,
+            "paper": study.OWN, "place": "after paper 2", "published": "–", "n": n,
             "claim": "MiniLM: similarity of layers predicts the accuracy after stitching",
             "ours": f"rank correlation without a map {rows[0].shown(2)}, least squares {rows[1].shown(2)}",
             "verdict": "confirmed" if all(predicts) else "in part" if any(predicts) else "refuted",

@@ -604,8 +604,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "verdict": f"stand-in {outcome(record)}",
         },
         {
-            "paper": "2",
-            "place": "beyond table 1",
+            "paper": study.OWN,
+            "place": "after paper 2, table 1",
             "claim": "no map fitted on the same anchors finds more words than relative representations",
             "published": "–",
             "ours": f"{best} {_mean(record, best, 'mrr 10'):.2f}, {relative} (MRR)" if best else f"{relative} (MRR)",
