@@ -16,6 +16,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
+from how_not_to_stitch.experiment import NAMES, question
 
 import hf_stitch
 from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN
@@ -46,7 +47,7 @@ def main() -> None:
     """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", presets=PRESETS)
     parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    parser.add_argument("--parts", type=Path, help="folder of what is measured, to go on with")
+    parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
     train, test = (
@@ -67,14 +68,16 @@ def main() -> None:
         names, found = list(loaded), dict[str, Any]()
         for number in range(preset.targets):
             a, b = names[number], names[(number + 1) % len(names)]
-            asked: dict[str, tuple[Any, Any, list[str]]] = {name: (name, None, list(layers)) for name in DETECTORS}
+            asked: dict[str, tuple[Any, Any, list[str]]] = {
+                name: (name, None, list(layers)) for name in arguments.detectors
+            }
             if kind == "Tiny10" and not number:  # minutes for each layer
                 places = np.linspace(0, len(layers) - 1, preset.layers + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]
                 asked |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
             found[b] = {
                 name: study.kept(
-                    (arguments.parts or arguments.out) / f"gate {b} {name}.json",
+                    arguments.out / "parts" / f"{kind} {b} {name}.json",
                     partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
                 )
                 for name, (detector, other, at) in asked.items()
@@ -108,13 +111,14 @@ def tried(
     }
 
 
-NAMES = {"Tiny10": "Tiny-10", "ResNet20": "ResNet-20"}
 PAGE = """# Which detectors work at which layers?
 
 Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
 nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
 
 {verdict}
+
+{claims}
 
 **Rule**, written before any stitch was scored: at a layer, a detector must tell the target's own activations from the
 same with coloured noise as large as they are (relative residual 1) with an AUROC of at least {least}, and those of
@@ -148,20 +152,29 @@ def page(record: dict[str, Any]) -> str:
         names = list(next(iter(one["targets"].values())))
         counts = (f"`{name}` {'{} of {}'.format(*passing(one, name))}" for name in names)
         sentences.append(f"- **{NAMES[kind]}**, layers at which the detector passes: {', '.join(counts)}.")
+    options = f"--preset {preset['name']} --data-dir DATA --networks {' '.join(map(str.upper, families))} --out OUT"
     return PAGE.format(
-        verdict="\n".join(sentences), least=MIN_AUROC, far=FAR, own=OWN, train=preset["train"], test=preset["test"],
+        verdict="\n".join(sentences), claims=study.verdicts(claims(record)), least=MIN_AUROC, far=FAR, own=OWN,
+        train=preset["train"], test=preset["test"],
         families="\n".join(_family(kind, one) for kind, one in families.items()),
         energy=f"width {energy['width']}, {energy['epochs']} epochs and {energy['fine_tune_epochs']} of fine-tuning",
-        footer=study.footer(
-            "detector_gate", "how_not_to_stitch.detector_gate",
-            f"--preset {preset['name']} --data-dir DATA --networks {' '.join(map(str.upper, families))} --out OUT",
-        ),
+        footer=study.footer("detector_gate", "how_not_to_stitch.detector_gate", options),
     )  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return no row of the papers: whether a detector works is a question of our own."""
-    return []
+    """Return a row for each detector: whether it works at most layers is a question of our own."""
+    rows = []
+    targets = [of for one in record["families"].values() for of in one["targets"].values()]
+    for name in dict.fromkeys(name for of in targets for name in of):
+        counts = [(sum(not each["why"] for each in of[name].values()), len(of[name])) for of in targets if name in of]
+        asked = question(
+            "after paper 4, figure 1", f"`{name}` works at most layers", "–",
+            "it passes the gate at half of the layers of each target, or more",
+        )  # fmt: skip
+        ours = f"passes at {sum(good for good, _ in counts)} of {sum(of for _, of in counts)} layers"
+        rows.append(asked.row(ours, f"{len(counts)} target networks", [2 * g >= of for g, of in counts], len(counts)))
+    return rows
 
 
 def _family(kind: str, one: dict[str, Any]) -> str:
