@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -180,6 +180,28 @@ def keep(cache: Cache | None, places: Tensor) -> None:
             setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))
 
 
+Shape: TypeAlias = tuple[int, int]
+"""Number of heads of a layer of a cache, and number of features of each."""
+
+
+def shapes_of(cache: Cache) -> list[Shape | None]:
+    """Return the shape of each layer; ``None`` for a layer that keeps no tokens, or none yet."""
+    kept = [getattr(layer, "keys", None) for layer in cache.layers]
+    return [None if keys is None or keys.dim() != 4 else (keys.shape[1], keys.shape[3]) for keys in kept]
+
+
+def check_shapes(cache: Cache, own: list[Shape | None]) -> None:
+    """Refuse a cache whose layers were made with other shapes than those of a model, before it runs."""
+    for number, (found, wanted) in enumerate(zip(shapes_of(cache), own, strict=True)):
+        if found is not None and wanted is not None and found != wanted:
+            heads, features = ([0 if each is None else each[place] for each in own] for place in (0, 1))
+            raise ValueError(
+                f"layer {number} of the cache was made for {found[0]} heads of {found[1]} features, but that of this "
+                f"model has {wanted[0]} of {wanted[1]}: pass the cache of an earlier output of this model, "
+                f"an empty one, or one initialised with those of each layer (num_heads={heads}, head_dim={features})"
+            )
+
+
 TOKENS, AT_ONCE = 6, 4
 """Length of the texts with which a cache is checked, and how many of these tokens run in the first step."""
 
@@ -189,10 +211,11 @@ in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past 
 
 
 @torch.no_grad()
-def check_cache(model: Any) -> None:
+def check_cache(model: Any) -> list[Shape | None]:
     """Check that a stitched language model computes the same with its cache as without, also beside left padding.
 
-    Names and numbers in a network do not show for sure where it keeps its past: this runs it.
+    Names and numbers in a network do not show for sure where it keeps its past: this runs it, and returns the shape of
+    each layer of its cache.
     """
     source, (device, _) = model.source, place_of(model)
     sizes = [model.config.vocab_size]
@@ -204,11 +227,12 @@ def check_cache(model: Any) -> None:
     ids, mask = ordinary[drawn].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
     _compare_runs(model, ids[:1], {})
     mask[1, : AT_ONCE // 2] = 0
-    _compare_runs(model, ids, {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)})
+    beside = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    return shapes_of(_compare_runs(model, ids, beside))
 
 
-def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> None:
-    """Compare the logits of one run over all tokens with those of several runs with a cache."""
+def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> Cache:
+    """Compare the logits of one run over all tokens with those of several runs with a cache, which is returned."""
 
     def run(past: int, until: int, **options: Any) -> Any:
         given = {**{name: value[:, :until] for name, value in beside.items()}, **options}
@@ -236,3 +260,4 @@ def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> None
             f"with a cache, the logits differ by {differs:.1e} of the largest: a network attends to later tokens, or "
             "keeps its past elsewhere"
         )
+    return cache

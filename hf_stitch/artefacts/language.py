@@ -25,10 +25,12 @@ from hf_stitch.artefacts.cache import (
     STATES,
     WITHOUT_WINDOW,
     HalfCache,
+    Shape,
     UncachedError,
     by_one_name,
     cache_argument,
     check_cache,
+    check_shapes,
     decoder_layers,
     given_cache,
     has_no_attention,
@@ -100,6 +102,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         self.cache_is_checked = False
+        self._shapes: list[Shape | None] | None = None  # of the layers of the cache, known when it was checked
         self._counts_from_padding = [
             positions_from_padding(half.model) is not None for half in (self.source, self.target)
         ]
@@ -282,7 +285,12 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             )
         if isinstance(self.source, PrefixFront) and given.is_compileable:
             raise ValueError("a source with another tokenizer needs a cache that shrinks: use a DynamicCache")
+        if self._shapes is not None:
+            check_shapes(given, self._shapes)
         return given
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Let each layer of a static cache take its shape when it first runs: the halves may have unlike heads."""
 
     def _check_cache(self) -> None:
         """Find out, once, whether the model computes the same with its cache; if not, it runs without from now on."""
@@ -294,7 +302,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 return
             try:
                 with evaluating(self):
-                    check_cache(self)
+                    self._shapes = check_cache(self)
             except UncachedError as reason:
                 self._layers, self._why_uncached = None, str(reason)
             self.cache_is_checked = True

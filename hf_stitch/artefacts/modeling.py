@@ -747,8 +747,8 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 
 
-def _require_gradients(module: nn.Module, inputs: Any, output: Tensor | Representation) -> None:
-    (output.values if isinstance(output, Representation) else output).requires_grad_(True)
+def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.requires_grad_(True)
 
 
 def _is_checkpointed_across(half: Front | Back) -> bool:

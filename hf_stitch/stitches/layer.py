@@ -31,6 +31,9 @@ class StitchingLayer(nn.Module):
     sample (``flatten``), or one vector per sample (``mean``, ``cls``, ``last``). One vector per sample gives the target
     a single token, or a grid with one position.
 
+    Called with a representation that has the layout, width and prefix tokens of the source spec, it returns one of the
+    target, without context and with the mask of positions. Another one is a ``ValueError``.
+
     Args:
         source: Spec of the input.
         target: Spec of the output.
@@ -94,45 +97,24 @@ class StitchingLayer(nn.Module):
         return ("body",) if self.prefix is None else ("body", "prefix")
 
     # -- forward ----------------------------------------------------------------------------------------------------
-    def forward(self, representation: Representation) -> Representation:
-        """Map a representation of the source to one of the target.
-
-        Args:
-            representation: Representation with the layout, width and prefix tokens of the source spec.
-
-        Returns:
-            The target representation. It has no context, and keeps the mask of positions.
-
-        Raises:
-            ValueError: The representation does not match the source spec.
-        """
-        got, batch = representation.spec, representation.batch
+    def __call__(self, representation: Representation) -> Representation:
+        """Map a representation of the source to one of the target, without context, with the mask of positions."""
+        got, spec = representation.spec, self.target
         if (got.layout, got.width, got.prefix_tokens) != (
             self.source.layout,
             self.source.width,
             self.source.prefix_tokens,
         ):
             raise ValueError(f"the stitching layer needs a representation of spec {self.source}, got {got}")
-        mapped = self._map_positions(representation)
-        spec = self.target
-        if spec.layout == "bd":
-            return Representation(mapped, "bd")
-        if self.pooling == "flatten":
-            mapped = mapped.unflatten(1, (-1, spec.width))
-        elif self.pooling in POOLED:
-            mapped = mapped[:, None]
+        mask, grid = representation.mask, representation.grid
+        mapped: Tensor = super().__call__(representation.values, mask, grid, representation.padding_unknown)
         if spec.layout != "bnd":
-            assert spec.grid is not None
-            grid = mapped.reshape(batch, *((1, 1) if self.pooling in POOLED else spec.grid), spec.width)
-            return Representation(grid if spec.layout == "bhwc" else grid.permute(0, 3, 1, 2).contiguous(), spec.layout)
-        if self.prefix is not None:
-            tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (spec.prefix_tokens, spec.width))
-            mapped = torch.cat([tokens, mapped], 1)
-        mask = representation.mask
+            return Representation(mapped, spec.layout)
+        mask = None if mask is None else mask.to(mapped.device)
         if self.pooling in POOLED:
-            mask = torch.ones(batch, 1, dtype=torch.bool, device=mapped.device) if spec.grid is None else None
-        elif mask is not None and representation.prefix_tokens != spec.prefix_tokens:
-            mask = functional.pad(mask[:, representation.prefix_tokens :], (spec.prefix_tokens, 0), value=True)
+            mask = None if spec.grid is not None else mapped.new_ones(mapped.shape[:2], dtype=torch.bool)
+        elif mask is not None and got.prefix_tokens != spec.prefix_tokens:
+            mask = functional.pad(mask[:, got.prefix_tokens :], (spec.prefix_tokens, 0), value=True)
         keeps = self.pooling not in POOLED
         return Representation(
             mapped,
@@ -141,6 +123,40 @@ class StitchingLayer(nn.Module):
             prefix_tokens=spec.prefix_tokens if keeps else 0,
             grid=spec.grid if keeps else None,
         )
+
+    def forward(
+        self, values: Tensor, mask: Tensor | None, grid: tuple[int, int] | None, padding_unknown: bool
+    ) -> Tensor:
+        """Map the values of a representation, which hooks of this module see.
+
+        Args:
+            values: The values, in the layout of the source.
+            mask: For texts: (batch, tokens) bool, true for real tokens.
+            grid: Height and width of the grid of positions.
+            padding_unknown: Whether some positions are padding, but it is unknown which.
+
+        Returns:
+            The values, in the layout of the target.
+        """
+        own, spec = self.source, self.target
+        representation = Representation(
+            values, own.layout, mask, own.prefix_tokens, grid, padding_unknown=padding_unknown
+        )
+        mapped = self._map_positions(representation)
+        if spec.layout == "bd":
+            return mapped
+        if self.pooling == "flatten":
+            mapped = mapped.unflatten(1, (-1, spec.width))
+        elif self.pooling in POOLED:
+            mapped = mapped[:, None]
+        if spec.layout != "bnd":
+            assert spec.grid is not None
+            placed = mapped.reshape(values.shape[0], *((1, 1) if self.pooling in POOLED else spec.grid), spec.width)
+            return placed if spec.layout == "bhwc" else placed.permute(0, 3, 1, 2).contiguous()
+        if self.prefix is None:
+            return mapped
+        tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (spec.prefix_tokens, spec.width))
+        return torch.cat([tokens, mapped], 1)
 
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -503,3 +504,40 @@ def test_a_module_whose_error_the_model_catches_is_ignored() -> None:
 
     adapter = hf_stitch.load(Trying(), example_inputs=torch.randn(2, 4))
     assert adapter.layers == ("blocks.0", "blocks.1")
+
+
+def test_a_module_that_gives_its_caller_more_than_hooks_see_is_no_cut_and_stays() -> None:
+    """As halves and stitches do (chains); a graph of torch.fx has a call of its own, too, which changes nothing."""
+
+    class Named(nn.Linear):
+        def __call__(self, x: Tensor) -> dict[str, Tensor]:
+            return {"values": super().__call__(x)}
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.blocks = Named(4, 8), nn.Sequential(*(torch.fx.symbolic_trace(Block()) for _ in range(3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.blocks(self.stem(x)["values"])
+            return found
+
+    network, x = Whole().eval(), torch.randn(2, 4)
+    adapter = hf_stitch.load(network, example_inputs=x)
+    assert adapter.layers == ("blocks.0", "blocks.1", "blocks.2")
+    assert "stem" not in adapter.cut("blocks.1")[1].stubs
+    assert adapter.cut("blocks.1")[1].kind == "stubs"
+    assert torch.equal(adapter.decode(adapter.encode(x, "blocks.1")["blocks.1"], "blocks.1"), network(x))
+
+
+def test_copies_of_halves_run_apart_and_copies_of_their_parts_serve_them() -> None:
+    """A program may copy a container of stand-ins (PEFT); it then still receives the values at the cut."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block(), Block()), nn.Linear(8, 2)).eval()
+    adapter, x = hf_stitch.load(network, example_inputs=torch.randn(2, 4)), torch.randn(3, 4)
+    front, back, expected = adapter.front("1.1"), adapter.back("1.1"), network(x)
+    for half in (front, back):
+        twin = copy.deepcopy(half)
+        slots = {id(module._slot) for module in twin.modules() if hasattr(module, "_slot")}
+        assert slots == {id(twin._slot)} != {id(half._slot)}
+        half.model[1] = copy.deepcopy(half.model[1])
+    assert torch.equal(back(front(input=x)), expected)

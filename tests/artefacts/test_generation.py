@@ -20,7 +20,7 @@ import hf_stitch
 from hf_stitch import StitchedModelForCausalLM
 from hf_stitch.artefacts.cache import NAME, NAMES, cache_argument, shown
 from hf_stitch.artefacts.joining import join
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
+from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 
 from records import rewrite  # isort: skip
 import tiny_networks  # isort: skip
@@ -126,6 +126,42 @@ def test_beams_static_caches_and_assistants(model: StitchedModelForCausalLM, net
     assert torch.equal(generated(model, assistant_model=assistant).sequences, expected)
     beams = generated(model, num_beams=3, tokens=5).sequences
     assert torch.equal(generated(model, num_beams=3, tokens=5, use_cache=False).sequences, beams)
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_a_static_cache_of_halves_with_unlike_heads(heads: int) -> None:
+    """3 heads of 8 features before ``heads`` of 4: each layer takes its own; what was made for others is refused."""
+    torch.manual_seed(0)
+    text = {"vocab_size": 80, "bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(n_positions=32, n_embd=24, n_layer=3, n_head=3, **text)
+    a = hf_stitch.load(transformers.GPT2LMHeadModel(config).eval())
+    other = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=heads,
+        max_position_embeddings=32, **text,
+    )  # fmt: skip
+    b = hf_stitch.load(transformers.LlamaForCausalLM(other).eval())
+    la, lb = "transformer.h.0", "model.layers.1"
+    layer = StitchingLayer(a.spec(la), b.spec(lb), "none", LinearStitch(24, 32))
+    model = join(a, la, layer, b, lb, task="text-generation")
+    assert isinstance(model, StitchedModelForCausalLM)
+    expected = generated(model, use_cache=False).sequences
+    for way in ({}, {"prefill_chunk_size": 2}):
+        static = generated(model, cache_implementation="static", disable_compile=True, **way)
+        assert torch.equal(static.sequences, expected), way
+    ids = torch.tensor([[7, 12, 30, 9]])
+
+    def made(*shape: Any) -> Any:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=8)
+        cache.early_initialization(1, *shape, dtype=torch.float32, device=torch.device("cpu"))
+        return cache
+
+    refused = made(heads, 4)
+    with pytest.raises(ValueError, match=r"layer 0 of the cache .* 4 features, but .* 3 of 8: .*num_heads=\[3, "):
+        model(input_ids=ids, **{NAME: refused})
+    assert not any(layer.get_seq_length() for layer in refused.layers)  # nothing ran
+    with torch.no_grad():
+        found = model(input_ids=ids, **{NAME: made([3, heads], [8, 4])}).logits
+        torch.testing.assert_close(found, model(input_ids=ids).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_the_cache_contains_the_layers_of_both_halves(model: StitchedModelForCausalLM) -> None:
@@ -310,8 +346,11 @@ def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, ne
     same = transformers.DynamicCache(config=model.config)
     for layer in range(3):
         same.update(torch.zeros(1, 3, 2, 5), torch.zeros(1, 3, 2, 5), layer)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="layer 0 of the cache was made for 3 heads of 5 features, but that of this"):
         model(input_ids=ids, **{NAME: same})
+    for_two = model(input_ids=ids.expand(2, -1), use_cache=True)[NAME]
+    with pytest.raises(ValueError) as caught:
+        model(input_ids=ids, **{NAME: for_two})
     assert caught.value.__notes__ == [f"Or the cache that was given as {NAME} belongs to another model."]
 
 

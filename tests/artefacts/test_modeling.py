@@ -317,3 +317,38 @@ def test_a_network_without_attention_takes_no_part_in_its_choice(images: Any) ->
         model.config._attn_implementation = attention
         again = type(model)(copy.deepcopy(model.config))
         assert again.config._attn_implementation == again.target.model.config._attn_implementation == attention
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for each in value for leaf in leaves(each)]
+    return leaves([*value.values()]) if isinstance(value, dict) else [value]
+
+
+def test_hooks_see_tensors_and_may_change_them(net: Any, images: Any, inputs: Any) -> None:
+    """Programs that read what modules exchange (torchinfo, FSDP, backward hooks) know nothing of representations."""
+    a, b = net("cnn"), net("vit", 1)
+    model, given = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"])), inputs(a)
+    seen: dict[str, list[Any]] = {name: [] for name in ("source", "stitch", "target")}
+    for name, module in [*model.named_children()]:
+        module.register_forward_hook(
+            lambda _, args, kwargs, output, name=name: seen[name].append((args, kwargs, output)), with_kwargs=True
+        )
+    gradients: list[Any] = []
+    model.stitch.register_full_backward_hook(lambda _, *each: gradients.append(each))
+    entering = model.transfer(**given)
+    expected = model.head(entering).logits
+    assert isinstance(entering, hf_stitch.Representation)
+    model(**given).logits.sum().backward()
+    assert not any(isinstance(leaf, hf_stitch.Representation) for each in seen.values() for leaf in leaves(each))
+    assert all(len(calls) == 2 for calls in seen.values())
+    assert torch.equal(seen["stitch"][0][2], entering.values)
+    (((before, *_), (after,)),) = gradients
+    assert before.shape == seen["source"][0][2].shape and after.shape == entering.values.shape
+    assert bool(before.any()) and bool(after.any())
+    shift = model.stitch.register_forward_hook(lambda _, __, values: values + 1)
+    moved = model(**given).logits
+    shift.remove()
+    shifted = entering.replace(values=entering.values + 1)
+    assert torch.equal(moved, model.head(shifted).logits)
+    assert not torch.equal(moved, expected)

@@ -333,7 +333,7 @@ HOOKED: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
         "target.model.vit.layers.2.mlp",
         lambda module: module.register_forward_pre_hook(doubling_input, with_kwargs=True),
     ),
-    "stitch": ("stitch", lambda module: module.register_forward_hook(lambda _, __, r: r.replace(values=2 * r.values))),
+    "stitch": ("stitch", lambda module: module.register_forward_hook(lambda _, __, values: 2 * values)),
     "whole": ("", lambda module: module.register_forward_hook(lambda _, __, output: output)),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,53 @@ def test_onnx(kind: str, headed: Any, tmp_path: Path) -> None:
     found = session.run(None, {name: value.numpy() for name, value in few.items()})[0]
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(found), model(**few)[0], rtol=1e-3, atol=1e-4)
+
+
+KINDS = ["image", "bert-bert", "roberta-bert", "tokens", "features", "gpt2-llama"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchinfo(kind: str, headed: Any) -> None:
+    """Shapes of both halves and of the stitch, from a batch and from sizes; each weight counts once."""
+    torchinfo = pytest.importorskip("torchinfo")
+    model, given = headed(kind)
+    given.pop("labels", None)
+    values = given[model.main_input_name]
+    sizes = {"input_size": tuple(values.shape), "dtypes": [values.dtype]}
+    with torch.no_grad():
+        leaving, mapped, output = model.source(**given).values, model.transfer(**given).values, model(**given)
+    for named in ({"input_data": given}, sizes):
+        found = torchinfo.summary(model, verbose=0, cache_forward_pass=False, **named)
+        rows = {(row.var_name, row.depth): row for row in found.summary_list}
+        front, stitch, back = (rows[name, 1] for name in ("source", "stitch", "target"))
+        assert front.output_size[1:] == stitch.input_size[1:] == [*leaving.shape][1:]
+        assert stitch.output_size[1:] == back.input_size[1:] == [*mapped.shape][1:]
+        assert back.executed and found.total_mult_adds > 0
+        assert found.total_params == sum(weight.numel() for weight in model.parameters())
+    with torch.no_grad():
+        assert torch.equal(model(**given)[0], output[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchview(kind: str, headed: Any) -> None:
+    """One arrow from each half to the next, and from the inputs to the outputs."""
+    torchview = pytest.importorskip("torchview")
+    model, given = headed(kind)
+    given.pop("labels", None)
+    drawn = torchview.draw_graph(model, input_data=given, depth=1).visual_graph.source
+    titles = dict(re.findall(r"\n\t(\d+) \[label=.*?>([\w-]+)<BR/>", drawn, re.DOTALL))
+    after: dict[str, set[str]] = {}
+    for a, b in re.findall(r"\n\t(\d+) -> (\d+)", drawn):
+        after.setdefault(a, set()).add(b)
+    (at,) = (node for node, title in titles.items() if title == "Front")
+    assert any(at in after.get(node, ()) for node, title in titles.items() if title == "input-tensor")
+    for title in ("StitchingLayer", "Back", "output-tensor"):
+        for _ in range(2):  # with a cast between them
+            reached = {node for node in after[at] if titles[node] == title}
+            at = min(reached or (node for node in after[at] if titles[node] == "to"))
+            if reached:
+                break
+        assert titles[at] == title
 
 
 def test_accelerate(headed: Any, tmp_path: Path) -> None:

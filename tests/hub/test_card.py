@@ -331,3 +331,4 @@ def test_a_card_of_a_trainer_has_the_tags_that_tell_how_to_load(hub: Hub, images
     files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]
     assert 'StitchedModel.from_pretrained("alice/trained")' in files["README.md"].decode()
     assert "trust_remote_code=True" in files["README.md"].decode()
+    assert "## Training procedure" in files["README.md"].decode()

@@ -149,7 +149,7 @@ class Cut(Record):
             return None, False
         one = values.new_ones(1, dtype=torch.bool)
         # with a cache, the mask covers past tokens too
-        real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:]
+        real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:].to(values.device)
         if before or behind:
             real = torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1)
         return real, False

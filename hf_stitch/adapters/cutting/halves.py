@@ -51,7 +51,8 @@ class HalfError(RuntimeError, ValueError):
 class Front(nn.Module):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.front` returns one. Several threads may run it at the same time.
+    :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
+    :class:`~hf_stitch.Representation` at the cut. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
@@ -74,8 +75,8 @@ class Front(nn.Module):
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
         """Remove everything after the cut."""
+        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
         super().__init__()
-        self._slot = Slot()
         _prepare(model, cut, plan)
         exchange(model, plan.before_cut(model, cut, self._slot))
         _persist_buffers(model)
@@ -88,44 +89,60 @@ class Front(nn.Module):
         """How this half takes its input: as the network."""
         return self.interface
 
-    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
-        """Compute the representation at the cut.
+    def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
+        """Compute the representation at the cut."""
+        values = super().__call__(*(() if seen is None else (seen,)), **inputs)
+        try:
+            return self._represent(values, inputs)
+        except Exception as error:
+            raise HalfError(self, error) from error
+
+    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
+        """Compute the values at the cut, which hooks of this module see.
 
         Args:
             seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
             **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
 
         Returns:
-            The representation.
+            The values, with the axes in the order of the network.
 
         Raises:
             ValueError: If images or sequences have another size than those with which the cut was verified.
             HalfError: If the network cannot run on the inputs.
         """
-        given = inputs
-        if (embedded := inputs.get("inputs_embeds")) is not None:
-            ids = torch.full(embedded.shape[:2], self.interface.filler_id, device=embedded.device)
-            inputs = {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
         _check_size(inputs, self.interface, self.cut)
-        fill(self._slot, None, size_of_inputs(inputs, self.interface))
+        fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
         try:
-            output = self.model(**{**self.interface.options, **given, **({} if seen is None else seen.flags)})
+            output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
             values = came_out(self._slot, self.cut)
-            if seen is not None:
-                seen.output, seen.values = output, values
-            return self.cut.represent(values, inputs, self.interface)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise HalfError(self, error) from error
         finally:
             self._slot.values = None
+        if seen is not None:
+            seen.output, seen.values = output, values
+        return values
+
+    def _represent(self, values: Tensor, inputs: Mapping[str, Any]) -> Representation:
+        return self.cut.represent(values, self._with_ids(inputs), self.interface)
+
+    def _with_ids(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return inputs with token ids in place of embeddings."""
+        if (embedded := inputs.get("inputs_embeds")) is None:
+            return inputs
+        ids = torch.full(embedded.shape[:2], self.interface.filler_id, device=embedded.device)
+        return {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
 
 
 class Back(nn.Module):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.back` returns one. Like :class:`Front`, several threads may run it at the same time.
+    :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
+    it returns the output of the network; a blank context is created if the representation has none. Images and
+    sequences must have the size with which the cut was verified. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
@@ -146,8 +163,8 @@ class Back(nn.Module):
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
         """Remove everything before the cut."""
+        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
         super().__init__()
-        self._slot = Slot()
         _prepare(model, cut, plan)
         exchange(model, plan.after_cut(model, cut, self._slot))
         _persist_buffers(model)
@@ -155,26 +172,30 @@ class Back(nn.Module):
         self.cut, self.plan, self.interface = cut, plan, interface
         self.made: Settings | None = None  # its modules when it was cut, which pin user code
 
-    def forward(self, representation: Representation, **options: Any) -> Any:
-        """Compute the output of the network from a representation in the spec of the cut.
+    def __call__(self, representation: Representation, **options: Any) -> Any:
+        """Compute the output of the network from a representation in the spec of the cut."""
+        _check_size(representation.context, self.interface, self.cut)
+        representation = in_context(self.cut.accept(representation, self.interface), self.interface)
+        context, size = self.plan.context(representation, self.interface), size_of(representation, self.interface)
+        return super().__call__(self.cut.restore(representation.values), size, **{**context, **options})
+
+    def forward(self, values: Tensor, size: tuple[int, int], /, **inputs: Any) -> Any:
+        """Compute the output from the values at the cut, which hooks of this module see.
 
         Args:
-            representation: Representation at the cut; a blank context is created if it has none.
-            **options: Further arguments of the network, for example a cache.
+            values: The values, with the axes in the order of the network.
+            size: Batch size and number of tokens.
+            **inputs: The context as arguments of the network, and further arguments, for example a cache.
 
         Returns:
             The output of the network.
 
         Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
             HalfError: If the network cannot run on the representation.
         """
-        _check_size(representation.context, self.interface, self.cut)
-        representation = in_context(self.cut.accept(representation, self.interface), self.interface)
-        fill(self._slot, self.cut.restore(representation.values), size_of(representation, self.interface))
+        fill(self._slot, values, size)
         try:
-            context = self.plan.context(representation, self.interface)
-            return self.model(**{**self.interface.options, **context, **options})
+            return self.model(**{**self.interface.options, **inputs})
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -190,6 +190,8 @@ class _StandIn(nn.Module):
     If transformers collects hidden states with hooks, the hooks of the other module are registered here too.
     """
 
+    _slot: Slot
+
     def __init__(self, original: nn.Module, *, runs: bool = False) -> None:
         super().__init__()
         for key, value in vars(original).items():
@@ -198,6 +200,13 @@ class _StandIn(nn.Module):
         for hook in () if runs else original._forward_hooks.values():
             if is_bookkeeping(hook):
                 self.register_forward_hook(hook)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the module; if it is copied without its half (PEFT: ``modules_to_save``), it still serves that half."""
+        copied = type(self).__new__(type(self))
+        memo.setdefault(id(self._slot), self._slot)  # the slot of a half is copied before its modules
+        copied.__dict__.update(copy.deepcopy(vars(self), memo))
+        return copied
 
 
 class Stub(_StandIn, _Absent):
@@ -209,13 +218,6 @@ class Stub(_StandIn, _Absent):
         """Copy the plain attributes of ``original``, but not its weights."""
         super().__init__(original)
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the stub; if it is copied alone (PEFT: ``modules_to_save``), it still serves the same half."""
-        copied, slot = type(self).__new__(type(self)), self._slot
-        values = copy.deepcopy(vars(self), memo or {id(slot): slot})
-        copied.__dict__.update(values)
-        return copied
 
     def extra_repr(self) -> str:
         """For errors of libraries that find the stub where they look for a layer."""

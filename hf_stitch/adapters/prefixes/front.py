@@ -108,13 +108,18 @@ class PrefixFront(Front):
             )
         return self.reader.read(input_ids, attention_mask, new, held)
 
-    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
-        """Compute the representation at the cut for each token of the other tokenizer."""
+    def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
+        """Compute the values at the cut for each token of the other tokenizer."""
         ids, mask, reading, options = split(inputs, self.takes)
         if reading is None:
             reading = self.read(ids, mask).to_inputs()
-        found = super().forward(seen, **arguments(reading, place_of(self.model)[1]), **options)
-        return gathered(found, reading["alignment"], ids, mask, self.own)
+        given = arguments(reading, place_of(self.model)[1]) | options
+        found = super()._represent(super().forward(seen, **given), given)
+        return gathered(found, reading["alignment"], ids, mask, self.own).values
+
+    def _represent(self, values: Tensor, inputs: Mapping[str, Any]) -> Representation:
+        ids, mask, _, _ = split(inputs, self.takes)
+        return Representation(values, "bnd", mask=real_tokens(ids, mask).to(values.device))
 
 
 def split(
@@ -149,5 +154,9 @@ def gathered(
     values = found.values.gather(1, alignment[..., None].expand(-1, -1, found.values.shape[-1]))
     if own is not None:
         values = torch.cat([values, own(ids).to(values.dtype)], -1)
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
-    return Representation(values, "bnd", mask=real)
+    return Representation(values, "bnd", mask=real_tokens(ids, mask))
+
+
+def real_tokens(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which of the tokens are no padding; a mask may cover the past too."""
+    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
