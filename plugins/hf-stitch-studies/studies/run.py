@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +38,7 @@ PAPERS = {
     "4": "How not to stitch (Balogh & Jelasity, AAAI 2025)",
     OWN: "Questions of our own",
 }
+"""Number of a paper, or :data:`study.OWN` -> title of its table."""
 
 
 @dataclass(frozen=True)
@@ -227,10 +229,13 @@ def publish(out: Path) -> None:
 
 
 def write_pages() -> None:
-    """Write every page that has a record, and the table of all studies."""
+    """Write every page that has a record, its figures that need no more, and the table of all studies."""
     for study in STUDIES:
         if (record := study.record()) is not None:
-            _write(PAGES / f"{study.name}.md", study.module().page(record))
+            module = study.module()
+            _write(PAGES / f"{study.name}.md", module.page(record))
+            for name, figure in module.pictures(record).items() if hasattr(module, "pictures") else ():
+                write_whole(PAGES / f"{name}.png", partial(figure.savefig, dpi=120, format="png"))
     _write(PAGES / "index.md", index())
 
 
@@ -248,10 +253,14 @@ BEYOND = {
 """Studies of what no paper has: page -> what it is about."""
 INDEX = """# All experiments
 
+**What to do**: look up the claim that you rely on, and read the rule of its verdict on the page. Build on *confirmed*
+alone. *Undecided* is no evidence against a claim: the figures here do not tell.
+
 Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
 follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
 differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Undecided*: figures do not tell,
-or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: no record has the figure.
+or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
+there is none, stands in the place of a figure.
 
 {counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
 there: {hours:.1f} hours.{pending}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -13,6 +14,15 @@ SHARED = Path(__file__).parents[4] / "shared"
 
 if str(STUDIES) not in sys.path:
     sys.path.append(str(STUDIES))
+
+
+KEYS = {"paper", "place", "claim", "published", "ours", "n", "verdict"}
+"""What every row of the table of all experiments has; those with a rule have that, too."""
+
+
+def has_keys(row: Mapping[str, str]) -> bool:
+    """Return whether a row of the table of all experiments is complete."""
+    return row.keys() - {"rule"} == KEYS and all(row.values())
 
 
 def run_script(script: str, *options: object) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_studies import Bench, BenchGroup
-from hf_stitch_studies.benching.correlation import RELIABILITY, bench_score, jackknife, rank_correlations
+from hf_stitch_studies.benching.correlation import RELIABILITY, bench_score, fisher, jackknife, rank_correlations
 from hf_stitch_studies.benching.distances import Distance, RepresentedPair, metric_distances, structural_distances
 from hf_stitch_studies.benching.measuring import Bases, BenchData, best_of_networks, measure
 from scipy.stats import kendalltau, spearmanr, t
 
-from hf_stitch.analysis import Activations
+from hf_stitch.analysis import Activations, Score
 
 NETWORKS = tuple("abcdef")
 LONG: dict[str, Any] = {"probe_epochs": 25, "probe_batch_size": 16}
@@ -90,8 +90,19 @@ def test_scores_are_those_of_a_jackknife_written_out(method: str) -> None:
         left = np.array([by_hand(groups, method, name, minus) for name in NETWORKS])
         error = math.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
         assert found.value == pytest.approx(by_hand(groups, method, None, minus))
-        assert found.high - found.value == pytest.approx(t.ppf(0.975, 5) * error)
-        assert found.value - found.low == pytest.approx(t.ppf(0.975, 5) * error)
+        reach = t.ppf(0.975, 5) * error
+        if minus is None and abs(found.value) < 1:  # Fisher's z
+            z, half = math.atanh(found.value), reach / (1 - found.value**2)
+            ends = [math.tanh(z - half), math.tanh(z + half)]
+        else:
+            ends = [found.value - reach, found.value + reach]
+        assert [found.low, found.high] == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(("low", "value", "high"), [(-0.04, 0.56, 1.16), (-1.3, -0.9, -0.5), (0.4, 1.0, 1.6)])
+def test_intervals_of_correlations_stay_in_their_range(low: float, value: float, high: float) -> None:
+    found = fisher(Score(value, low, high))
+    assert -1 <= found.low <= found.value <= found.high <= 1 and found.value == value
 
 
 def test_the_planted_ranking_is_found() -> None:

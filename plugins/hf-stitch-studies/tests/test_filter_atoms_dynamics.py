@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import study
 from study_scripts import run_script
 
 pytestmark = pytest.mark.slow
@@ -47,12 +48,11 @@ def test_walks_are_those_of_random_directions(script: ModuleType, entries: int) 
     assert drawn.std(0) == pytest.approx(naive.std(0), abs=0.02)
 
 
-def arm(schedule: str, orders: list[float], high: float) -> dict[str, Any]:
+def arm(schedule: str, orders: list[float], high: float, accuracy: float = 0.95) -> dict[str, Any]:
     seeds = [{"order": {"0.99": order, "0.999": order}} for order in orders]
-    walks = {"0.99": {"high": high}}
     return {
         "architecture": "alexnet", "schedule": schedule, "metric": "S_Atom", "seeds": seeds,
-        "walks": walks,
+        "walks": {"0.99": {"low": high - 0.2, "high": high}}, "accuracy": [{"train": accuracy}],
     }  # fmt: skip
 
 
@@ -62,11 +62,13 @@ def arm(schedule: str, orders: list[float], high: float) -> dict[str, Any]:
         (([0.9, 0.8], 0.5), ([0.9, 0.7], 0.5), "confirmed"),
         (([0.9, 0.8], 0.5), ([0.9, -0.1], 0.5), "in part"),
         (([0.9, -0.8], 0.5), ([-0.9, 0.1], 0.5), "refuted"),
+        (([0.9, -0.1], 0.5), ([0.4, -0.4], 0.1), "undecided"),  # the walks explain the order
+        (([0.9, 0.8], 0.5, 0.3), ([0.9, 0.7], 0.5, 0.3), "undecided"),  # nothing was learnt
     ],
 )
 def test_the_verdict_on_the_order(script: ModuleType, decaying: Any, constant: Any, verdict: str) -> None:
     record = {"arms": [arm("cosine", *decaying), arm("constant", *constant)]}
-    assert script.verdict(record, "alexnet") == verdict
+    assert study.decided(script.parts(record, "alexnet")) == verdict
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,8 @@ def test_the_verdict_on_two_tasks(script: ModuleType, tasks: list[float], contro
     pairs = {script.TASKS: tasks, script.ORDERS: control}
     layers = [f"conv{i}" for i in range(1, 6)]
     similarity = {pair: {"S_Atom": dict(zip(layers, values, strict=True))} for pair, values in pairs.items()}
-    assert script.task_verdict({"architecture": "alexnet", "runs": [{"similarity": similarity}]}) == verdict
+    parts = script.task_parts({"architecture": "alexnet", "runs": [{"similarity": similarity}]})
+    assert study.decided(parts) == verdict
 
 
 def test_the_experiment_writes_page_record_and_figures(script: ModuleType, tmp_path: Path) -> None:

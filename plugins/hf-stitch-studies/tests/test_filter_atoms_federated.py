@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import study
 import torch
 from study_scripts import run_script
 
@@ -217,7 +218,7 @@ def test_ensembles_must_gain_over_other_members(own: float, random: float, expec
     accuracies["least"] = atom
     assert script.verdict(script.Accuracies(record)) == ("in part" if expected == "confirmed" else expected)
     stream = {"streams": [{"accuracies": accuracies}], "sizes": {"resamples": 200}}
-    assert imported("continual").verdict(stream) == expected
+    assert study.decided(imported("continual").parts(stream)) == expected
 
 
 def test_clusters_are_distinct_or_visible() -> None:

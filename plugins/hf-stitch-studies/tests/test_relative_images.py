@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import study
 import torch
 from sklearn.metrics import f1_score
 from study_scripts import SHARED, run_script
@@ -118,7 +119,7 @@ def test_verdict_on_other_seeds(relative: float, absolute: float, untrained: flo
         + scores("chance", 10.0)
         + scores("relative", untrained, "untrained"),
     }
-    assert imported("cross_seed").verdict(record) == verdict
+    assert study.decided(imported("cross_seed").parts(record)) == verdict
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class BenchScore:
 
     Attributes:
         tau: Kendall's τ-b of distances and differences of probing accuracy, from the best reference; in the sensitivity
-            test the mean over layers. The 95% interval is that of a delete-one-network jackknife.
+            test the mean over layers. The 95% interval is that of a delete-one-network jackknife, by :func:`fisher`.
         rho: Spearman's ρ, likewise.
         spread: Smallest and largest τ over the references.
         beyond: Baseline -> τ minus that of the baseline on the same pairs, with the interval of the paired difference;
@@ -149,7 +149,7 @@ def jackknife(statistic: Callable[[str | None], Array], networks: Sequence[str])
     """Compute figures with intervals by leaving out one network at a time (Quenouille 1956; Tukey 1958).
 
     The standard error is ``√((G − 1) / G · Σ (θ₋ᵢ − mean)²)`` over the G networks; the interval is θ plus and minus
-    this times the quantile of Student's t with G − 1 degrees of freedom. It may exceed the range of a correlation.
+    this times the quantile of Student's t with G − 1 degrees of freedom.
 
     Args:
         statistic: Returns the k figures without the named network; with ``None``, of all networks.
@@ -174,6 +174,27 @@ def jackknife(statistic: Callable[[str | None], Array], networks: Sequence[str])
     errors = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
     reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * errors
     return [Score(float(v), float(v - r), float(v + r)) for v, r in zip(values, reach, strict=True)]
+
+
+def fisher(score: Score) -> Score:
+    """Bring the interval of a correlation into its range by Fisher's z (Fisher 1915; delta method for its width).
+
+    Args:
+        score: A correlation with a symmetric interval, which may exceed [-1, 1].
+
+    Returns:
+        The same with the interval ``tanh(atanh(r) ± (high − r) / (1 − r²))``. At -1 and 1 there is no z: the interval
+        is cut off there.
+
+    Example:
+        >>> found = fisher(Score(0.56, -0.04, 1.16))
+        >>> round(found.low, 3), round(found.high, 3)
+        (-0.237, 0.906)
+    """
+    if abs(score.value) >= 1:
+        return Score(score.value, max(score.low, -1.0), min(score.high, 1.0))
+    z, half = math.atanh(score.value), (score.high - score.value) / (1 - score.value**2)
+    return Score(score.value, math.tanh(z - half), math.tanh(z + half))
 
 
 def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[str], *, own_network: bool) -> BenchScore:
@@ -220,7 +241,7 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     ends = (float(np.nanmin(spread)), float(np.nanmax(spread))) if not np.isnan(spread).all() else (math.nan,) * 2
     values = np.concatenate([g.distances[method][0][g.compared(0, own_network=own_network)] for g in groups])
     return BenchScore(
-        tau, rho, ends, dict(zip(rivals, beyond, strict=True)), len(values),
+        fisher(tau), fisher(rho), ends, dict(zip(rivals, beyond, strict=True)), len(values),
         int(np.isnan(values).sum()),
     )  # fmt: skip
 

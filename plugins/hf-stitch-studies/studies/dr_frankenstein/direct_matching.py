@@ -1,19 +1,20 @@
 """Direct matching between networks of other seeds, at every layer (Csiszárik et al. 2021, section 4.2).
 
 Least squares, Procrustes and least squares with the covariance of the target, with positions as rows, on training
-images without augmentation. Scores are relative accuracies on the test images. For the first pair of Tiny-10, an
-independent computation in float64 stands beside them.
+images without augmentation; and for some pairs of Tiny-10, permutations. Scores are relative accuracies on the test
+images. For the first pair of Tiny-10, an independent computation in float64 stands beside them.
 
     python -m dr_frankenstein.direct_matching --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, TITLES, Preset, scored
+from dr_frankenstein.experiment import CUTS, TITLES, Claim, Preset, scored
 
 import hf_stitch
 from hf_stitch.registry import registries
@@ -26,10 +27,16 @@ PRESETS = {
 LEAST_SQUARES, PROCRUSTES, RECOLOURED = frankenstein.START, "Procrustes", "recoloured"
 REFERENCE = (1.000, 0.921, 0.787, 0.907, 0.834, 0.945, 0.965, 0.986)
 """Relative accuracy of network 1 with the front of network 0, computed independently in float64 (± .003)."""
-COLLAPSED = 0.5
-"""A layer has collapsed where least squares keeps less than this share of the accuracy."""
+COLLAPSED, WELL = 0.5, 0.8
+"""Relative accuracy below which least squares has collapsed, and from which on it performs well."""
 MARGIN = 0.02
 """Procrustes is as good as least squares if it is worse by less than this."""
+WELL_AT = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1")
+"""Layers of ResNet-20 where least squares performs well in the paper."""
+PUBLISHED = {"tiny10": (6.99, 1.96), "resnet20": (4.69, 2.91)}
+"""The paper's cross-entropy with the target without a map: mean and deviation over runs and layers."""
+PERMUTATION, PERMUTED = "permutation", {"small": (4, 500, 1_000), "test": (1, 150, 60), "paper": (5, 50_000, 10_000)}
+"""Pairs of Tiny-10, training and test images for permutations, which a small part of the images decides."""
 METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 
@@ -47,6 +54,7 @@ def main() -> None:
             {method: found["relative_accuracy"][method] for method in METHODS}, layers, "relative accuracy",
             f"{TITLES[architecture]}: direct matching, {len(found['pairs'])} pairs",
         )  # fmt: skip
+    record["permutations"] = permuted(experiment.loaded("tiny10", arguments, preset), arguments)
     study.leave("direct_matching", record, page, pictures, arguments.out)
 
 
@@ -72,27 +80,74 @@ def measured(
     }
 
 
+def permuted(networks: Mapping[str, hf_stitch.Adapter], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Stitch disjoint pairs by permutations and by least squares."""
+    count, *sizes = PERMUTED[arguments.preset]
+    train, test = Preset(*sizes, 0, (0, 0)).samples("cifar10", arguments.data_dir)
+    pairs, layers = experiment.disjoint(networks, count), CUTS["tiny10"]
+    direct = {PERMUTATION: registries.matchers.build(PERMUTATION)}
+    found = frankenstein.answers(networks, networks, pairs, layers, train, test, direct=direct, trained={})
+    return {
+        "pairs": [f"{a} → {b}" for a, b in pairs],
+        "layers": layers,
+        "by_pair": {m: [found.by_pair(layer, m) for layer in layers] for m in (PERMUTATION, LEAST_SQUARES)},
+        "less": [found.relative(layer, PERMUTATION, LEAST_SQUARES) for layer in layers],
+    }
+
+
+COLLAPSES = Claim(
+    "5.1, figure 2", "ResNet-20: direct matching collapses performance on several layers", "plot",
+    f"at two layers or more, least squares keeps less than {COLLAPSED}, by the interval",
+)  # fmt: skip
+LAYERS_WELL = Claim(
+    "5.1, figure 2", "ResNet-20: direct matching performs fairly well from layer1.0 to layer2.1", "plot",
+    f"at each of these layers, least squares keeps {WELL} or more, by the interval",
+)  # fmt: skip
+ALMOST_ALL = Claim(
+    "5.1, figure 2", "Tiny-10: direct matching performs fairly well in almost every case", "plot",
+    f"at all layers but one at most, least squares keeps {WELL} or more, by the interval",
+)  # fmt: skip
+AS_GOOD = {
+    architecture: Claim(
+        "5.1", f"{title}: on later layers, Procrustes is as accurate as least squares", "–",
+        f"at each of the last three layers, the paired difference is above -{MARGIN}, by the interval",
+    )
+    for architecture, title in TITLES.items()
+}  # fmt: skip
+UNMAPPED = {
+    architecture: Claim(
+        "figure 2", f"{title}: cross-entropy with the target without a map",
+        "{:.2f} ± {:.2f}".format(*PUBLISHED[architecture]), "the mean lies within the paper's deviation",
+    )
+    for architecture, title in TITLES.items()
+}  # fmt: skip
+NOT_PERMUTATIONS = Claim(
+    "4.2 (Wang et al. 2018)", "Tiny-10: matching cannot be achieved by permutations", "–",
+    f"at every layer, permutations keep less than {WELL} and less than least squares, by the interval over pairs",
+)  # fmt: skip
+
 PAGE = """# Direct matching (Csiszárik et al., NeurIPS 2021, section 4.2)
 
-**What to do**: fit least squares before anything else, and Procrustes at the last layers if the map must be a
-rotation; look at every layer, since some keep far less than others.
+**What to do**: match by least squares first. Where it loses much, as in the last stage of ResNet-20, take Procrustes or
+`recoloured`, which lose less there. Do not match by permutation.
 
-{claims}
+{verdicts}
 
-Claim (sections 4.2 and 5.1, figure 2): maps that minimise a distance between activations, without the task, stitch
-networks of other seeds, but significantly worse than task loss, and collapse on several layers of ResNet-20. On later
-layers, Procrustes is as good as least squares. The paper shows these results as plots.
+One pair decides nothing, so that ResNet-20, of which two networks are public, is undecided: its figures are below.
 
 Setting: {networks}, CIFAR-10; maps of positions fitted on the first {train:,} training images without augmentation,
 scored on {test:,} test images. Relative accuracy: accuracy over that of the target alone; mean over the pairs, 95%
 intervals over images and networks, and the standard deviation over pairs. With two networks, intervals reflect the
 images alone. *Recoloured*: least squares with the covariance of the target's activations. *Identity*: no map.
 
-Rules, written before these figures were seen: a layer has collapsed where least squares keeps less than {collapsed};
-Procrustes is as good where the lower end of its paired difference is above -{margin}. The cross-entropy without a map
-agrees with the paper's if it lies within the paper's deviation.
+The bounds {collapsed} and {margin} were written before the figures of the first run were seen; the bound {well}, the
+rows on single layers of ResNet-20 and on permutations, and that intervals decide, when they were known.
 
 {architectures}
+
+## Permutations
+
+{permutations}
 
 {footer}"""
 
@@ -100,9 +155,9 @@ agrees with the paper's if it lies within the paper's deviation.
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     return PAGE.format(
-        claims=study.verdicts(claims(record)), footer=experiment.footer("direct_matching"),
+        footer=experiment.footer("direct_matching"), verdicts=study.verdicts(claims(record)),
         networks=record["networks"], train=record["preset"]["train"], test=record["preset"]["test"],
-        collapsed=COLLAPSED, margin=MARGIN,
+        collapsed=COLLAPSED, margin=MARGIN, well=WELL, permutations=_permutations(record["permutations"]),
         architectures="\n\n".join(_section(*each, record) for each in record["architectures"].items()),
     )  # fmt: skip
 
@@ -140,27 +195,19 @@ def _has_reference(architecture: str, found: dict[str, Any], record: dict[str, A
 
 
 def _findings(architecture: str, found: dict[str, Any], record: dict[str, Any]) -> list[str]:
-    layers, direct = found["layers"], [scored(each) for each in found["relative_accuracy"][LEAST_SQUARES]]
-    worst = min(range(len(layers)), key=lambda i: direct[i].value)
-    fallen = [layer for layer, score in zip(layers, direct, strict=True) if score.value < COLLAPSED]
-    good = _as_good(found)
-    untouched = [scored(each).value for each in found["cross_entropy"]["identity"]]
+    kept = [each["value"] for each in found["relative_accuracy"][RECOLOURED]]
     said = [
-        f"**Least squares collapses at {', '.join(fallen) if fallen else 'no layer'}**; the worst is {layers[worst]}, "
-        f"{direct[worst]}, and the mean over layers {np.mean([score.value for score in direct]):.3f}.",
-        f"**Procrustes is as good as least squares at {', '.join(good) if good else 'no layer'}.**",
-        f"Without a map, the cross-entropy with the target's outputs is {np.mean(untouched):.2f} ± "
-        f"{np.std(untouched, ddof=1):.2f} over the layers (the paper: "
-        f"{'6.99 ± 1.96' if architecture == 'tiny10' else '4.69 ± 2.91'}, over runs and layers); with least squares "
-        f"{np.mean([scored(each).value for each in found['cross_entropy'][LEAST_SQUARES]]):.2f}.",
-        f"Recoloured maps keep {np.mean([scored(s).value for s in found['relative_accuracy'][RECOLOURED]]):.3f}, as "
-        "the mean over layers.",
+        f"Least squares keeps {np.mean(_values(found)):.3f} and recoloured maps {np.mean(kept):.3f}, as the mean over "
+        "layers.",
+        f"Cross-entropy with the target's outputs, as the mean over layers: {_unmapped(found)} without a map, "
+        f"{np.mean([each['value'] for each in found['cross_entropy'][LEAST_SQUARES]]):.2f} with least squares.",
     ]
     if len(found["pairs"]) > 2:
         gains = np.array(found["by_pair"][RECOLOURED]) - np.array(found["by_pair"][LEAST_SQUARES])
-        better = int((gains.mean(0) > 0).sum())
-        said[-1] += (
-            f" They are better than least squares in {better} of {gains.shape[1]} pairs, as the mean over layers."
+        said.append(
+            f"Recoloured maps are better in {int((gains.mean(0) > 0).sum())} of {gains.shape[1]} pairs, as the mean "
+            "over "
+            "layers."
         )
     if _has_reference(architecture, found, record):
         apart = max(abs(each[0] - r) for each, r in zip(found["by_pair"][LEAST_SQUARES], REFERENCE, strict=True))
@@ -168,50 +215,65 @@ def _findings(architecture: str, found: dict[str, Any], record: dict[str, Any]) 
     return said
 
 
-def _as_good(found: dict[str, Any]) -> list[str]:
-    return [
-        layer
-        for layer, less in zip(found["layers"], found["procrustes_less"], strict=True)
-        if scored(less).low > -MARGIN
-    ]
+def _values(found: dict[str, Any], layers: Collection[str] = ()) -> list[float]:
+    """Return the relative accuracies of least squares at some layers, by default at all."""
+    scores = zip(found["layers"], found["relative_accuracy"][LEAST_SQUARES], strict=True)
+    return [score["value"] for layer, score in scores if layer in (layers or found["layers"])]
+
+
+def _unmapped(found: dict[str, Any]) -> str:
+    losses = [each["value"] for each in found["cross_entropy"]["identity"]]
+    return f"{np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}"
+
+
+def _over_pairs(found: dict[str, Any], method: str, less: str = "") -> list[dict[str, float]]:
+    """Return the relative accuracies of permutations by layer, with the interval of Student's t over pairs."""
+    values = np.array(found["by_pair"][method]) - (np.array(found["by_pair"][less]) if less else 0)
+    return [experiment.over(row) for row in values]
+
+
+def _permutations(found: dict[str, Any]) -> str:
+    columns = zip(found["layers"], _over_pairs(found, PERMUTATION), _over_pairs(found, LEAST_SQUARES),
+                  _over_pairs(found, PERMUTATION, LEAST_SQUARES), strict=True)  # fmt: skip
+    table = study.markdown(("layer", PERMUTATION, LEAST_SQUARES, "difference"),
+                           ((layer, *map(study.shown, scores)) for layer, *scores in columns))  # fmt: skip
+    said = f"{len(found['pairs'])} pairs of Tiny-10 that share no network; 95% intervals of Student's t over pairs."
+    return f"{said}\n\n{table}"
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
-        title, layers = TITLES[architecture], found["layers"]
-        direct = [scored(each).value for each in found["relative_accuracy"][LEAST_SQUARES]]
-        n, units = experiment.counted(found["pairs"])
+        layers, scores = found["layers"], found["relative_accuracy"][LEAST_SQUARES]
+        (n, units), values = experiment.counted(found["pairs"]), _values(found)
         n += f", {len(layers)} layers"
-        ours = f"{min(direct):.3f} to {max(direct):.3f}, worst at {layers[int(np.argmin(direct))]}"
-        fallen = [value < COLLAPSED for value in direct]
+        span = f"{min(values):.3f} to {max(values):.3f}, worst at {layers[int(np.argmin(values))]}"
         if architecture == "resnet20":
-            decided = "confirmed" if sum(fallen) > 1 else "in part" if any(fallen) else "refuted"
-            rows.append(experiment.claim(
-                "4.2, figure 2", f"{title}: least squares collapses on several layers", "plot", ours, n, decided,
-                units=units,
-            ))  # fmt: skip
+            rows.append(
+                COLLAPSES.row(span, n, [experiment.at_least(2, (study.below(s, COLLAPSED) for s in scores))], units)
+            )
+            some = _values(found, WELL_AT)
+            held = [study.above(s, WELL) for layer, s in zip(layers, scores, strict=True) if layer in WELL_AT]
+            rows.append(LAYERS_WELL.row(f"{min(some):.3f} to {max(some):.3f}", n, held, units))
         else:
-            rows.append(experiment.claim(
-                "4.2, figure 2", f"{title}: least squares works on almost every layer", "plot", ours, n,
-                "confirmed" if sum(fallen) <= 1 else "refuted", units=units,
-            ))  # fmt: skip
-        late = layers[-3:]
-        good = [layer in _as_good(found) for layer in late]
-        rows.append(experiment.claim(
-            "5.1", f"{title}: Procrustes is as good as least squares on the last three layers", "–",
-            f"at {', '.join(layer for layer, one in zip(late, good, strict=True) if one) or 'none of them'}", n,
-            study.decided(good), units=units,
-        ))  # fmt: skip
-        untouched = [scored(each).value for each in found["cross_entropy"]["identity"]]
-        rows.append(experiment.claim(
-            "figure 2", f"{title}: cross-entropy with the target without a map",
-            "6.99 ± 1.96" if architecture == "tiny10" else "4.69 ± 2.91",
-            f"{np.mean(untouched):.2f} ± {np.std(untouched, ddof=1):.2f}", n,
-            "confirmed" if abs(np.mean(untouched) - (6.99 if architecture == "tiny10" else 4.69))
-            < (1.96 if architecture == "tiny10" else 2.91) else "refuted", units=units,
-        ))  # fmt: skip
+            held = [experiment.at_least(len(layers) - 1, (study.above(score, WELL) for score in scores))]
+            rows.append(ALMOST_ALL.row(span, n, held, units))
+        late = list(zip(layers, found["procrustes_less"], strict=True))[-3:]
+        ours = ", ".join(f"{layer} {less['value']:+.3f}" for layer, less in late)
+        rows.append(AS_GOOD[architecture].row(ours, n, [study.above(less, -MARGIN) for _, less in late], units))
+        mean, deviation = PUBLISHED[architecture]
+        near = abs(np.mean([each["value"] for each in found["cross_entropy"]["identity"]]) - mean) <= deviation
+        rows.append(UNMAPPED[architecture].row(_unmapped(found), n, [bool(near)], units))
+    found = record["permutations"]
+    kept, less = _over_pairs(found, PERMUTATION), _over_pairs(found, PERMUTATION, LEAST_SQUARES)
+    rows.append(NOT_PERMUTATIONS.row(
+        f"{min(s['value'] for s in kept):.3f} to {max(s['value'] for s in kept):.3f}; less than least squares by "
+        f"{-max(s['value'] for s in less):.3f} to {-min(s['value'] for s in less):.3f}",
+        f"{len(found['pairs'])} pairs, {len(kept)} layers",
+        [experiment.at_least(2, (study.below(k, WELL), study.below(d, 0))) for k, d in zip(kept, less, strict=True)],
+        len(found["pairs"]),
+    ))  # fmt: skip
     return rows
 
 

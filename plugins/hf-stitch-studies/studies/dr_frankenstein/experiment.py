@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import study
 from dr_frankenstein import frankenstein, images, networks
 from dr_frankenstein.base_training import Base, adapted
 from matplotlib.figure import Figure
+from scipy.stats import t
 
 import hf_stitch
 from hf_stitch.analysis import Score
@@ -79,7 +81,7 @@ TEST = Preset(150, 60, 1, (150, 1))
 """Preset for a quick test run."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
 PAPER_TITLE = "Similarity and matching of neural network representations (Csiszárik et al., NeurIPS 2021)"
-claim = partial(study.claim, "1")
+Claim = partial(study.Claim, "1", stand_in=False)
 
 
 def counted(pairs: Iterable[str]) -> tuple[str, int]:
@@ -87,6 +89,25 @@ def counted(pairs: Iterable[str]) -> tuple[str, int]:
     ordered = list(pairs)
     units = len({frozenset(pair.split(" → ")) for pair in ordered})
     return "1 pair, both directions" if (len(ordered), units) == (2, 1) else f"{len(ordered)} pairs", units
+
+
+def at_least(count: int, parts: Iterable[bool | None]) -> bool | None:
+    """Return whether at least some number of parts hold; ``None`` if those that are not known decide."""
+    found = list(parts)
+    if found.count(True) >= count:
+        return True
+    return None if found.count(True) + found.count(None) >= count else False
+
+
+def over(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean over pairs of networks, with the 95% interval of Student's t; NaN for fewer than two."""
+    if len(values) < 2:
+        return {"value": float(values[0]), "low": math.nan, "high": math.nan}
+    mean, half = (
+        float(np.mean(values)),
+        float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5),
+    )
+    return {"value": mean, "low": mean - half, "high": mean + half}
 
 
 def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:

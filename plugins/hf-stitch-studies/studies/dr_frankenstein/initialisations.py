@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TEST, TITLES, Preset
+from dr_frankenstein.experiment import PAPER, SHORT, TEST, TITLES, Claim, Preset
 from hf_stitch_studies import score_curves
 from matplotlib.figure import Figure
 
@@ -32,8 +32,9 @@ PLACES = {"tiny10": "bn3", "resnet20": "layer2.0"}
 SHARE = 0.2
 """Share of the training images on which a least-squares start is fitted."""
 RANDOM, DIRECT = "random", "least squares"
-STUCK = 0.1
-"""A start is stuck if it ends this much below the median of its kind."""
+STUCK, REACHED = 0.1, 0.8
+"""A start is stuck if it ends this much below the median of its kind. Training was long enough for a kind if its median
+reaches ``REACHED``."""
 
 
 def main() -> None:
@@ -71,22 +72,31 @@ def measured(
     return {kind: [score.value for score in scores.values()] for kind, scores in found.scores.items()}
 
 
+STARTS_CLAIM = {
+    architecture: Claim(
+        "8, figure 6", f"{title}: most starts achieve the same order of accuracy, random ones are sometimes stuck, "
+        "those "
+        "from least squares are consistently good", "histogram",
+        f"the median of random starts is at most {STUCK} below that of least squares; a random start ends more than "
+        f"{STUCK} below the median of its kind; no start from least squares does. The first two are not known if the "
+        f"median of random starts stays below {REACHED}: they were trained too short",
+    )
+    for architecture, title in TITLES.items()
+}  # fmt: skip
+
 PAGE = """# Experiment 5: starts of task-loss matching (Csiszárik et al., NeurIPS 2021, section 8, figure 6)
 
-**What to do**: start task loss from least squares, not from a random map.
+**What to do**: start task loss from least squares. After as many steps, no random start comes near it.
 
-{claims}
+{verdicts}
 
-Claim: most starts reach similar results, random starts are sometimes stuck in poor minima, and least-squares starts are
-consistently good. The paper trains from 50 starts of each kind.
+Setting: {networks}, CIFAR-10, one pair of networks of each architecture, as in the paper; least-squares starts are
+fitted on different fifths of the training images, because there is only one solution on all of them. Relative accuracy
+on the test images; the spread is that over starts. The paper trains 50 starts of each kind for 30 epochs.
 
-Setting: {networks}, CIFAR-10, one pair of networks of each architecture; least-squares starts are fitted on different
-fifths of the training images, because there is only one solution on all of them. Relative accuracy on the test images;
-the spread is that over starts.
-
-Rules, written before these figures were seen: a start is stuck if it ends more than {stuck} below the median of its
-kind; least squares is consistently good if none of its starts is stuck and its worst one is above the median of the
-random ones.
+The bound {stuck} was written before these figures were seen. Until this version, two rows confirmed what is "stuck" and
+what is "good"; but {reached} of {count} random starts reach {least}, so that slow ones cannot be told from stuck ones.
+What a decision takes: 50 random starts, trained until their loss no longer falls.
 
 {architectures}
 
@@ -105,51 +115,41 @@ def page(record: dict[str, Any]) -> str:
                 f"{end.mean():.3f} ({end.std(ddof=1):.3f})", f"{np.median(end):.3f}", f"{end.min():.3f}",
                 f"{end.max():.3f}", _stuck(end),
             ))  # fmt: skip
-        sections += [
-            f"## {TITLES[architecture]}, {found['layer']}\n\n{found['setting']}.",
-            study.markdown(
-                ("start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best",
-                 "stuck"), rows
-            ),
-        ]  # fmt: skip
+        header = ("start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best",
+                  f"more than {STUCK} below the median")  # fmt: skip
+        sections.append(
+            f"## {TITLES[architecture]}, {found['layer']}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}"
+        )
+    random = np.concatenate([found["relative_accuracy"][RANDOM] for found in record["architectures"].values()])
     return PAGE.format(
-        claims=study.verdicts(claims(record)),
-        footer=experiment.footer("initialisations"),
-        networks=record["networks"],
-        stuck=STUCK,
-        architectures="\n\n".join(sections),
-    )
+        footer=experiment.footer("initialisations"), verdicts=study.verdicts(claims(record)),
+        networks=record["networks"], stuck=STUCK, least=REACHED, reached=int((random >= REACHED).sum()),
+        count=len(random), architectures="\n\n".join(sections),
+    )  # fmt: skip
 
 
 def _stuck(ends: np.ndarray) -> int:
     return int((ends < np.median(ends) - STUCK).sum())
 
 
-def _decided(scores: Mapping[str, Sequence[float]]) -> tuple[bool, bool]:
-    random, direct = (np.array(scores[kind]) for kind in (RANDOM, DIRECT))
-    return _stuck(direct) == 0 and bool(direct.min() > np.median(random)), _stuck(random) > 0
-
-
-def _word(found: bool) -> str:
-    return "confirmed" if found else "refuted"
+def parts(random: np.ndarray, direct: np.ndarray) -> list[bool | None]:
+    """Return whether most starts do as well, random ones are sometimes stuck, and those of least squares never."""
+    trained = bool(np.median(random) >= REACHED)
+    same = bool(np.median(random) >= np.median(direct) - STUCK)
+    return [same if trained else None, _stuck(random) > 0 if trained else None, _stuck(direct) == 0]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
-        scores, title = found["relative_accuracy"], TITLES[architecture]
-        good, poor = _decided(scores)
-        random, direct = (np.array(scores[kind]) for kind in (RANDOM, DIRECT))
+        random, direct = (np.array(found["relative_accuracy"][kind]) for kind in (RANDOM, DIRECT))
+        ours = (
+            f"least squares: worst {direct.min():.3f}, {_stuck(direct)} stuck; random: best {random.max():.3f}, "
+            f"{int((random >= REACHED).sum())} reach {REACHED}"
+        )
         n = f"{len(random)} + {len(direct)} starts, 1 pair"
-        rows.append(experiment.claim(
-            "8, figure 6", f"{title}: least-squares starts are consistently good", "histogram",
-            f"worst {direct.min():.3f}, sd {direct.std(ddof=1):.3f}", n, _word(good), units=1,
-        ))  # fmt: skip
-        rows.append(experiment.claim(
-            "8, figure 6", f"{title}: random starts are sometimes stuck", "histogram",
-            f"{_stuck(random)} of {len(random)}; worst {random.min():.3f}", n, _word(poor), units=1,
-        ))  # fmt: skip
+        rows.append(STARTS_CLAIM[architecture].row(ours, n, parts(random, direct), len(random)))
     return rows
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Preset, scored
+from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Claim, Preset, scored
 
 import hf_stitch
 
@@ -29,10 +29,10 @@ DIRECT = frankenstein.START
 RECOLOURED, HARD = "task loss from recoloured", "task loss, hard labels"
 STARTS = {"tiny10": (TASK, RECOLOURED, HARD), "resnet20": (TASK, RECOLOURED)}
 """Variants of task-loss matching for each architecture."""
-NEAR = 0.95
-"""Relative accuracy that counts as near perfect."""
-COLLAPSED = 0.5
-"""Relative accuracy below which a layer has collapsed."""
+NEAR, COLLAPSED = 0.95, 0.5
+"""Relative accuracy from which on a layer is aligned nearly perfectly, and below which it has collapsed."""
+CORRELATED = 0.95
+"""Correlation over layers and pairs from which on two kinds of labels are very highly correlated."""
 
 
 def main() -> None:
@@ -81,26 +81,46 @@ def measured(
     }
 
 
+ALIGNED = {
+    "tiny10": Claim(
+        "5.1, figure 2", "Tiny-10: task loss aligns every layer without collapsing accuracy", "near 1 (plot)",
+        f"every layer keeps {COLLAPSED} or more, by the interval",
+    ),
+    "resnet20": Claim(
+        "5.1, figure 2", "ResNet-20: task loss achieves near perfect accuracy", "near 1 (plot)",
+        f"every layer keeps {NEAR} or more, by the interval",
+    ),
+}  # fmt: skip
+WORSE = {
+    architecture: Claim(
+        "5.1, figure 2", f"{title}: least squares significantly underperforms task loss", "plot",
+        "the interval of the gain is above 0 at each layer where least squares leaves room: its interval ends below 1",
+    )
+    for architecture, title in TITLES.items()
+}  # fmt: skip
+LABELS = Claim(
+    "4.1", "Tiny-10: hard and soft labels give very highly correlated results", "–",
+    f"the correlation over layers and pairs is {CORRELATED} or more",
+)  # fmt: skip
+
 PAGE = """# Experiment 1: least squares and task loss (Csiszárik et al., NeurIPS 2021, figure 2)
 
-**What to do**: train on the task where least squares keeps too little; hard labels do as well as the outputs of
-the target.
+**What to do**: where least squares keeps less than you need, train the stitch on the task, from least squares; labels
+of the target do as well as true ones. Starting from `recoloured` instead gains nothing.
 
-{claims}
+{verdicts}
 
-Claims (section 5.1, figure 2): task-loss matching aligns every layer, nearly perfectly on ResNet-20, where it is worst
-after the first convolution with about .80, and on Tiny-10 without collapsing. Least squares is significantly worse.
-Hard and soft labels give very highly correlated results. The paper shows its results as plots (10 runs, mean and
-standard deviation).
+One pair decides nothing, so that ResNet-20, of which two networks are public, is undecided: its figures are below.
 
 Setting: {networks}, CIFAR-10. Each network is stitched to the next one. Task loss uses soft labels of the target and
 starts from least squares, if nothing else is stated; the paper trains for 30 epochs of 50,000 augmented images. Mean
 over pairs, 95% intervals over images and networks (with two networks, over images alone), and standard deviations over
 pairs. The gain is paired on the same images. *Recoloured*: least squares with the covariance of the target.
 
-Rules, written before these figures were seen: near perfect is a relative accuracy of at least {near} at every layer,
-and a layer collapses below {collapsed}; least squares is significantly worse at a layer where the interval of the gain
-is above 0; labels are very highly correlated with a correlation over layers and pairs of at least .95.
+The bounds were written before the figures of a full run were seen, but **that of Tiny-10 while the published run was
+under way**: it began with {near} for both architectures, and {collapsed} replaced it for Tiny-10 20 minutes before the
+record was published, because the paper says "near perfect" of ResNet-20 alone. With {near}, {below} of the 8 layers of
+Tiny-10 would miss it. Until this version, a layer without room counted against the claim on least squares.
 
 {architectures}
 
@@ -109,15 +129,12 @@ is above 0; labels are very highly correlated with a correlation over layers and
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    sections = "\n\n".join(_section(*each) for each in record["architectures"].items())
+    tiny10 = record["architectures"]["tiny10"]
     return PAGE.format(
-        claims=study.verdicts(claims(record)),
-        footer=experiment.footer("matching"),
-        networks=record["networks"],
-        near=NEAR,
-        collapsed=COLLAPSED,
-        architectures=sections,
-    )
+        footer=experiment.footer("matching"), verdicts=study.verdicts(claims(record)), networks=record["networks"],
+        near=NEAR, collapsed=COLLAPSED, below=len(tiny10["layers"]) - _near(tiny10),
+        architectures="\n\n".join(_section(*each) for each in record["architectures"].items()),
+    )  # fmt: skip
 
 
 def _section(architecture: str, found: dict[str, Any]) -> str:
@@ -177,42 +194,28 @@ def _labels(found: dict[str, Any]) -> tuple[float, float]:
     return float(np.corrcoef(soft.ravel(), hard.ravel())[0, 1]), float(np.abs(soft.mean(1) - hard.mean(1)).max())
 
 
+def _span(scores: Sequence[dict[str, float]]) -> str:
+    values = [each["value"] for each in scores]
+    return f"{min(values):.3f} to {max(values):.3f}"
+
+
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
-        title, layers = TITLES[architecture], found["layers"]
-        task = [scored(each).value for each in found["relative_accuracy"][TASK]]
-        gains = [scored(each) for each in found["gain"]]
         n, units = experiment.counted(found["pairs"])
-        n += f", {len(layers)} layers"
-        low = f"{min(task):.3f} at {layers[int(np.argmin(task))]}"
-        least = NEAR if architecture == "resnet20" else COLLAPSED
-        how = "near perfectly" if architecture == "resnet20" else "without collapsing"
-        rows.append(experiment.claim(
-            "5.1, figure 2", f"{title}: task loss aligns every layer {how}", "near 1 (plot)",
-            f"{min(task):.3f} to {max(task):.3f}", n,
-            study.decided(value >= least for value in task), units=units,
-        ))  # fmt: skip
-        rows.append(experiment.claim(
-            "5.1, figure 2", f"{title}: least squares is significantly worse than task loss", "plot",
-            f"gain {min(g.value for g in gains):.3f} to {max(g.value for g in gains):.3f}", n,
-            study.decided(gain.low > 0 for gain in gains), units=units,
-        ))  # fmt: skip
-        if architecture == "resnet20":
-            first = int(np.argmin(task)) == 0
-            rows.append(experiment.claim(
-                "5.1, figure 2", f"{title}: task loss is worst after the first convolution", "about .80",
-                f"{task[0]:.3f} there; worst {low}", n, "confirmed" if first else "refuted",
-                units=units,
-            ))  # fmt: skip
+        n += f", {len(found['layers'])} layers"
+        task, least = found["relative_accuracy"][TASK], NEAR if architecture == "resnet20" else COLLAPSED
+        rows.append(ALIGNED[architecture].row(_span(task), n, [study.above(each, least) for each in task], units))
+        direct = found["relative_accuracy"][DIRECT]
+        room = [gain for gain, each in zip(found["gain"], direct, strict=True) if study.below(each, 1)]
+        worse = [study.above(gain, 0) for gain in room]
+        ours = f"gain {_span(room)} where there is room; worse at {worse.count(True)} of {len(room)} layers"
+        rows.append(WORSE[architecture].row(ours, n, worse, units))
         if HARD in STARTS[architecture]:
             correlation, apart = _labels(found)
-            rows.append(experiment.claim(
-                "5.1", f"{title}: hard and soft labels give highly correlated results", "–",
-                f"r = {correlation:.3f}, at most {apart:.3f} apart", n,
-                "refuted" if correlation < 0.95 else "confirmed", units=units,
-            ))  # fmt: skip
+            ours = f"r = {correlation:.3f}, at most {apart:.3f} apart"
+            rows.append(LABELS.row(ours, n, [correlation >= CORRELATED], units))
     return rows
 
 

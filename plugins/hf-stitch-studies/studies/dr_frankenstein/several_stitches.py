@@ -197,6 +197,10 @@ def main() -> None:
 
 PAGE = """# Several stitches in one network
 
+**What to do**: fit every further stitch to the chain before it, not to its two networks alone: errors add up.
+
+{verdicts}
+
 Question: Csiszárik et al. (2021) connect two networks with one stitch. What remains after several stitches, in a chain
 A → B → C → D, and do their errors add up?
 
@@ -227,6 +231,7 @@ def page(record: dict[str, Any]) -> str:
     }
     lines = [header(), ["---"] * len(header()), *rows(scores)]
     return PAGE.format(
+        verdicts=study.verdicts(claims(record)),
         footer=experiment.footer("several_stitches"),
         orders=len(record["orders"]),
         train=record["preset"]["train"],

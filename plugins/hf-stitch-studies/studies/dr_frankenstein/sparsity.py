@@ -7,19 +7,20 @@ differ from the paper, because the lasso squares the norm and the paper's equati
     python -m dr_frankenstein.sparsity --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Preset, scored
+from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Claim, Preset
 from hf_stitch_studies import score_curves, sparsify, zero_share
 from hf_stitch_studies.matrices import matrices
+from matplotlib.figure import Figure
 
 import hf_stitch
-from hf_stitch.analysis import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
@@ -52,8 +53,8 @@ WEIGHTS: dict[str, dict[str, tuple[float, ...]]] = {
 PENALTIES = {TASK: "l1", PROXIMAL: "proximal_l1"}
 SPARSE = 0.8
 """Sparsity at which direct matching and task loss are compared."""
-COLLAPSED, HOLDS = 0.5, 0.7
-"""Relative accuracy below which a method has collapsed, and from which on it has not."""
+COLLAPSED = 0.5
+"""Relative accuracy below which a method has collapsed."""
 DRAWN = 4
 """Number of matrices in a figure."""
 
@@ -64,7 +65,7 @@ def main() -> None:
     preset = PRESETS[arguments.preset]
     train, test = preset.samples("cifar10", arguments.data_dir)
     record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
-    pictures = {}
+    drawings = {}
     for architecture, (layer, count) in PLACES[arguments.preset].items():
         networks = experiment.loaded(architecture, arguments, preset)
         pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)[:count]
@@ -75,12 +76,9 @@ def main() -> None:
             )
         record["networks"] = experiment.origin(arguments, preset)
         record["architectures"][architecture] = {"layer": layer, "runs": runs}
-        pictures[f"sparsity_{architecture}"] = curves(
-            {method: _series(runs, method) for method in next(iter(runs.values()))},
-            axis="sparsity", label="relative accuracy", title=f"{TITLES[architecture]}, {layer}: mean, worst and best",
-        )  # fmt: skip
-        pictures[f"sparsity_{architecture}_matrices"] = matrices(drawn)
-    study.leave("sparsity", record, page, pictures, arguments.out)
+        drawings[f"sparsity_{architecture}_matrices"] = matrices(drawn)
+    record = json.loads(json.dumps(study.plain(record)))
+    study.leave("sparsity", record, page, {**pictures(record), **drawings}, arguments.out)
 
 
 def measured(
@@ -122,113 +120,135 @@ def measured(
     }
 
 
+def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw relative accuracy over sparsity: the mean over pairs, the worst and the best one."""
+    return {
+        f"sparsity_{architecture}": curves(
+            {method: _series(found["runs"], method) for method in next(iter(found["runs"].values()))},
+            axis="sparsity", label="relative accuracy",
+            title=f"{TITLES[architecture]}, {found['layer']}: mean, worst and best",
+        )
+        for architecture, found in record["architectures"].items()
+    }  # fmt: skip
+
+
 def _series(runs: Mapping[str, Any], method: str) -> dict[float, tuple[float, float, float]]:
-    """Mean sparsity over pairs -> mean, worst and best relative accuracy."""
+    """Return mean sparsity over pairs -> mean, worst and best relative accuracy."""
     found = {}
     for points in zip(*(run[method] for run in runs.values()), strict=True):
-        values = [_score(point).value for point in points]
+        values = [point["score"]["value"] for point in points]
         share = float(np.mean([point["sparsity"] for point in points]))
         found[share] = (float(np.mean(values)), min(values), max(values))
     return found
 
 
-def _score(point: Mapping[str, Any]) -> Score:
-    score = point["score"]
-    return score if isinstance(score, Score) else scored(score)
-
+DROPS = {
+    architecture: Claim(
+        "8, figure 8",
+        f"{title}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically",
+        "plot",
+        f"at {SPARSE:.0%}, interpolated between penalties, it is below {COLLAPSED} in every pair",
+    )
+    for architecture, title in TITLES.items()
+}
+PAPERS_L1 = Claim(
+    "8, figure 8",
+    "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%",
+    "plot",
+    f"at {SPARSE:.0%}, it is above direct matching, by the interval over pairs",
+)
+TAKES = "a log grid of some ten weights of L1, ten pairs of Tiny-10, 6,000 steps each"
+OURS = {
+    method: study.Claim(
+        study.OWN,
+        "after paper 1, figure 8",
+        f"At a sparsity of 80%, {method}, is more accurate than direct matching",
+        "–",
+        "it is above direct matching in every pair, of both architectures",
+        stand_in=False,
+    )
+    for method in (PROXIMAL, SUPPORT)
+}
 
 PAGE = """# Experiment 7: sparsity (Csiszárik et al., NeurIPS 2021, section 8, figure 8)
 
-**What to do**: to make a stitch sparse, train it on the support that is left; setting small weights to zero after
-training costs more.
+**What to do**: to make a stitch sparse, train it on the task with a soft threshold, and then again on the entries that
+remain. Lasso alone loses most of the accuracy at a sparsity of 80%.
 
-{claims}
+{verdicts}
 
-Claim: the relative accuracy of direct matching drops drastically at a sparsity of 80 to 90%, whereas task loss still
-finds a meaningful alignment.
+**The paper's own method has no figure here**: with L1 in the loss, the one weight of this run gives a sparsity of
+{reached:.0%} at most. Until this version, the two other methods stood for it and carried three refutations, by a bound
+of .7 that the paper does not have; they are questions of our own now, and were added when the first figures were known.
 
 Setting: {networks}, CIFAR-10; lasso on the moments, and task loss from least squares with an L1 penalty, in the loss or
 as a soft threshold after each step (proximal gradient); entries below 1e-4 are set to zero; {setting}. The penalty
 also shrinks the entries that remain: the sparsest maps of the soft threshold are therefore trained again without it, on
-their support alone. Mean over the pairs, in parentheses the worst and the best pair.
-
-Rule: at a sparsity of {sparse:.0%}, interpolated between penalties, direct matching has collapsed below {collapsed},
-and task loss has not from {holds} on. The claim is confirmed for a pair if both hold, and undecided if a method does
-not reach that sparsity. The bounds were written before these figures were seen. Interpolation (at first, the next
-sparsity that was reached) and training on the support were added when they were known.
+their support alone. Mean over the pairs, in parentheses the worst and the best pair. The bound {collapsed} was written
+before these figures were seen, interpolation (at first, the next sparsity that was reached) when they were known.
 
 {architectures}
-
-The figures `sparsity_tiny10_matrices.png` and `sparsity_resnet20_matrices.png` show matrices of growing sparsity, as
-figure 8 on the left.
 
 {footer}"""
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    sections = []
+    sections, reached = [], 0.0
     for architecture, found in record["architectures"].items():
-        rows = []
-        for method in next(iter(found["runs"].values())):
-            for points in zip(*(run[method] for run in found["runs"].values()), strict=True):
-                shares = [point["sparsity"] for point in points]
-                values = [_score(point).value for point in points]
+        rows, runs = [], found["runs"]
+        for method in next(iter(runs.values())):
+            for points in zip(*(run[method] for run in runs.values()), strict=True):
+                shares, values = [p["sparsity"] for p in points], [p["score"]["value"] for p in points]
                 rows.append((method, f"{points[0]['penalty']:g}", _spread(shares), _spread(values)))
+        at = [(method, *(_at(run[method]) for run in runs.values())) for method in next(iter(runs.values()))]
+        cells = [(method, *("not reached" if np.isnan(v) else f"{v:.3f}" for v in values)) for method, *values in at]
+        reached = max([reached, *(point["sparsity"] for run in runs.values() for point in run[TASK])])
         sections += [
-            f"## {TITLES[architecture]}, {found['layer']}, {len(found['runs'])} pairs",
+            f"## {TITLES[architecture]}, {found['layer']}",
+            f"![Relative accuracy over sparsity](sparsity_{architecture}.png)",
             study.markdown(("method", "penalty", "sparsity", "relative accuracy"), rows),
-            "\n".join(
-                f"- {method}, at a sparsity of {SPARSE:.0%}: direct {_spread([direct for direct, _ in at])}, task loss "
-                f"{_spread([task for _, task in at])}."
-                for method in (TASK, PROXIMAL, SUPPORT)
-                for at in [_compared(found["runs"], method)]
-            ),
+            f"Relative accuracy at a sparsity of {SPARSE:.0%}, by pair:",
+            study.markdown(("method", *runs), cells),
         ]
     return PAGE.format(
-        claims=study.verdicts(claims(record)), footer=experiment.footer("sparsity"),
-        networks=record["networks"], setting=record["setting"], sparse=SPARSE, collapsed=COLLAPSED, holds=HOLDS,
+        footer=experiment.footer("sparsity"), verdicts=study.verdicts(claims(record)), reached=reached,
+        networks=record["networks"], setting=record["setting"], collapsed=COLLAPSED,
         architectures="\n\n".join(sections),
     )  # fmt: skip
 
 
-def _spread(values: list[float]) -> str:
-    if np.isnan(values).all():
-        return "not reached"
-    return f"{np.nanmean(values):.3f} ({np.nanmin(values):.3f}, {np.nanmax(values):.3f})"
+def _spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.3f} ({min(values):.3f}, {max(values):.3f})"
 
 
-def _at(points: list[Mapping[str, Any]]) -> float:
+def _at(points: Sequence[Mapping[str, Any]]) -> float:
     """Interpolate the relative accuracy of a method at the sparsity SPARSE; NaN if it is not reached."""
-    curve = sorted((point["sparsity"], _score(point).value) for point in points)
-    shares, values = zip(*curve, strict=True)
+    shares, values = zip(*sorted((point["sparsity"], point["score"]["value"]) for point in points), strict=True)
     return float(np.interp(SPARSE, shares, values)) if shares[0] <= SPARSE <= shares[-1] else float("nan")
 
 
-def _compared(runs: Mapping[str, Any], method: str) -> list[tuple[float, float]]:
+def compared(runs: Mapping[str, Any], method: str) -> dict[str, tuple[float, float]]:
     """Return the relative accuracy of direct matching and of a method at the sparsity SPARSE, by pair."""
-    return [(_at(run[DIRECT]), _at(run[method])) for run in runs.values()]
-
-
-def _decided(at: list[tuple[float, float]]) -> str:
-    if np.isnan(at).any():
-        return "undecided"
-    return study.decided(direct < COLLAPSED and task >= HOLDS for direct, task in at)
+    return {pair: (_at(run[DIRECT]), _at(run[method])) for pair, run in runs.items()}
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    rows = []
+    rows, pairs = [], {}
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["runs"])
-        for method in (PROXIMAL, SUPPORT):
-            at = _compared(found["runs"], method)
-            rows.append(experiment.claim(
-                "8, figure 8",
-                f"{TITLES[architecture]}: at 80% sparsity direct matching collapses, {method} does not", "plot",
-                f"direct {_spread([direct for direct, _ in at])}, task loss {_spread([task for _, task in at])}",
-                n, _decided(at), units=units,
-            ))  # fmt: skip
+        values = [_at(run[DIRECT]) for run in found["runs"].values()]
+        parts = [None if np.isnan(value) else value < COLLAPSED for value in values]
+        rows.append(DROPS[architecture].row(_spread(values), n, parts, units))
+        pairs |= {f"{architecture} {pair}": run for pair, run in found["runs"].items()}
+    rows.append(PAPERS_L1.untested(TAKES))
+    for method, asked in OURS.items():
+        at = compared(pairs, method).values()
+        parts = [None if np.isnan(one + other) else other > one for one, other in at]
+        direct, ours = (_spread(values) for values in zip(*at, strict=True))
+        shown = f"more accurate in {parts.count(True)} of {len(parts)} pairs: {ours}; direct matching {direct}"
+        rows.append(asked.row(shown, f"{len(parts)} pairs, 2 architectures", parts, len(parts)))
     return rows
 
 

@@ -261,6 +261,11 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 PAGE = """# Swapping encoders: which map, how many anchors?
 
+**What to do**: swap with the default map, `auto`, and some fifty anchors on the task of the encoders; on another task,
+expect to lose a seventh even with a thousand.
+
+{verdicts}
+
 A head accepts another encoder through a map that is fitted on anchors alone (`hf_stitch.swap`). This page compares all
 closed-form maps on the networks of Csiszárik et al. 2021, trained on CIFAR-10 from different initialisations, up to
 their spatial mean (64 features): up to {networks} of each architecture. On CIFAR-10, the head is that of the network.
@@ -314,6 +319,7 @@ def page(record: dict[str, Any]) -> str:
         findings += _findings(part, f"{TITLES[architecture]}, {NAMES[task]}")
     sizes = {key: preset[key] for key in ("networks", "pool", "test", "draws")}
     return PAGE.format(
+        verdicts=study.verdicts(claims(record)),
         few=FEW, kept=KEPT, within=WITHIN, noise=NOISE, overview=_overview(table), verdict=_verdict(table), **sizes,
         tables="\n\n".join(tables), findings="\n".join(findings),
         footer=experiment.footer("swapping", "swaps"),

@@ -11,7 +11,7 @@ from typing import Any
 import study
 from dr_frankenstein import base_training, experiment, frankenstein, images, networks
 from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
-from dr_frankenstein.experiment import PAPER, TASK, TEST, TITLES, Kind, Preset, scored
+from dr_frankenstein.experiment import PAPER, TASK, TEST, TITLES, Claim, Kind, Preset
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ LAYERS: dict[str, dict[str, tuple[str, ...]]] = {
     "paper": {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts},
 }
 MATCHED = 0.8
-"""Relative accuracy from which on networks count as matched at a layer."""
+"""Relative accuracy from which on networks count as matched at a layer: that of the paper's worst stitching."""
 
 
 def main() -> None:
@@ -79,71 +79,75 @@ def main() -> None:
     study.leave("training_variants", record, page, pictures, arguments.out)
 
 
+MATCHABLE = Claim(
+    "5.1", "With and without BatchNorm, with SGD and with Adam, no networks are unmatchable", "80% or more",
+    f"task loss keeps {MATCHED} or more at every layer of every kind, by the interval", stand_in=True,
+)  # fmt: skip
+WORST = Claim(
+    "5.1", "Of all variants, the worst stitchings are after the first convolution of ResNet-20", "80%",
+    "in every kind of ResNet-20, conv1 keeps less than each other layer, by the interval; one pair of a kind decides "
+    "nothing", stand_in=True,
+)  # fmt: skip
+
 PAGE = """# Other training methods (Csiszárik et al., NeurIPS 2021, section 5.1)
 
-Claim: networks with and without BatchNorm, trained with SGD and with Adam, can all be matched.
+**What to do**: expect that networks of one kind can be matched by task loss, however they were trained; check it for
+networks that are narrow or were trained for a few epochs, where it can fail.
+
+{verdicts}
 
 Setting: networks trained on {images:,} images of CIFAR-10 for the epochs stated, with a learning rate that is divided
-by 10 after each third of them; {setting}; mean of both directions, 95% intervals over images. ResNet-20 without
-BatchNorm was not trained: it needs another initialisation.
+by 10 after each third of them; {setting}; mean of both directions of one pair of each kind, 95% intervals over images.
+ResNet-20 without BatchNorm was not trained: it needs another initialisation.
 
-Rule, written before these figures were seen: a kind can be matched if task loss reaches a relative accuracy of at least
-{matched} at every layer.
+The bound {matched} was written before these figures were seen, and that the interval decides when they were known. The
+row on the first convolution stood with figure 2 until this version, where it was refuted by two public networks; the
+paper says it of all variants.
 
 {tables}
 
-{findings}
+The hardest for least squares is {hardest}.
 
 {footer}"""
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    least = _least(record)
-    worst = _hardest(record)
-    findings = [
-        f"- **All can be matched: {study.decided(value >= MATCHED for value in least.values())}**, "
-        f"{sum(value >= MATCHED for value in least.values())} of {len(least)} kinds.",
-        f"- The hardest for least squares is {worst[0]}: {worst[1]:.3f} at {worst[2]}.",
-    ]
+    name, value, layer = min(_scores(record, frankenstein.START), key=lambda found: found[1]["value"])
     return PAGE.format(
-        footer=experiment.footer("training_variants"),
-        setting=record["setting"], images=record["preset"]["base"][0], matched=MATCHED, findings="\n".join(findings),
+        footer=experiment.footer("training_variants"), verdicts=study.verdicts(claims(record)),
+        setting=record["setting"], images=record["preset"]["base"][0], matched=MATCHED,
+        hardest=f"{name}: {value['value']:.3f} at {layer}",
         tables="\n\n".join(experiment.table_of_kinds(some, "networks") for some in record["architectures"].values()),
     )  # fmt: skip
 
 
-def _least(record: dict[str, Any]) -> dict[str, float]:
-    """Return the least relative accuracy of task loss over the layers, by kind."""
-    return {
-        name: min(scored(each).value for each in kind["relative_accuracy"][TASK])
+def _scores(record: dict[str, Any], method: str) -> list[tuple[str, dict[str, float], str]]:
+    """Return kind, relative accuracy and layer of every stitch of a method."""
+    return [
+        (name, score, layer)
         for some in record["architectures"].values()
         for name, kind in some.items()
-    }
-
-
-def _hardest(record: dict[str, Any]) -> tuple[str, float, str]:
-    """Return the kind and the layer at which least squares is worst."""
-    return min(
-        (
-            (name, scored(score).value, layer)
-            for some in record["architectures"].values()
-            for name, kind in some.items()
-            for layer, score in zip(kind["layers"], kind["relative_accuracy"][frankenstein.START], strict=True)
-        ),
-        key=lambda found: found[1],
-    )
+        for layer, score in zip(kind["layers"], kind["relative_accuracy"][method], strict=True)
+    ]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    least = _least(record)
-    worst = min(least, key=least.__getitem__)
-    return [experiment.claim(
-        "5.1", "with and without BatchNorm, with SGD and with Adam, networks can be matched", "–",
-        f"task loss {min(least.values()):.3f} or more (least: {worst})", f"{len(least)} kinds, 2 networks each",
-        study.decided(value >= MATCHED for value in least.values()),
-    )]  # fmt: skip
+    task = _scores(record, TASK)
+    kinds = list(dict.fromkeys(name for name, _, _ in task))
+    name, least, layer = min(task, key=lambda found: found[1]["value"])
+    matched = [study.above(score, MATCHED) for _, score, _ in task]
+    failed = {kind for (kind, _, _), one in zip(task, matched, strict=True) if one is False}
+    ours = f"{study.shown(least)} or more; {len(kinds) - len(failed)} of {len(kinds)} kinds (least: {name}, {layer})"
+    rows = [MATCHABLE.row(ours, f"{len(kinds)} kinds, 1 pair each", matched, len(kinds))]
+    shown, parts = [], []
+    for kind in record["architectures"]["resnet20"].values():
+        first, *others = kind["relative_accuracy"][TASK]
+        worst = min(others, key=lambda score: score["value"], default=first)
+        shown.append(f"{first['value']:.3f} there, {worst['value']:.3f} at the worst other layer")
+        parts += [study.below(study.difference(first, other), 0) for other in others]
+    return [*rows, WORST.row("; ".join(shown), f"{len(shown)} kinds, 1 pair each", parts, 1)]
 
 
 if __name__ == "__main__":

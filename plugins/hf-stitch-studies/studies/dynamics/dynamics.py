@@ -261,6 +261,11 @@ def verdict(record: dict[str, Any]) -> str:
 
 PAGE = """# Training dynamics: do lower layers settle first?
 
+**What to do**: freeze lower layers first if layers must be frozen during training, and compare each with its own start:
+the initial state makes a part of the order.
+
+{verdicts}
+
 Claim: networks converge bottom-up, and layers near the input reach their final representation before layers near the
 output (Raghu et al., *SVCCA*, NeurIPS 2017, section 4, with SVCCA on CIFAR-10). This experiment uses another network,
 another metric and a short training. It tests the ordering, not the numbers.
@@ -320,6 +325,7 @@ def page(record: dict[str, Any]) -> str:
     ends = [(layer, *(_spread([run[key][layer] for run in runs]) for key in keys)) for layer in layers]
     accuracy = ", ".join(f"{run['accuracy']['watched']:.3f}" for run in runs)
     return PAGE.format(
+        verdicts=study.verdicts(claims(record)),
         **sizes, accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}", strong=STRONG,
         thresholds=", ".join(map(str, THRESHOLDS)), verdict=verdict(record).capitalize(), preset=record["preset"],
         first=sum(first for first, _ in found), leads=sum(leads for _, leads in found),

@@ -18,7 +18,7 @@ from filter_atoms import networks, task_networks
 from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
 from filter_atoms.networks import Images, Recipe
 from hf_stitch_filter_atoms import FilterAtoms, train_atoms_only
-from study import markdown, parser
+from study import markdown, parser, verdicts
 from torch import nn
 
 NAME = "across_data_sets_atoms"
@@ -126,6 +126,11 @@ def _kind(one: str, other: str) -> str:
 
 PAGE = """# Across data sets
 
+**What to do**: read S_Atom only between networks that began with the same atoms: from other atoms, trained networks are
+no more alike than untrained ones.
+
+{verdicts}
+
 {title}, appendix A.3, figure 10a: by S_Atom, networks trained on CIFAR-10 and on CIFAR-100 are alike among themselves
 and with each other, and unlike untrained networks.
 
@@ -156,6 +161,7 @@ def page(record: dict[str, Any]) -> str:
         for start, found in record["starts"].items()
     )
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, demonstration=DEMONSTRATION, origin=record["origin"],
         images=f"{record['sizes']['images']:,}", recipe=record["recipe"],
         seeds=record["sizes"]["seeds"], probe=record["probe"],

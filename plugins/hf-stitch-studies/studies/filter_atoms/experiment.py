@@ -11,6 +11,7 @@ DEMONSTRATION = (
 )
 OPTIONS = ("data-dir", "published", "networks")
 claim = partial(study.claim, "3")
+Claim = partial(study.Claim, "3")
 leave = partial(study.leave, null=True)
 
 

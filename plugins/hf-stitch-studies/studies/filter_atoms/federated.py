@@ -21,7 +21,7 @@ from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
-from study import markdown, parser
+from study import markdown, parser, verdicts
 from torch import Tensor, nn
 
 NAME = "federated"
@@ -362,6 +362,11 @@ def _draw(axis: Any, figure: Figure, matrix: Array, title: str) -> None:
 
 PAGE = """# Federated learning: which clients are similar
 
+**What to do**: use S_Atom to tell kinds of clients apart; take the coefficients of a network that was trained on all
+clients, with which it finds subtasks, too. The cosine of the weights does as well, and costs more to send.
+
+{verdicts}
+
 After {title}, section 3.3, figures 5 and 7: 120 clients share coefficients and train their own filter atoms. The
 paper's claim: S_Atom shows a distinct cluster of the 20 clients with SVHN, and each group of 5 clients with the same
 subtask of CIFAR-100 is similar among itself.
@@ -444,6 +449,7 @@ def page(record: dict[str, Any]) -> str:
     null = {kind: f"{mean:.2f}, {high:.2f}" for kind, (mean, high) in main["shuffled"].items()}
     states = visible(record)
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, demonstration=DEMONSTRATION, clients=count, subtasks=sizes["subtasks"],
         shared_by=sizes["shared_by"], train=sizes["train"], test=sizes["test"], digits=sizes["digits"],
         width=sizes["width"], rounds=sizes["rounds"], others=sizes["others"], classes=CLASSES + DIGITS,

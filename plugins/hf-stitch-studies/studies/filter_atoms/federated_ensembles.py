@@ -17,7 +17,7 @@ from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, 
 from filter_atoms.federated import CLASSES, Array, Client, local, stand_in
 from filter_atoms.federated_methods import METHODS, Plan, State, federate, personal, personalised, snapshot
 from filter_atoms.networks import Images, Recipe
-from study import markdown, parser
+from study import markdown, parser, verdicts
 from torch import Tensor, nn
 
 NAME = "federated_ensembles"
@@ -250,6 +250,10 @@ SECURED = "with an interval above 0"
 NOT_SECURED = "with an interval that is not above 0: similarity itself is not shown to be the cause"
 PAGE = """# Federated learning: ensembles of similar clients
 
+**What to do**: do not expect more than a point from an ensemble of similar clients; own seeds are the baseline to beat.
+
+{verdicts}
+
 After {title}, section 3.3 and table 1: the network of each client is joined by those of the 3 most similar clients,
 whose linear layers are fine-tuned on the client's images. The paper's claim: with S_Atom the ensemble gains 1.64 to
 3.64 points on six bases, about as with CCA and CKA. It has no control: an ensemble of any members may gain.
@@ -324,6 +328,7 @@ def page(record: dict[str, Any]) -> str:
     ]
     total = clients["subtasks"] * clients["shared_by"]
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, demonstration=DEMONSTRATION, clients=total, subtasks=clients["subtasks"],
         shared_by=clients["shared_by"], train=clients["train"], test=clients["test"], width=clients["width"],
         plan=record["plan"], public=clients["public"][0], personal=record["personal"], head=record["head"],

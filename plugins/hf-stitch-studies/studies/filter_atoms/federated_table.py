@@ -16,7 +16,7 @@ from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, 
 from filter_atoms.federated import Array, atomic, local, stand_in
 from filter_atoms.federated_methods import METHODS, Plan, federate, personalised
 from filter_atoms.networks import TITLES, AlexNet, Images, Recipe, joined
-from study import markdown, parser
+from study import markdown, parser, verdicts
 
 NAME = "federated_table"
 OURS = "evolving"
@@ -174,6 +174,10 @@ def interval(values: Array, resamples: int) -> dict[str, float]:
 
 PAGE = """# Federated methods compared
 
+**What to do**: do not choose a federated method by this table: training is too short to tell methods apart.
+
+{verdicts}
+
 After {title}, appendix A.2 and table 3. The paper's claim: with evolving coefficients (shared coefficients, own atoms
 and linear layer) the accuracy is comparable to that of other methods. (number of clients, classes of each client);
 the mean accuracy of clients on their own test images.
@@ -216,6 +220,7 @@ def page(record: dict[str, Any]) -> str:
         ),
     )
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, demonstration=DEMONSTRATION, width=sizes["width"], plan=record["plan"],
         many="1 round" if sizes["many"] == 1 else f"{sizes['many']} rounds", last=record["last"],
         evaluated=max(one["evaluated"] for one in settings),

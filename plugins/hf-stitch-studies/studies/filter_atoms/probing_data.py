@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import study
 from filter_atoms import correlation, networks, task_networks
 from filter_atoms.correlation import ARMS, MAIN, TARGETS
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
 from filter_atoms.networks import TITLES, Images
 from filter_atoms.pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
@@ -19,6 +20,8 @@ from study import markdown, parser
 
 NAME = "probing_data"
 OWN = "cifar100"
+IN_DISTRIBUTION = "cifar10"
+"""Probing data on which the networks began."""
 OTHERS = {"cifar10": TITLES["cifar10"], "fashion_mnist": "Fashion-MNIST (for SVHN)", "mnist": "MNIST (for CelebA)",
           "noise": "uniform noise"}  # fmt: skip
 FALL = 0.1
@@ -69,7 +72,23 @@ def probes(own: Images, sizes: Sizes, arguments: argparse.Namespace) -> dict[str
     return found
 
 
+FALLS = {
+    target: Claim(
+        "section 3.1, figure 3b", f"{title} falls with other probing data, S_Atom does not.",
+        {"cca": ".8 → .59", "cka": "lower (plot)"}[target],
+        f"with each other data set of images, the mean falls by more than {FALL:g}, and the interval of the fall is "
+        "above 0; "
+        f"not known for {TITLES[IN_DISTRIBUTION]}, on which these networks began",
+    )
+    for target, title in TARGETS.items()
+}  # fmt: skip
+
 PAGE = """# Other probing data
+
+**What to do**: choose probes from the data on which networks are used. CKA and CCA are similarities on these data;
+S_Atom, which needs none, cannot show where networks differ on others.
+
+{verdicts}
 
 {title}, section 3.1, figure 3b: CCA of networks trained on CIFAR-100 is above .8 with probes from CIFAR-100, and .59
 with others (CIFAR-10, SVHN, CelebA); CKA changes likewise. S_Atom needs no probe, and is .91.
@@ -85,9 +104,10 @@ S_Atom is {atom} whatever the probe, since it has none. **Constancy is blindness
 they do with images of another kind, S_Atom cannot show it (see [blindness](blindness.md)). A similarity that depends on
 data answers another question: how alike two networks are *on these data*.
 
-The rule: a similarity falls with a probe if its mean is lower by more than {fall:g} and the interval of the fall is
-above 0. The claim is confirmed if CCA falls with all three other data sets of images, in part if with some, and refuted
-if with none; the same for CKA. CCA: **{cca}**. CKA: **{cka}**.
+The rule of a fall was written before these figures were seen. Until this version, both claims were refuted; but these
+networks began with weights that were trained on CIFAR-10, so that this probe is in distribution, and SVHN and CelebA,
+which the paper names beside it, are not at hand. What a decision takes: networks trained on CIFAR-100 from scratch, and
+SVHN.
 
 {footer}"""
 
@@ -105,39 +125,31 @@ def page(record: dict[str, Any]) -> str:
         ))
         for name, figures in record["probes"].items()
     ]  # fmt: skip
-    verdicts = decided(record)
     return PAGE.format(
         title=PAPER_TITLE, demonstration=DEMONSTRATION, main=MAIN, origin=record["origin"],
         tasks=record["sizes"]["tasks"], recipe=record["recipe"], layers=record["layers"],
-        probe=record["sizes"]["probe"], table=markdown(header, rows), fall=FALL,
+        probe=record["sizes"]["probe"], table=markdown(header, rows),
         atom=f"{record['atom']['mean']:.3f} ± {record['atom']['sd']:.3f} (standard deviation of the pairs)",
-        cca=verdicts["cca"], cka=verdicts["cka"], footer=footer(NAME),
+        verdicts=study.verdicts(claims(record)), footer=footer(NAME),
     )  # fmt: skip
 
 
-def decided(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the verdicts by the rule of the page: similarity -> verdict."""
-    found = {}
-    for target in TARGETS:
-        falls = [record["probes"][name][target]["fall"] for name in OTHERS if name != "noise"]
-        fallen = [fall["value"] > FALL and fall["low"] > 0 for fall in falls]
-        found[target] = "confirmed" if all(fallen) else "in part" if any(fallen) else "refuted"
-    return found
+def fallen(record: Mapping[str, Any], target: str) -> list[bool | None]:
+    """Return whether a similarity falls with each other data set of images."""
+    falls = {name: record["probes"][name][target]["fall"] for name in OTHERS if name != "noise"}
+    return [
+        None if name == IN_DISTRIBUTION else fall["value"] > FALL and fall["low"] > 0 for name, fall in falls.items()
+    ]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    verdicts, count = decided(record), record["sizes"]["tasks"]
-    return [
-        claim(
-            "section 3.1, figure 3b", f"{title} falls with other probing data, S_Atom does not.",
-            {"cca": ".8 → .59", "cka": "lower (plot)"}[target],
-            " / ".join(f"{record['probes'][name][target]['mean']['value']:.2f}" for name in (OWN, *OTHERS))
-            + f" ({', '.join((TITLES[OWN], *OTHERS.values()))}); S_Atom {record['atom']['mean']:.2f}",
-            f"{count * (count - 1) // 2} pairs", f"stand-in {verdicts[target]}",
-        )
-        for target, title in TARGETS.items()
-    ]  # fmt: skip
+    count, rows = record["sizes"]["tasks"], []
+    for target, claim in FALLS.items():
+        means = " / ".join(f"{record['probes'][name][target]['mean']['value']:.2f}" for name in (OWN, *OTHERS))
+        ours = f"{means} ({', '.join((TITLES[OWN], *OTHERS.values()))}); S_Atom {record['atom']['mean']:.2f}"
+        rows.append(claim.row(ours, f"{count * (count - 1) // 2} pairs", fallen(record, target), count))
+    return rows
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from filter_atoms.experiment import PAPER_TITLE, claim, footer, leave
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from study import markdown, parser
+from study import markdown, parser, verdicts
 
 NAME = "propositions"
 Array = NDArray[np.float64]
@@ -230,6 +230,11 @@ def quantiles(values: Array, percents: tuple[int, ...]) -> dict[str, float]:
 
 PAGE = """# Propositions and theorems, measured
 
+**What to do**: do not use the propositions as guarantees: the bound of 2.1 holds and is loose, 2.4 and 2.5 fail for
+half of random atoms, and 2.7 depends on how far atoms are apart.
+
+{verdicts}
+
 {title}: section 2 and appendix A.1; figure 8a. All atoms, coefficients and inputs are random; there is no network.
 {draws} pairs are drawn for each row.
 
@@ -271,7 +276,7 @@ strongest. "Smooth": neighbouring pixels of patches have a correlation of .95.
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    verdicts, first = decided(record), record["proposition_2_1"]
+    said, first = decided(record), record["proposition_2_1"]
     rows_4 = [
         (row["atoms"], f"{row['grassmann']:.3f}", f"{row['atom']:.3f}", f"{row['first'][0]:.3f}, {row['first'][1]:.3f}",
          f"{row['equal']:.1%}", f"{row['at_most']:.1%}", f"{row['equal_if_psd']:.1%}")
@@ -291,11 +296,12 @@ def page(record: dict[str, Any]) -> str:
         for row in record["theorem_2_7"]
     ]  # fmt: skip
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, draws=f"{record['sizes']['draws']:,}", exceeded=first["exceeded"], equal=EQUAL,
         largest=first["ratio"]["100"], median=first["ratio"]["50"], constant=CONSTANT,
         least=LEAST, near=NEAR, without=linear(record, "variation"),
-        verdict_1=verdicts["2.1"].capitalize(), verdict_4=verdicts["2.4"].capitalize(),
-        verdict_5=verdicts["2.5"].capitalize(), verdict_7=verdicts["2.7"].capitalize(),
+        verdict_1=said["2.1"].capitalize(), verdict_4=said["2.4"].capitalize(),
+        verdict_5=said["2.5"].capitalize(), verdict_7=said["2.7"].capitalize(),
         table_4=markdown(
             ("atoms", "mean S_Gras", "mean S_Atom", "first pair: S_Gras, S_Atom", "equal", "S_Atom ≤ S_Gras",
              "equal if DᵤᵀDᵥ is symmetric psd"), rows_4,
@@ -335,7 +341,7 @@ def linear(record: Mapping[str, Any], variation: str) -> str:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    verdicts, draws = decided(record), f"{record['sizes']['draws']:,} pairs"
+    said, draws = decided(record), f"{record['sizes']['draws']:,} pairs"
     first, rows_4, rows_5, rows_7 = (
         record[key] for key in ("proposition_2_1", "proposition_2_4", "theorem_2_5", "theorem_2_7")
     )
@@ -345,18 +351,18 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [
         claim("Proposition 2.1, figure 8a", "The change of features is bounded by that of atoms.", "never exceeded",
               f"{first['exceeded']} exceed it; at most {first['ratio']['100']:.2f} of the bound", draws,
-              verdicts["2.1"]),
+              said["2.1"]),
         claim("Proposition 2.4", "S_Gras equals S_Atom for orthonormal atoms.", "equal",
               f"6 atoms: S_Gras {six['grassmann']:.2f}, S_Atom {six['atom']:.2f}; S_Atom ≤ S_Gras in "
-              f"{six['at_most']:.0%}", draws, verdicts["2.4"]),
+              f"{six['at_most']:.0%}", draws, said["2.4"]),
         claim("Theorem 2.5", "S_CCA times a constant is at most S_Atom.", "always",
               f"fails for {failed['failed']} of {failed['draws']} pairs, S_Atom < 0 in {failed['negative']}", draws,
-              verdicts["2.5"]),
+              said["2.5"]),
         claim("Theorem 2.7", "S_CCA is about linear in S_Atom.", "–",
               f"coefficient of variation of S_CCA / S_Atom {min(wide):.2f} to {max(wide):.2f} if S_Atom > {LEAST:g}, "
               f"{min(near):.2f} to {max(near):.2f} if it is > {NEAR:g}",
               f"{min(row['pairs'] for row in rows_7):,} to {max(row['pairs'] for row in rows_7):,} pairs",
-              verdicts["2.7"]),
+              said["2.7"]),
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from filter_atoms.experiment import PAPER_TITLE, claim, footer, leave
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
-from study import markdown, parser
+from study import markdown, parser, verdicts
 from torch import Tensor, nn
 
 from hf_stitch.metrics import linear_cka
@@ -121,6 +121,11 @@ def _cka(one: nn.Sequential, other: nn.Sequential, data: Tensor, depth: int) -> 
 
 PAGE = """# Toy regression
 
+**What to do**: do not conclude from this example that probes mislead: on other data, CKA does not fall to 0 here; it is
+undefined where activations are constant.
+
+{verdicts}
+
 {title}, appendix A.3, figure 10b: two networks learn z = f(x, y) from "red" data, where x is always 0. Their atoms
 are the same at the start, so are their coefficients. The paper: S_Atom is 1, and the similarity of activations is 1 on
 red data and 0 on "blue" data, where x takes the values of y and y is 0.
@@ -149,6 +154,7 @@ def page(record: dict[str, Any]) -> str:
     rows = [(STARTS[name], *(_shown(pairs, key) for key in keys)) for name, pairs in record["kinds"].items()]
     header = ("start", "S_Atom", "CKA, hidden, red", "CKA, hidden, blue", "CKA, output, red", "CKA, output, blue")
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, **record["sizes"], table=markdown(header, rows), high=HIGH, low=LOW,
         verdict=decided(record).capitalize() + ".", footer=footer(NAME, "--out OUT"),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterGram
 from numpy.typing import NDArray
-from study import markdown, parser
+from study import markdown, parser, verdicts
 from torch import nn
 
 from hf_stitch.metrics import linear_cka
@@ -159,6 +159,11 @@ def _distance(matrix: Array) -> float:
 
 PAGE = """# Coefficients of unequal dimension
 
+**What to do**: use CKA to find corresponding layers of networks of unequal width; the Gram matrices of filters find
+few.
+
+{verdicts}
+
 {title}: S_Atom needs equal coefficients, hence networks of one width; the paper leaves others open. A proposal,
 without a figure of the paper to compare with: the cosine of the Gram matrices of the spatial filters, DᵀαᵀαD /
 (out · in), which are k² × k² for any width and the same in every gauge (metric `filter_gram`).
@@ -197,6 +202,7 @@ def page(record: dict[str, Any]) -> str:
     }[decided(record)]  # fmt: skip
     hits, bar, margin = counted(record)
     return PAGE.format(
+        verdicts=verdicts(claims(record)),
         title=PAPER_TITLE, widths=", ".join(sizes["epochs"]), epochs=", ".join(map(str, sizes["epochs"].values())),
         accuracies=accuracies, seeds=sizes["seeds"], layers=record["layers"], positions=sizes["positions"],
         probe=sizes["probe"], table=markdown(header, rows), chance=1 / record["layers"], found=FOUND, follows=FOLLOWS,

@@ -19,7 +19,7 @@ import study
 from relative_representations import cross_seed, image_encoders, images, kept, swapping
 from relative_representations.cross_seed import METHODS, TASKS
 from relative_representations.encoders import Encoder
-from relative_representations.experiment import Preset
+from relative_representations.experiment import Claim, Preset
 from relative_representations.kept import Estimate, Pairs
 from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
 
@@ -33,6 +33,8 @@ ENOUGH, LITTLE = 0.5, 0.2
 """In a cell (task and cut) the claim holds if the interval of the share above chance that relative representations keep
 between architectures lies above ``ENOUGH``, and that of absolute ones below ``LITTLE``. Fixed before any figure was
 seen. The paper's encoders keep .84 to .97 of their raw score."""
+MODEST = 0.15
+"""Largest share of the raw score that is lost where the degradation is modest."""
 
 
 def encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list[Encoder]]:
@@ -125,8 +127,14 @@ class Cell:
     @property
     def better(self) -> bool:
         """Whether relative representations exceed absolute ones, and chance where those are undefined."""
-        low = self.between.mean(self.f1(RELATIVE)).low
-        return low > (self.between.mean(self.f1(ABSOLUTE)).high if self.defined(ABSOLUTE) else self.chance)
+        less = self.f1(ABSOLUTE) if self.defined(ABSOLUTE) else self.chance
+        return self.between.mean(self.f1(RELATIVE) - less).low > 0
+
+    @property
+    def degraded(self) -> Estimate:
+        """Estimate the share of the raw score that is lost between architectures."""
+        kept_raw = self.kept(RELATIVE, raw=True)
+        return Estimate(1 - kept_raw.value, 1 - kept_raw.high, 1 - kept_raw.low)
 
     @property
     def holds(self) -> bool:
@@ -140,19 +148,27 @@ def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
     return {(task, cut): Cell(record, task, cut) for task in TASKS for cut in record["cuts"]}
 
 
-def verdict(record: dict[str, Any]) -> str:
-    """Return the verdict by the rule of the page."""
-    found = list(cells(record).values())
-    if all(cell.holds for cell in found):
-        return "confirmed"
-    return "in part" if any(cell.better for cell in found) else "refuted"
-
+SWAPPED = Claim(
+    "section 5.2, images", "Heads on relative representations accept image encoders of other architectures",
+    "76.8 to 84.3 of 80.2 to 91.9 (CIFAR-100, 20 classes); absolute 6.2",
+    f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance between "
+    f"architectures, and absolute ones at most {LITTLE:.0%}, by the interval; in part: in some cells, or relative "
+    "heads are "
+    "above absolute ones, paired by networks",
+)  # fmt: skip
+DEGRADED = Claim(
+    "section 5.2, images", "The degradation is modest compared to matched encoders, typically 5 to 15%", "5 to 15%",
+    f"in each cell, at most {MODEST:.0%} of the raw score are lost between architectures, by the interval",
+)  # fmt: skip
 
 PAGE = """# Swap in image encoders of other architectures (after Moschella et al., ICLR 2023, section 5.2)
 
-Claim: a decoder on relative representations of one of ViT-B/16, ViT-S/16, ViT-B+ResNet-50 and RexNet-100 (pretrained on
-ImageNet) accepts the encoder of another one: 76.8 to 84.3 on the 20 coarse classes of CIFAR-100, where a decoder with
-its own encoder reaches 80.2 to 91.9; absolute stitching gives 6.2 or is undefined.
+**What to do**: change the architecture of an encoder under a relative head only on the task that both encoders were
+trained on. Elsewhere it loses more, and a ridge map on the same anchors loses less.
+
+{verdicts}
+
+The paper's encoders are ViT-B/16, ViT-S/16, ViT-B+ResNet-50 and RexNet-100, pretrained on ImageNet.
 
 Setting: {setting} Heads are trained on {train:,} images and scored on {test:,}, with {anchors} random anchors of the
 training images; the heads of every network use anchors of their own. Weighted F1 in percent over the {pairs} ordered
@@ -161,12 +177,8 @@ encoder that it was trained on. *Kept*: the share of that score that is kept, ra
 ((F1 − chance) / (own − chance)). *Chance* predicts by the frequency of classes. Intervals are 95% over networks, drawn
 within each architecture.{few}
 
-The rule, fixed before any figure was seen: in a cell (task and cut) the claim holds if relative representations keep at
-least {enough:.0%} of the score above chance between architectures (lower end of the interval), and absolute ones at most
-{little:.0%} (upper end). Confirmed: in all cells. In part: not in all, but relative representations are above absolute
-ones in at least one (intervals apart). Refuted: in none.
-
-{verdict}
+The first rule was fixed before any figure was seen, with intervals that do not overlap in place of a paired difference
+until this version; the second was written when these figures were known. The first holds in {held} of {cells} cells.
 
 | task | cut | chance | own, relative | absolute, stitched | relative, stitched | relative, kept raw | relative, kept above chance | absolute, kept above chance | relative, stitched to another seed of the same architecture | holds |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -213,14 +225,14 @@ def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes, found, groups = record["sizes"], cells(record), record["groups"]
     counts = {name: groups.count(name) for name in dict.fromkeys(groups)}
-    held, first = sum(cell.holds for cell in found.values()), next(iter(found.values()))
+    first = next(iter(found.values()))
     return PAGE.format(
         setting=SETTINGS[record["encoders"]].format(
             count=len(groups), groups=", ".join(f"{count} {name}" for name, count in counts.items())
         ),
         train=sizes["train"], test=sizes["test"], anchors=sizes["anchors"], pairs=int(first.between.mask.sum()),
-        few=FEW if min(counts.values()) <= 2 else "", enough=ENOUGH, little=LITTLE, preset=record["preset"],
-        verdict=f"**{verdict(record).capitalize()}**: the claim holds in {held} of {len(found)} cells.",
+        few=FEW if min(counts.values()) <= 2 else "", preset=record["preset"], cells=len(found),
+        verdicts=study.verdicts(claims(record)), held=sum(cell.holds for cell in found.values()),
         summary="\n".join(_row(task, cut, cell) for (task, cut), cell in found.items()),
         findings="\n".join(f"- {finding}" for finding in findings(found)),
         directions="\n".join(
@@ -259,6 +271,11 @@ def findings(found: dict[tuple[str, str], Cell]) -> list[str]:
         f"The raw share hides chance: for {task} at {cut}, relative representations keep "
         f"{cell.kept(RELATIVE, raw=True).value:.0%} of the raw score and {cell.kept(RELATIVE).value:.0%} above chance."
     )
+    spans = []
+    for own in (True, False):
+        lost = [cell.degraded.value for (task, _), cell in found.items() if (task == "cifar10") is own]
+        spans.append(f"{100 * min(lost):.0f} to {max(lost):.0%}")
+    text.append(f"Of the raw score are lost {spans[0]} on the task of the encoders, and {spans[1]} on others.")
     for reason, applies in {
         "relative representations keep too little": lambda cell: cell.kept(RELATIVE).low < ENOUGH,
         "absolute ones keep too much": lambda cell: cell.defined(ABSOLUTE) and cell.kept(ABSOLUTE).high > LITTLE,
@@ -280,22 +297,20 @@ def findings(found: dict[tuple[str, str], Cell]) -> list[str]:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    found = cells(record)
-    shares = [cell.kept(RELATIVE).value for cell in found.values()]
-    absolute = [cell.kept(ABSOLUTE).value for cell in found.values() if cell.defined(ABSOLUTE)]
-    spans = f"relative {min(shares):.2f} to {max(shares):.2f}"
-    spans += f", absolute {min(absolute):.2f} to {max(absolute):.2f}" if absolute else ", absolute undefined"
-    pairs = int(next(iter(found.values())).between.mask.sum())
+    found = list(cells(record).values())
+    pairs, units = int(found[0].between.mask.sum()), len(record["networks"])
+    n = f"{units} networks, {pairs} pairs, {len(found)} cells"
+    shares = [cell.kept(RELATIVE).value for cell in found]
+    absolute = [cell.kept(ABSOLUTE).value for cell in found if cell.defined(ABSOLUTE)]
+    ours = f"kept above chance: relative {min(shares):.2f} to {max(shares):.2f}, absolute "
+    ours += f"{min(absolute):.2f} to {max(absolute):.2f}" if absolute else "undefined"
+    held = [all(cell.holds for cell in found), any(cell.better for cell in found)]
+    lost = [cell.degraded for cell in found]
+    modest = [cell.below(MODEST) for cell in lost]
+    span = f"{min(each.value for each in lost):.0%} to {max(each.value for each in lost):.0%}; modest in "
     return [
-        {
-            "paper": "2",
-            "place": "section 5.2, images",
-            "claim": "Heads on relative representations accept image encoders of other architectures",
-            "published": "76.8 to 84.3 of 80.2 to 91.9 (CIFAR-100, 20 classes); absolute 6.2",
-            "ours": f"kept above chance: {spans}",
-            "n": f"{len(record['networks'])} networks, {pairs} pairs, {len(found)} cells",
-            "verdict": f"stand-in {verdict(record)}",
-        }
+        SWAPPED.row(ours, n, held, units),
+        DEGRADED.row(f"{span}{modest.count(True)} of {len(found)} cells", n, modest, units),
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import study
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -19,6 +20,18 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    def above(self, bound: float) -> bool | None:
+        """Return whether the interval lies at or above a bound; ``None`` if it contains the bound."""
+        return study.above(vars(self), bound)
+
+    def below(self, bound: float) -> bool | None:
+        """Return whether the interval lies below a bound; ``None`` if it contains the bound."""
+        return study.below(vars(self), bound)
+
+    def minus(self, other: "Estimate") -> "Estimate":
+        """Estimate the difference from that of other networks."""
+        return Estimate(**study.difference(vars(self), vars(other)))
 
     def shown(self, digits: int = 1) -> str:
         """Format as value [low, high]."""
@@ -86,9 +99,28 @@ class Pairs:
 
     def ratio(self, above: Array, below: Array) -> Estimate:
         """Estimate the ratio of two sums over pairs."""
+        value, drawn = self._ratios(above, below)
+        return _estimate(value, drawn)
+
+    def kept_more(self, f1: Array, other: Array, chance: float) -> Estimate:
+        """Estimate by how much the share above chance that is kept exceeds that of other scores, on the same draws."""
+        ratios = []
+        for some in (f1, other):
+            ceiling = np.broadcast_to(np.diag(some)[:, None], some.shape)
+            ratios.append(self._ratios(some - chance, ceiling - chance))
+        (value, drawn), (less, drawn_less) = ratios
+        return _estimate(value - less, drawn - drawn_less)
+
+    def _ratios(self, above: Array, below: Array) -> tuple[float, Array]:
+        """Return the ratio of two sums over pairs, and that of every draw; NaN for a draw without pairs."""
         defined = self.mask & np.isfinite(above) & np.isfinite(below)
         above, below = (np.where(defined, values, 0.0) for values in (above, below))
         sums = [(self._weights * values).sum((1, 2)) for values in (above, below)]
-        drawn = np.abs(sums[1]) > 0
-        low, high = np.quantile(sums[0][drawn] / sums[1][drawn], [0.025, 0.975])
-        return Estimate(float(above.sum() / below.sum()), float(low), float(high))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            drawn = np.where(np.abs(sums[1]) > 0, sums[0] / sums[1], np.nan)
+        return float(above.sum() / below.sum()), drawn
+
+
+def _estimate(value: float, drawn: Array) -> Estimate:
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return Estimate(value, float(low), float(high))

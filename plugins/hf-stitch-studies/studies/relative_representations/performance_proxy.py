@@ -601,6 +601,11 @@ def picture(record: Mapping[str, Any]) -> Figure:
 
 PAGE = """# Similarity to a reference as a proxy of accuracy (after Moschella et al., ICLR 2023, section 4.2)
 
+**What to do**: do not rank networks by their similarity to a reference. Agreement of their predictions with the
+reference's needs no labels either, and tells accuracy nearly perfectly.
+
+{claims}
+
 Claim: on Cora, the similarity of a network's relative representations to those of a well trained one tells its accuracy
 without labels (Pearson .955 over some 2,000 networks).
 
@@ -701,6 +706,7 @@ def page(record: dict[str, Any]) -> str:
     path, points = sorted({*sizes["epochs"], *sizes["further"]}), points_of(record["first"])
     return PAGE.format(
         **record["nodes"],
+        claims=study.verdicts(claims(record)),
         **{name: sizes[name] for name in ("runs", "fresh", "seeds", "width")},
         total=128 * sizes["seeds"],
         layers=" and ".join(map(str, sizes["layers"])),
