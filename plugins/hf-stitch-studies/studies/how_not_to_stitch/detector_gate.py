@@ -116,19 +116,19 @@ PAGE = """# Which detectors work at which layers?
 Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
 nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
 
-{verdict}
+**What to do**: read a detector only at layers where it passes. `likelihood_ratio` and `classifier` learn from the
+stitched activations themselves; they pass because noise that large is easy to learn, and also tell apart what hardly
+differs, so read their equivalent dose, not their AUROC.
 
 {claims}
+
+{verdict}
 
 **Rule**, written before any stitch was scored: at a layer, a detector must tell the target's own activations from the
 same with coloured noise as large as they are (relative residual 1) with an AUROC of at least {least}, and those of
 {test} images of Fashion-MNIST from those of test images with at least {far}; and the AUROC of test images against those
 to which it was fitted must be within {own} of .5, up to chance. Else its figures are NaN there
 (`hf_stitch.stitch_grid`, `hf_stitch.audit`).
-
-**What to do**: read a detector only at layers where it passes. `likelihood_ratio` and `classifier` learn from the
-stitched activations themselves; they pass because noise that large is easy to learn, and also tell apart what hardly
-differs, so read their equivalent dose, not their AUROC.
 
 {families}
 *energy* is the paper's detector, with {energy}; it was fitted with other images in the loss: Fashion-MNIST, or images
@@ -173,7 +173,14 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             "it passes the gate at half of the layers of each target, or more",
         )  # fmt: skip
         ours = f"passes at {sum(good for good, _ in counts)} of {sum(of for _, of in counts)} layers"
-        rows.append(asked.row(ours, f"{len(counts)} target networks", [2 * g >= of for g, of in counts], len(counts)))
+        rows.append(
+            asked.row(
+                ours,
+                f"{len(counts)} target network{'s'[: len(counts) != 1]}",
+                [2 * g >= of for g, of in counts],
+                len(counts),
+            )
+        )
     return rows
 
 
