@@ -113,14 +113,14 @@ def tried(
 
 PAGE = """# Which detectors work at which layers?
 
-Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
-nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
-
 **What to do**: read a detector only at layers where it passes. `likelihood_ratio` and `classifier` learn from the
 stitched activations themselves; they pass because noise that large is easy to learn, and also tell apart what hardly
 differs, so read their equivalent dose, not their AUROC.
 
 {claims}
+
+Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
+nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
 
 {verdict}
 
