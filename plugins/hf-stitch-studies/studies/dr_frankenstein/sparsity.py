@@ -251,8 +251,8 @@ def page(record: dict[str, Any]) -> str:
         ]
     return PAGE.format(
         footer=experiment.footer("sparsity"), verdicts=study.verdicts(claims(record)),
-        own=_own_text(record.get("in the loss")), networks=record["networks"], setting=record["setting"], collapsed=COLLAPSED,
-        architectures="\n\n".join(sections),
+        own=_own_text(record.get("in the loss")), networks=record["networks"], setting=record["setting"],
+        collapsed=COLLAPSED, architectures="\n\n".join(sections),
     )  # fmt: skip
 
 
