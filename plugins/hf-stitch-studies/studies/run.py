@@ -117,7 +117,7 @@ STUDIES: tuple[Study, ...] = (
         Study(f"how_not_to_stitch.{name}")
         for name in (
             "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
-            "bench", "text_audit",
+            "bench", "text_audit", "detector_gate",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
@@ -260,7 +260,7 @@ Every experiment, table and figure of the four papers that hf-stitch builds on, 
 follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
 differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Undecided*: figures do not tell,
 or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
-there is none, stands in the place of a figure.
+there is none, stands in the place of a figure. [Which verdicts changed](../changed_verdicts.md), and why.
 
 {counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
 there: {hours:.1f} hours.{pending}

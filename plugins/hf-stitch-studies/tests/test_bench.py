@@ -88,9 +88,40 @@ def test_functional_distances_are_those_of_grids() -> None:
     )  # fmt: skip
     expected = 1 - grid.values("lstsq", "relative_accuracy")[LAYERS.index(group.layers[other]), 0]
     assert group.distances["lstsq, functional"][0, other] == pytest.approx(expected)
-    assert "lstsq, functional" not in found.groups[0].distances and found.kinds["lstsq, functional"] == (
-        "matcher, functional"
-    )
+    assert found.kinds["lstsq, functional"] == "matcher, functional"
+
+
+def test_approximations_are_stitched_as_what_they_are() -> None:
+    """The functional distance of an approximation is that of a network whose layer was replaced by it."""
+    ranks = [6, 3, 1]
+    found = run(
+        functional=["lstsq"], task="image-classification", metrics=[], sensitivity_layers=["1"], functional_samples=60,
+        ranks=ranks,
+    )  # fmt: skip
+    group = found.groups[0]
+    train, test = SAMPLES.split(0.2, 0)
+    fitted, scoring = train.split(60, 0)[1], test.split(0.5, 0)[1]
+    place = group.references[0]
+    target = net("abc".index(group.networks[place]))
+    distances = group.distances["lstsq, functional"][0]
+    inputs = [torch.stack(next(each.batches(len(each))).samples) for each in (fitted, scoring)]
+    labels = torch.tensor(scoring.labels)
+    own = target.model(inputs[1]).argmax(1).eq(labels).double().mean()
+    for other, (name, rank) in enumerate(zip(group.networks, group.ranks, strict=True)):
+        if name == group.networks[place]:
+            continue
+        x, y = (
+            net("abc".index(each)).encode(inputs[0], ["1"])["1"].values.double()
+            for each in (name, group.networks[place])
+        )
+        z = net("abc".index(name)).encode(inputs[1], ["1"])["1"].values.double()
+        directions = torch.linalg.svd(x - x.mean(0)).Vh[:rank].T
+        known, shown = ((each - x.mean(0)) @ directions for each in (x, z))
+        beta = torch.linalg.lstsq(torch.cat([known, torch.ones(len(known), 1)], 1), y).solution
+        mapped = torch.cat([shown, torch.ones(len(shown), 1)], 1) @ beta
+        logits = target.decode(hf_stitch.Representation(mapped.float(), "bd"), "1")
+        accuracy = logits.argmax(1).eq(labels).double().mean()
+        assert distances[other] == pytest.approx(1 - float(accuracy / own)), rank
 
 
 def test_given_distances_are_looked_up() -> None:

@@ -98,6 +98,7 @@ def test_the_bench_writes_its_page_and_record(folder: Path, tmp_path: Path) -> N
     of = json.loads((tmp_path / "bench.json").read_text())["architectures"]["networks"]
     assert of["networks"] == 3 and list(of["accuracies"]) == of["layers"]
     assert {"procrustes", "lstsq, functional", "depth only", "rank only"} <= of["scores"]["specificity"].keys()
+    assert "lstsq, functional" in of["scores"]["sensitivity"]
     assert "## 3 networks" in (tmp_path / "bench.md").read_text()
 
 
@@ -109,6 +110,16 @@ def test_strange_activations_write_their_page_and_record(folder: Path, tmp_path:
     one = found["in0 -> in1"]["matchers"]["task loss, 2 steps"]
     assert all(np.shape(one[detector]["auroc"]) == (8, 8) for detector in ("mahalanobis", "energy"))
     assert "1 pair of networks" in (tmp_path / "strange_activations.md").read_text()
+
+
+def test_the_gate_of_detectors_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    study("detector_gate", folder, "--preset", "test", "--detectors", "knn", "--out", tmp_path)
+    (one,) = json.loads((tmp_path / "detector_gate.json").read_text())["families"].values()
+    ((target, found),) = one["targets"].items()
+    assert target == "in1" and found.keys() == {"knn", "energy, Fashion-MNIST", "energy, superposed images"}
+    assert list(found["knn"]) == one["layers"] and all(set(each) == {"noise", "far", "train", "why"}
+                                                       for each in found["knn"].values())  # fmt: skip
+    assert "| in1 | knn | noise |" in (tmp_path / "detector_gate.md").read_text()
 
 
 def test_the_cause_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:

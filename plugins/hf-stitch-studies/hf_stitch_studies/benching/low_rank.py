@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch, Stitch
 
 
 def default_ranks(width: int) -> tuple[int, ...]:
@@ -99,3 +103,45 @@ class LowRankBasis:
             return rows.double()
         kept = self.directions[:, :rank]
         return self.mean + (rows.double() - self.mean) @ kept @ kept.T
+
+
+@dataclass(frozen=True)
+class Approximated(ClosedFormMatcher):
+    """A closed-form matcher of a low-rank approximation of the source.
+
+    The stitch approximates and maps in one: rows are projected onto their mean and the leading principal directions of
+    the rows to which it is fitted, and then mapped (Balogh and Jelasity 2025, section 5).
+
+    Attributes:
+        matcher: The matcher that is fitted to the approximation. Its map must be linear.
+        rank: Number of directions.
+
+    Example:
+        >>> from hf_stitch import registries
+        >>> x = torch.randn(50, 4)
+        >>> stitch = Approximated(registries.matchers.build("lstsq"), 2).fit(Moments(4, 4).update(x, x))
+        >>> torch.linalg.matrix_rank(stitch.weight).item()
+        2
+    """
+
+    name: ClassVar[str] = "approximated"
+    title: ClassVar[str] = "map of a low-rank approximation"
+
+    matcher: Matcher
+    rank: int
+
+    def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
+        """Fit the matcher to the moments of the approximation."""
+        assert isinstance(self.matcher, ClosedFormMatcher)
+        kept = torch.linalg.eigh(moments.sxx).eigenvectors[:, -self.rank :]
+        projection = kept @ kept.T
+        found = Moments.of(
+            moments.n, moments.mean_x, moments.mean_y, projection @ moments.sxx @ projection, moments.syy,
+            projection @ moments.sxy,
+        )  # fmt: skip
+        fitted = self.matcher.fit(found, torch.float64)
+        if not isinstance(fitted, LinearStitch):
+            raise ValueError(f"{self.matcher.label} is no linear map, so it is not fitted to approximations")
+        weight = fitted.weight.detach()
+        bias = fitted.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
+        return LinearStitch.of(weight=(weight @ projection).to(dtype), bias=bias.to(dtype))

@@ -13,7 +13,7 @@ from hf_stitch.adapters import Adapter, load
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
 from hf_stitch.data import Data, Samples
-from hf_stitch.matchers import Matcher
+from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, Natural, Several, checked
 from hf_stitch.pairs.pair import scored_task
@@ -23,14 +23,16 @@ from hf_stitch.training.loop import DivergedError
 from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._networks import Named, Runs, named_layers, named_networks
-from hf_stitch_studies.benching.correlation import BASELINES
+from hf_stitch_studies.benching.correlation import BASELINES, TESTS, Test
 from hf_stitch_studies.benching.distances import (
     Distance,
     GivenDistance,
+    Represented,
     RepresentedPair,
     metric_distances,
     structural_distances,
 )
+from hf_stitch_studies.benching.low_rank import Approximated, default_ranks
 from hf_stitch_studies.benching.measuring import BenchData, layer_numbers, measure
 from hf_stitch_studies.benching.result import Bench
 
@@ -98,8 +100,10 @@ def bench(
             the metric; a similarity s becomes the distance 1 − s.
         matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
             representation to the reference, fitted to the training rows. Rows are pooled.
-        functional: Matchers, *functional*, in the specificity test only: 1 minus the relative accuracy of the stitched
-            model from a layer to the reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped).
+        functional: Matchers, *functional*: 1 minus the relative accuracy of the stitched model from a layer to the
+            reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped). In the sensitivity test the
+            stitch is fitted to approximated positions, in the basis of the samples to which it is fitted; only matchers
+            take part that are closed-form and linear.
         distances: Name -> (networks, layers, networks, layers) distances that were computed elsewhere, from the
             reference to the other layer, for the specificity test. NaN where undefined.
         sensitivity_layers: Layers that are approximated, by the names of the first network. Default: all; an empty
@@ -156,7 +160,8 @@ def bench(
     selection, scoring = (_places(test, half) for half in test.split(0.5, seed))
     if stitched:
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
-        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size)
+        ranks = None if ranks is None else tuple(ranks)
+        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size, ranks)
         methods |= {f"{each.label}, functional": FunctionalDistance(each, grids) for each in stitched}
     methods |= _given(distances or {}, chosen, methods)
     labels = _labels(train, "data"), _labels(test, "test_data")
@@ -192,34 +197,46 @@ class _Grids:
     test: Samples
     task: str
     batch_size: int
-    _found: dict[tuple[str, int, str], dict[str, StitchGrid | str]] = field(default_factory=dict)
+    ranks: Sequence[int] | None
+    _found: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def into(self, network: str, depth: int, source: str, matcher: Matcher) -> StitchGrid:
-        """Return the grid of all layers of a source into one layer of a network.
+    def into(self, reference: Represented, other: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
+        """Return the grid of all layers of a network, or of approximations of one, into a reference; and the label.
 
         Raises:
-            ValueError: If the matcher is undefined for all layers of the source.
+            ValueError: If the matcher is undefined for all of them.
         """
-        key = network, depth, source
+        source, depth, width = other.network, other.depth, other.rows.shape[1]
+        approximated = other.rank < width
+        key = reference.network, reference.depth, source, approximated
+        layers, matchers, used = self.layers[source], self.matchers, matcher
+        if approximated:
+            layers, used = (layers[depth],), Approximated(matcher, other.rank)
+            linear = [each for each in self.matchers if isinstance(each, ClosedFormMatcher)]
+            ranks = [rank for rank in self.ranks or default_ranks(width) if rank < width]
+            matchers = [Approximated(each, rank) for each in linear for rank in ranks]
         if key not in self._found:
-            self._found[key] = self._grids(*key, self.matchers)
-        grid = self._found[key][matcher.label]
+            into = self.layers[reference.network][reference.depth]
+            self._found[key] = self._grids(source, layers, reference.network, into, matchers)
+        grid = self._found[key][used.label]
         if isinstance(grid, str):
             raise ValueError(grid)
-        return grid
+        return grid, used.label
 
-    def _grids(self, network: str, depth: int, source: str, matchers: Sequence[Matcher]) -> dict[str, StitchGrid | str]:
+    def _grids(
+        self, source: str, layers: Sequence[str], network: str, into: str, matchers: Sequence[Matcher]
+    ) -> dict[str, StitchGrid | str]:
         """Return by matcher a grid, one for all matchers if each is defined, or why there is none."""
         try:
             grid = stitch_grid(
-                self.adapters[source], self.adapters[network], self.train, test_data=self.test,
-                layers_a=self.layers[source], layers_b=[self.layers[network][depth]], matchers=matchers,
-                task=self.task, batch_size=self.batch_size, resamples=2, progress=False,
+                self.adapters[source], self.adapters[network], self.train, test_data=self.test, layers_a=layers,
+                layers_b=[into], matchers=matchers, task=self.task, batch_size=self.batch_size, resamples=2,
+                progress=False,
             )  # fmt: skip
         except (ValueError, DivergedError) as error:
             if len(matchers) == 1:
                 return {matchers[0].label: str(error)}
-            alone = [self._grids(network, depth, source, [matcher]) for matcher in matchers]
+            alone = [self._grids(source, layers, network, into, [matcher]) for matcher in matchers]
             return {label: found for of_matcher in alone for label, found in of_matcher.items()}
         return dict.fromkeys((matcher.label for matcher in matchers), grid)
 
@@ -236,15 +253,19 @@ class FunctionalDistance(Distance):
     matcher: Matcher
     grids: _Grids
     kind = "matcher, functional"
-    tests = ("specificity",)
+
+    @property
+    def tests(self) -> tuple[Test, ...]:  # type: ignore[override]
+        """Approximations are stitched by closed-form matchers alone."""
+        return TESTS if isinstance(self.matcher, ClosedFormMatcher) else ("specificity",)
 
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
-        grid = self.grids.into(pair.reference.network, pair.reference.depth, pair.other.network, self.matcher)
+        grid, label = self.grids.into(pair.reference, pair.other, self.matcher)
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
-        value = grid.score(*layers, "relative_accuracy", self.matcher.label).value
+        value = grid.score(*layers, "relative_accuracy", label).value
         if np.isnan(value):
-            why = grid.undefined.get(cell_name(self.matcher.label, *layers))
+            why = grid.undefined.get(cell_name(label, *layers))
             raise ValueError(why or "the target predicts no test sample correctly")
         return 1 - value
 

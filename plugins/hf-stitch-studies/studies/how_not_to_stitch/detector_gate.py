@@ -1,0 +1,200 @@
+"""Which detectors work at which layers? What figure 1 of Balogh & Jelasity (2025) needs before it can be read.
+
+Before any stitch is scored, each detector must tell apart the target's own activations with noise as large as they
+are, and those of another data set, and must not take test images for strange.
+
+    python -m how_not_to_stitch.detector_gate --data-dir DATA --networks TINY10 RESNET20 --out OUT
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+from dr_frankenstein import images, networks
+from hf_stitch_studies import Energy
+from how_not_to_stitch.experiment import NAMES, question
+
+import hf_stitch
+from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN
+
+DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
+SIDES = ("noise", "far", "train")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment: images, target networks, and the energy with the number of layers that it sees."""
+
+    train: int
+    test: int
+    targets: int
+    energy: Energy
+    layers: int
+
+
+PRESETS = {
+    "small": Preset(1500, 400, 2, Energy.preset("small", epochs=6, fine_tune_epochs=6), 3),
+    "paper": Preset(50_000, 10_000, 5, Energy(), 8),
+    "test": Preset(150, 60, 1, Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1), 1),
+}
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    parser = study.parser(__doc__, "data-dir", presets=PRESETS, required={"out"})
+    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
+    parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+    train, test = (
+        images.samples("cifar10", split, count, arguments.data_dir)
+        for split, count in (("train", preset.train), ("test", preset.test))
+    )
+    far = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
+    outliers = {
+        "Fashion-MNIST": images.samples("fashion_mnist", "train", preset.train, arguments.data_dir),
+        "superposed images": superposed(preset.train, arguments.data_dir),
+    }
+    record: dict[str, Any] = {
+        "preset": {"name": arguments.preset, **dataclasses.asdict(preset)}, "families": {},
+    }  # fmt: skip
+    for folder in arguments.networks:
+        loaded, layers = networks.read_folder(folder)
+        kind = type(next(iter(loaded.values())).model).__name__
+        names, found = list(loaded), dict[str, Any]()
+        for number in range(preset.targets):
+            a, b = names[number], names[(number + 1) % len(names)]
+            asked: dict[str, tuple[Any, Any, list[str]]] = {
+                name: (name, None, list(layers)) for name in arguments.detectors
+            }
+            if kind == "Tiny10" and not number:  # minutes for each layer
+                places = np.linspace(0, len(layers) - 1, preset.layers + 2).round().astype(int)[1:-1]
+                deep = [layers[place] for place in places]
+                asked |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
+            found[b] = {
+                name: study.kept(
+                    arguments.out / "parts" / f"{kind} {b} {name}.json",
+                    partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
+                )
+                for name, (detector, other, at) in asked.items()
+            }
+        record["families"][kind] = {"layers": list(layers), "targets": found}
+    study.leave("detector_gate", record, page, {}, arguments.out)
+
+
+def superposed(count: int, data_dir: Any) -> hf_stitch.Samples:
+    """Return images with the deviation of another image from the mean image on top, which were not fitted to."""
+    pixels = networks.normalised(images.read("cifar10", "train", 2 * count, data_dir)[0][count:])
+    return hf_stitch.Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
+
+
+def tried(
+    a: hf_stitch.Adapter, b: hf_stitch.Adapter, data: tuple[hf_stitch.Samples, ...], detector: Any, outliers: Any,
+    source: str, layers: list[str],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Return layer -> AUROCs with intervals on noise, far and training images, and why the detector fails."""
+    train, test, far = data
+    grid = hf_stitch.stitch_grid(
+        a, b, train, test_data=test, layers_a=[source], layers_b=layers, detectors=[detector], far_data=far,
+        auxiliary_data=outliers, min_auroc=0, task="image-classification", batch_size=100, resamples=2, progress=False,
+    )  # fmt: skip
+    (found,) = grid.detections.values()
+    values = {"noise": found.doses["coloured"][:, -1], **{name: found.controls[name] for name in ("far", "train")}}
+    blind = dataclasses.replace(found, min_auroc=MIN_AUROC).blind
+    return {
+        layer: {**{side: values[side][place] for side in SIDES}, "why": blind.get(layer, "")}
+        for place, layer in enumerate(layers)
+    }
+
+
+PAGE = """# Which detectors work at which layers?
+
+**What to do**: read a detector only at layers where it passes. `likelihood_ratio` and `classifier` learn from the
+stitched activations themselves; they pass because noise that large is easy to learn, and also tell apart what hardly
+differs, so read their equivalent dose, not their AUROC.
+
+{claims}
+
+Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
+nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
+
+{verdict}
+
+**Rule**, written before any stitch was scored: at a layer, a detector must tell the target's own activations from the
+same with coloured noise as large as they are (relative residual 1) with an AUROC of at least {least}, and those of
+{test} images of Fashion-MNIST from those of test images with at least {far}; and the AUROC of test images against those
+to which it was fitted must be within {own} of .5, up to chance. Else its figures are NaN there
+(`hf_stitch.stitch_grid`, `hf_stitch.audit`).
+
+{families}
+*energy* is the paper's detector, with {energy}; it was fitted with other images in the loss: Fashion-MNIST, or images
+of CIFAR-10 with another image on top. {train} images of CIFAR-10 for the detectors, {test} test images.
+
+{footer}"""
+
+
+def passing(one: dict[str, Any], name: str) -> tuple[int, int]:
+    """Return at how many layers of all targets a detector passes, and at how many it was tried."""
+    tried_ = [each for of in one["targets"].values() for each in of.get(name, {}).values()]
+    return sum(not each["why"] for each in tried_), len(tried_)
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    preset, families = record["preset"], record["families"]
+    energy = preset["energy"]
+    sentences = []
+    for kind, one in families.items():
+        names = list(next(iter(one["targets"].values())))
+        counts = (f"`{name}` {'{} of {}'.format(*passing(one, name))}" for name in names)
+        sentences.append(f"- **{NAMES[kind]}**, layers at which the detector passes: {', '.join(counts)}.")
+    options = f"--preset {preset['name']} --data-dir DATA --networks {' '.join(map(str.upper, families))} --out OUT"
+    return PAGE.format(
+        verdict="\n".join(sentences), claims=study.verdicts(claims(record)), least=MIN_AUROC, far=FAR, own=OWN,
+        train=preset["train"], test=preset["test"],
+        families="\n".join(_family(kind, one) for kind, one in families.items()),
+        energy=f"width {energy['width']}, {energy['epochs']} epochs and {energy['fine_tune_epochs']} of fine-tuning",
+        footer=study.footer("detector_gate", "how_not_to_stitch.detector_gate", options),
+    )  # fmt: skip
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row for each detector: whether it works at most layers is a question of our own."""
+    rows = []
+    targets = [of for one in record["families"].values() for of in one["targets"].values()]
+    for name in dict.fromkeys(name for of in targets for name in of):
+        counts = [(sum(not each["why"] for each in of[name].values()), len(of[name])) for of in targets if name in of]
+        asked = question(
+            "after paper 4, figure 1", f"`{name}` works at most layers", "–",
+            "it passes the gate at half of the layers of each target, or more",
+        )  # fmt: skip
+        ours = f"passes at {sum(good for good, _ in counts)} of {sum(of for _, of in counts)} layers"
+        rows.append(
+            asked.row(
+                ours,
+                f"{len(counts)} target network{'s'[: len(counts) != 1]}",
+                [2 * g >= of for g, of in counts],
+                len(counts),
+            )
+        )
+    return rows
+
+
+def _family(kind: str, one: dict[str, Any]) -> str:
+    lines = [
+        [
+            target, name, side, *(f"{of[layer][side][0]:.2f}" if layer in of else "" for layer in one["layers"]),
+            sum(not each["why"] for each in of.values()) if side == SIDES[0] else "",
+        ]
+        for target, detectors in one["targets"].items() for name, of in detectors.items() for side in SIDES
+    ]  # fmt: skip
+    head = ["target", "detector", "AUROC on", *one["layers"], "passes"]
+    return f"## {NAMES[kind]}\n\n{study.markdown(head, lines)}\n"
+
+
+if __name__ == "__main__":
+    main()
