@@ -107,7 +107,8 @@ class StitchingLayer(nn.Module):
         ):
             raise ValueError(f"the stitching layer needs a representation of spec {self.source}, got {got}")
         mask, grid = representation.mask, representation.grid
-        mapped: Tensor = super().__call__(representation.values, mask, grid, representation.padding_unknown)
+        beside = {"mask": mask, "grid": grid, "padding_unknown": representation.padding_unknown}
+        mapped: Tensor = super().__call__(representation.values, **beside)
         if spec.layout != "bnd":
             return Representation(mapped, spec.layout)
         mask = None if mask is None else mask.to(mapped.device)
@@ -125,7 +126,7 @@ class StitchingLayer(nn.Module):
         )
 
     def forward(
-        self, values: Tensor, mask: Tensor | None, grid: tuple[int, int] | None, padding_unknown: bool
+        self, values: Tensor, *, mask: Tensor | None, grid: tuple[int, int] | None, padding_unknown: bool
     ) -> Tensor:
         """Map the values of a representation, which hooks of this module see.
 

@@ -507,16 +507,23 @@ def test_a_module_whose_error_the_model_catches_is_ignored() -> None:
 
 
 def test_a_module_that_gives_its_caller_more_than_hooks_see_is_no_cut_and_stays() -> None:
-    """As halves and stitches do (chains); a graph of torch.fx has a call of its own, too, which changes nothing."""
+    """As halves and stitches do (chains). Calls of torch and transformers give what hooks see."""
 
     class Named(nn.Linear):
         def __call__(self, x: Tensor) -> dict[str, Tensor]:
             return {"values": super().__call__(x)}
 
+    class Layer(Block):  # as the layers of networks in transformers before 5.24
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    Layer.__call__.__module__ = "transformers.modeling_layers"
+    blocks = [torch.fx.symbolic_trace(Block()), torch.compile(Block(), backend="eager"), Layer()]
+
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.blocks = Named(4, 8), nn.Sequential(*(torch.fx.symbolic_trace(Block()) for _ in range(3)))
+            self.stem, self.blocks = Named(4, 8), nn.Sequential(*blocks)
 
         def forward(self, x: Tensor) -> Tensor:
             found: Tensor = self.blocks(self.stem(x)["values"])
@@ -526,6 +533,7 @@ def test_a_module_that_gives_its_caller_more_than_hooks_see_is_no_cut_and_stays(
     adapter = hf_stitch.load(network, example_inputs=x)
     assert adapter.layers == ("blocks.0", "blocks.1", "blocks.2")
     assert "stem" not in adapter.cut("blocks.1")[1].stubs
+    assert {"blocks.0", "blocks.1"} <= adapter.cut("blocks.2")[1].stubs.keys()
     assert adapter.cut("blocks.1")[1].kind == "stubs"
     assert torch.equal(adapter.decode(adapter.encode(x, "blocks.1")["blocks.1"], "blocks.1"), network(x))
 
@@ -541,3 +549,13 @@ def test_copies_of_halves_run_apart_and_copies_of_their_parts_serve_them() -> No
         assert slots == {id(twin._slot)} != {id(half._slot)}
         half.model[1] = copy.deepcopy(half.model[1])
     assert torch.equal(back(front(input=x)), expected)
+
+
+def test_copies_of_halves_with_hooks_of_accelerate_run() -> None:
+    """Its hooks keep the forward of a module, which must become that of the copy."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block(), Block()), nn.Linear(8, 2)).eval()
+    adapter, x = hf_stitch.load(network, example_inputs=torch.randn(2, 4)), torch.randn(3, 4)
+    front, back = adapter.front("1.1"), adapter.back("1.1")
+    for module in (*front.modules(), *back.modules()):
+        add_hook_to_module(module, ModelHook())
+    assert torch.equal(copy.deepcopy(back)(copy.deepcopy(front)(input=x)), network(x))

@@ -94,7 +94,7 @@ def test_scores_that_are_not_finite_are_recorded_as_undefined() -> None:
     doses = {f"coloured.{number}.knn": scores["own"] + 10 * number for number in range(5)}
     stitched = {("m", "a", "bn1"): {"knn": scores["own"] * np.nan}, ("n", "a", "bn1"): {"knn": scores["far"]}}
     own_scores = {"bn1": {"knn": scores["own"]}}
-    found = Evidence(watch, "knn", False, range(20), own_scores, {"bn1": doses}, stitched).detect(["a"], 0.8)
+    found = Evidence(watch, "knn", False, range(20), own_scores, {"bn1": doses}, stitched).detect(["a"], 0)
     assert set(found.undefined) == {"m: a -> bn1", "bn1, control train"}
     assert "20 of 20 scores are NaN" in found.undefined["m: a -> bn1"]
     assert all(np.isnan(values).all() for values in found.figures["m"].values())
@@ -425,8 +425,9 @@ def test_histograms_count_all_scores_in_the_same_bins() -> None:
         (np.nan, 0.9, (0.5, 0.5, 0.5), 0.8, "could not be tried on noise as large as the activations"),
         (0.8, 0.89, (0.5, 0.5, 0.5), 0.8, "tells far samples apart with an AUROC of 0.890 only"),
         (0.8, 0.1, (0.5, 0.5, 0.5), 0.8, "tells far samples apart with an AUROC of 0.100 only"),
-        (0.8, 0.9, (0.6, 0.56, 0.64), 0.8, "takes test samples for strange (AUROC 0.60"),
-        (0.8, 0.9, (0.4, 0.36, 0.44), 0.8, "takes test samples for strange (AUROC 0.40"),
+        (0.8, 0.9, (0.6, 0.56, 0.64), 0.8, "tells test samples from those to which it was fitted (AUROC 0.60"),
+        (0.8, 0.9, (0.4, 0.36, 0.44), 0.8, "tells test samples from those to which it was fitted (AUROC 0.40"),
+        (0.8, 0.9, (np.nan,) * 3, 0.8, "could not be tried on the samples to which it was fitted"),
         (0.8, 0.9, (0.6, 0.54, 0.66), 0.8, ""),  # so few samples that it may be chance
         (0.1, 0.1, (0.9, 0.9, 0.9), 0.0, ""),
     ],
@@ -437,7 +438,15 @@ def test_a_detector_must_work_before_it_judges(
     controls = {"far": np.array([[far] * 3]), "train": np.array([train])}
     doses = {"coloured": np.array([[[0.5] * 3] * 4 + [[noise] * 3]])}
     found = Detection("knn", ("bn1",), True, {}, doses, controls, min_auroc=min_auroc)
-    assert [text.split(" (at least")[0].split(" against")[0] for text in found.blind.values()] == [why] * bool(why)
+    assert [text.split(" (at least")[0].strip(")") for text in found.blind.values()] == [why] * bool(why)
+
+
+@pytest.mark.parametrize(("min_auroc", "blind"), [(0.8, {"bn1": "is undefined: too few positions"}), (0.0, {})])
+def test_a_detector_that_cannot_be_tried_on_noise_is_blind_unless_all_count(
+    min_auroc: float, blind: dict[str, str]
+) -> None:
+    doses, why = {"coloured": np.full((1, 5, 3), np.nan)}, {"bn1 with coloured noise 1": "too few positions"}
+    assert Detection("knn", ("bn1",), True, {}, doses, {}, why, min_auroc=min_auroc).blind == blind
 
 
 def test_where_a_detector_fails_its_figures_are_nan() -> None:

@@ -94,6 +94,8 @@ class Front(nn.Module):
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
         try:
             return self._represent(values, inputs)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             raise HalfError(self, error) from error
 
@@ -177,14 +179,14 @@ class Back(nn.Module):
         _check_size(representation.context, self.interface, self.cut)
         representation = in_context(self.cut.accept(representation, self.interface), self.interface)
         context, size = self.plan.context(representation, self.interface), size_of(representation, self.interface)
-        return super().__call__(self.cut.restore(representation.values), size, **{**context, **options})
+        return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 
-    def forward(self, values: Tensor, size: tuple[int, int], /, **inputs: Any) -> Any:
+    def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
         """Compute the output from the values at the cut, which hooks of this module see.
 
         Args:
             values: The values, with the axes in the order of the network.
-            size: Batch size and number of tokens.
+            _size: Batch size and number of tokens.
             **inputs: The context as arguments of the network, and further arguments, for example a cache.
 
         Returns:
@@ -193,7 +195,7 @@ class Back(nn.Module):
         Raises:
             HalfError: If the network cannot run on the representation.
         """
-        fill(self._slot, values, size)
+        fill(self._slot, values, _size)
         try:
             return self.model(**{**self.interface.options, **inputs})
         except torch.OutOfMemoryError:

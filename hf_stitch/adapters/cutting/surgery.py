@@ -203,7 +203,7 @@ class _StandIn(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the module; if it is copied without its half (PEFT: ``modules_to_save``), it still serves that half."""
-        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied = type(self).__new__(type(self))  # first: hooks of accelerate refer to the module
         memo.setdefault(id(self._slot), self._slot)  # the slot of a half is copied before its modules
         copied.__dict__.update(copy.deepcopy(vars(self), memo))
         return copied

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
-from torch.fx import GraphModule
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.discovery.operations import Arrangement, Operations
@@ -235,7 +234,7 @@ class _Watch:
         given = {id(leaf): path for path, leaf in arguments.items()}
         call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
         # A class with a call of its own (Front) may give its caller something else, which nothing stands in for.
-        opaque = type(module).__call__ is not nn.Module.__call__ and not isinstance(module, GraphModule)
+        opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers."))
         call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, given)))
         return replaced
 

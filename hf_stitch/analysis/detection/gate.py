@@ -19,7 +19,8 @@ def failed(controls: dict[str, NDArray[np.float64]], min_auroc: float) -> str:
     """Return why a detector is no evidence at a layer; empty if it is.
 
     ``controls`` are AUROCs with their intervals, ``(3,)``, as far as measured: ``noise``, ``far`` and ``train``.
-    The last fails only if its whole interval lies outside, so that few samples do not fail by chance.
+    One that is NaN fails. The last fails only if its whole interval lies outside, so that few samples do not fail by
+    chance.
     """
     if not min_auroc:
         return ""
@@ -31,6 +32,8 @@ def failed(controls: dict[str, NDArray[np.float64]], min_auroc: float) -> str:
                 return f"could not be tried on {what}"
             return f"tells {what} apart with an AUROC of {value:.3f} only (at least {least:g} is needed)"
     value, low, high = controls.get("train", (0.5, 0.5, 0.5))
+    if np.isnan(value):
+        return "could not be tried on the samples to which it was fitted"
     if low > 0.5 + OWN or high < 0.5 - OWN:
-        return f"takes test samples for strange (AUROC {value:.2f} against the samples to which it was fitted)"
+        return f"tells test samples from those to which it was fitted (AUROC {value:.2f})"
     return ""

@@ -84,8 +84,8 @@ class Detection(Result):
             layer: failed({name: values[place] for name, values in shown.items()}, self.min_auroc)
             for place, layer in enumerate(self.layers)
         }
-        for layer in reasons:
-            if (why := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
+        for layer, failure in reasons.items():
+            if failure and (why := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
                 reasons[layer] = f"is undefined: {why}"
         return {layer: why for layer, why in reasons.items() if why}
 

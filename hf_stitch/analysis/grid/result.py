@@ -329,8 +329,7 @@ class StitchGrid(Result):
         """Plot figures of all pairs of layers as heat maps side by side, with a frame around the best of each row.
 
         An infinite dose has the colour of the largest dose that was measured. In figures of a detector, layers where it
-        does not tell far samples apart are marked as blind, and stitches that are accurate but strange
-        (:meth:`is_strange`) have a star.
+        is no evidence are marked as blind, and stitches that are accurate but strange (:meth:`is_strange`) have a star.
 
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
@@ -429,8 +428,8 @@ class StitchGrid(Result):
         value = self.score(layer_a, layer_b, f"auroc({label})", name)  # which names what the grid does not have
         if np.isnan(value.value):
             raise ValueError(
-                f"{label} has no scores of {cell_name(name, layer_a, layer_b)}; .undefined of the grid, or of its "
-                "detection, has the reason"
+                f"{label} has no scores of {cell_name(name, layer_a, layer_b)}; .undefined of the grid, or .blind or "
+                ".undefined of its detection, has the reason"
             )
         place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
         found = {part: values[place] for part, values in self.detections[label].histograms[name].items()}

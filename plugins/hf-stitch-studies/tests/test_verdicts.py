@@ -53,6 +53,54 @@ def test_one_pair_of_networks_decides_nothing() -> None:
     assert rows[-2:] == ["2 pairs: too few to decide", "undecided"]
 
 
+@pytest.mark.parametrize(("beyond", "verdict"), [
+    ([(-0.2, 0.1), (-0.1, 0.05)], "refuted"), ([(0.02, 0.05), (-0.1, 0.05)], "undecided"),
+    ([(0.2, 0.1), (-0.1, 0.05)], "confirmed"), ([(0.02, 0.05), (0.1, 0.05)], "confirmed"),
+])  # fmt: skip
+def test_a_measure_that_may_beat_the_baselines_is_not_refuted(beyond: list[tuple[float, float]], verdict: str) -> None:
+    bench = importlib.import_module("how_not_to_stitch.bench")
+    tau = score(0.5)
+    scores = {
+        name: {"tau": tau, "beyond": {"rank only": score(*each), "depth only": score(float("nan"))}}
+        for name, each in zip("ab", beyond, strict=True)
+    } | {name: {"tau": tau, "beyond": {}} for name in ("rank only", "depth only", bench.RELIABILITY)}
+    row = bench._baselines("sensitivity", bench.BASELINES["sensitivity"], scores, "10 networks", 10)
+    assert row["verdict"].removeprefix("stand-in ") == verdict
+
+
+def strange(passes: bool) -> dict[str, Any]:
+    """A run with eight layers, at which the energy calls everything strange, and passes its tests or does not."""
+    controls = {"far": [[float(passes)] * 3] * 8, "train": [[0.5] * 3] * 8}
+    of = {"relative_accuracy": [[1.0] * 8] * 8, "energy": {"auroc": [[1.0] * 8] * 8}}
+    return {
+        "matchers": {"task loss, 2 steps": of}, "controls": {"energy": controls},
+        "doses": {"energy": {"coloured": [[0.9] * 5] * 8}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("itself", "pairs", "verdict"), [
+    (False, [True, True], "stand-in confirmed"), (True, [True, True], "stand-in confirmed"),
+    (True, [True], "undecided"), (True, [True, False], "undecided"), (False, [False, False], "undecided"),
+])  # fmt: skip
+def test_one_pair_in_which_the_energy_passes_decides_nothing(itself: bool, pairs: list[bool], verdict: str) -> None:
+    module = importlib.import_module("how_not_to_stitch.strange_activations")
+    between = {f"{i}a -> {i}b": strange(each) for i, each in enumerate(pairs)}
+    runs = module._Runs({"0a -> 0a": strange(itself)}, between, "task loss, 2 steps", 8)
+    assert module._strangeness(module.STRANGENESS[0], runs)["verdict"] == verdict
+
+
+def test_cells_without_a_detector_are_no_evidence() -> None:
+    cause = importlib.import_module("how_not_to_stitch.cause")
+    detectors = {name: [["nan", 0.5]] for name in cause.DETECTORS}
+    one = {
+        "matchers": {name: {"relative_accuracy": [[1.0, 1.0]], **detectors} for name in (cause.DIRECT, "residual 1")},
+        "far": {name: [0.0, 1.0] for name in cause.DETECTORS},
+    }
+    cells = cause._Cells(one)
+    assert cells.judged.tolist() == [False, True]
+    assert cells.kept().tolist() == [[False, True]]
+
+
 def test_intervals_decide_only_where_they_exclude_the_bound() -> None:
     assert [study.above(score(0.9), bound) for bound in (0.88, 0.9, 0.92)] == [True, None, False]
     assert [study.below(score(0.9), bound) for bound in (0.88, 0.9, 0.92)] == [False, None, True]

@@ -208,10 +208,10 @@ def _apart(preset: Mapping[str, Any]) -> NDArray[np.bool_]:
 
 
 def _only(record: Mapping[str, Any]) -> tuple[dict[str, "_Cells"], dict[str, NDArray[np.bool_]]]:
-    """Return the figures of each pair, and the distant cells in which only task loss is accurate."""
+    """Return the figures of each pair, and the distant cells, with a detector, in which only task loss is accurate."""
     found, apart = {key: _Cells(one) for key, one in record["pairs"].items()}, _apart(record["preset"])
     return found, {
-        key: apart & (of.accuracy("task loss") >= ACCURATE) & (of.accuracy(DIRECT) < ACCURATE)
+        key: apart & of.judged & (of.accuracy("task loss") >= ACCURATE) & (of.accuracy(DIRECT) < ACCURATE)
         for key, of in found.items()
     }
 
@@ -229,6 +229,7 @@ class _Cells:
         self._usable = {
             d: (read_array(one["far"][d]) > 0.5) & (passes(one, d) if self.tested else True) for d in DETECTORS
         }
+        self.judged = np.any([*self._usable.values()], 0)  # layers of the target with a detector
         self.penalised = [name for name in self._matchers if name.split()[0] in PENALTIES.values()]
 
     def accuracy(self, matcher: str) -> Array:
@@ -246,7 +247,7 @@ class _Cells:
         """Cells in which a matcher is no stranger than least squares."""
         more = [self.auroc(matcher, d) - self.auroc(DIRECT, d) for d in DETECTORS]
         found: NDArray[np.bool_] = np.nan_to_num(np.stack(more), nan=-1.0).max(0) <= MARGIN
-        return found
+        return found & np.isfinite(more).any(0)
 
     def kept(self) -> NDArray[np.bool_]:
         """Cells with a penalised stitch that is accurate and no stranger than least squares."""

@@ -45,7 +45,7 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
+    parser = study.parser(__doc__, "data-dir", presets=PRESETS, required={"out"})
     parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     arguments = parser.parse_args()

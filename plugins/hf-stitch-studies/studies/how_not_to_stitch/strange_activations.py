@@ -517,10 +517,10 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
 
 
 def _strangeness(asked: Strangeness, runs: _Runs) -> dict[str, str]:
-    chosen = [*(runs.within.values() if asked.within else ()), *(runs.between.values() if asked.between else ())]
+    chosen = {**(runs.within if asked.within else {}), **(runs.between if asked.between else {})}
     matcher = runs.trained if asked.matcher == "task loss" else asked.matcher
-    strange, passed, total = [], 0, 0
-    for one in chosen:
+    strange, passed, total, units = [], 0, 0, 0
+    for key, one in chosen.items():
         if "energy" not in one["controls"]:
             continue
         good = passes(one, "energy")
@@ -531,9 +531,11 @@ def _strangeness(asked: Strangeness, runs: _Runs) -> dict[str, str]:
         i, j = np.indices(accuracy.shape)
         where = asked.where(accuracy, i, j) & good[None] & np.isfinite(auroc)
         strange.append(auroc[where] >= STRANGE)
+        units += bool(where.any()) and (key in runs.between or not asked.between)
         passed, total = passed + int(good.sum()), total + len(good)
     share = _share(np.concatenate([*strange, np.empty(0, bool)]))
     part = study.above(share, MOST) if asked.strange else study.below(share, FEW)
+    part = part if units > 1 else None  # a network into itself is in a pair, too, and a detector that fails sees none
     n = _counted(runs.within if asked.within else (), runs.between if asked.between else ())
     return asked.claim.row(_gated(share["value"], passed, total), n, [part], len(chosen))
 
@@ -550,7 +552,8 @@ def _separated(runs: _Runs) -> dict[str, str]:
             passed, total = passed + good, total + 1
             areas += [overlap(cell) for name, cell in one["histograms"]["energy"].items() if "task" in name and good]
     ours = _gated(max(areas, default=float("nan")), passed, total)
-    return SEPARATION.row(ours, _counted((), runs.between), [area <= 0.05 for area in areas], len(runs.between))
+    parts = [area <= 0.05 for area in areas] if passed > 1 else []
+    return SEPARATION.row(ours, _counted((), runs.between), parts, len(runs.between))
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
