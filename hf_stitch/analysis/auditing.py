@@ -223,5 +223,5 @@ def _silent(found: Detection) -> str:
     for why in found.blind.values():
         return why
     if np.isnan(_score(found, "dose").value):
-        return next((f"is undefined: {why}" for why in found.undefined.values()), "is undefined")
+        return next((f"is undefined: {why}" for what, why in found.undefined.items() if " -> " in what), "is undefined")
     return ""

@@ -26,11 +26,7 @@ def section(grid: StitchGrid) -> Section:
     notes = [f"Undefined: {stitch}: {why}." for stitch, why in list(grid.undefined.items())[:5]]
     if len(grid.undefined) > len(notes):
         notes.append(f"{len(grid.undefined) - len(notes)} more stitches are undefined; the data name them.")
-    notes += [
-        f"{label} is no evidence at {layer}: it {why}."
-        for label, found in grid.detections.items()
-        for layer, why in found.blind.items()
-    ]
+    notes += [f"{found.caution}." for found in grid.detections.values() if found.caution]
     if grid.detections:
         notes.append(
             "Stitches that a detector tells apart by smaller scores than the target's own are not counted as out of "

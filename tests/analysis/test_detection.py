@@ -470,7 +470,10 @@ def test_where_a_detector_fails_its_figures_are_nan() -> None:
 def test_layers_where_a_detector_is_blind_are_marked() -> None:
     far = np.array([[0.5, 0.4, 0.6], [0.9, 0.8, 1.0]])
     found = Detection("knn", ("b0", "b1"), True, {}, {"coloured": np.ones((2, 5, 3))}, {"far": far})
-    assert [*found.blind] == ["b0"]
+    assert [*found.blind] == ["b0"] and found.caution.startswith("knn is no evidence at b0: it tells far samples")
+    both = Detection("knn", ("b0", "b1"), True, {}, {"coloured": np.zeros((2, 5, 3))}, {})
+    assert both.caution.startswith("knn is no evidence at b0, b1: at b0, it tells noise as large as")
+    assert not Detection("knn", ("b0",), True, {}, {"coloured": np.ones((1, 5, 3))}, {}).caution
     table = found.to_pandas()
     assert set(table["layer"][table["blind"]]) == {"b0"} and set(table["layer"][~table["blind"]]) == {"b1"}
     scores = {"m": {"agreement": np.full((1, 2, 3), 0.5), "auroc(knn)": np.full((1, 2, 3), 0.7)}}

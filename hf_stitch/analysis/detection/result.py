@@ -89,6 +89,14 @@ class Detection(Result):
                 reasons[layer] = f"is undefined: {why}"
         return {layer: why for layer, why in reasons.items() if why}
 
+    @property
+    def caution(self) -> str:
+        """Where the detector is no evidence, with the reason at the first of these layers; empty if there is none."""
+        blind = self.blind
+        first = next(iter(blind.items()), ("", ""))
+        reason = "it {1}" if len(blind) == 1 else "at {0}, it {1}"
+        return f"{self.detector} is no evidence at {', '.join(blind)}: {reason.format(*first)}" if blind else ""
+
     def of(self, matcher: str, layer: str, name: str) -> Detection:
         """Return what the detector finds of one matcher at one layer.
 
@@ -172,6 +180,5 @@ class Detection(Result):
             controls = (str(Score(*map(float, values[place]))) for values in self.controls.values())
             noise = (f"{value:.3f}" for value in self.doses["coloured"][place, :, 0])
             table.add_row(Text(layer), *map(Text, controls), *noise)
-        if blind := self.blind:
-            table.caption = "; ".join(f"no evidence at {layer}: it {why}" for layer, why in blind.items())
+        table.caption = self.caution or None
         return table

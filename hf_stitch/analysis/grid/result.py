@@ -456,8 +456,7 @@ class StitchGrid(Result):
         caption += self.cautions
         if self.detections and not all("far" in found.controls for found in self.detections.values()):
             caption.append("without far_data, it is unknown whether the detectors tell any samples apart")
-        for label, found in self.detections.items():
-            caption += [f"{label} is no evidence at {layer}: it {why}" for layer, why in found.blind.items()]
+        caption += [found.caution for found in self.detections.values() if found.caution]
         for label, found in self.detections.items():
             for what, why in list(found.undefined.items())[:1]:
                 caption.append(f"{label} is undefined for {len(found.undefined)} figures, as {what}: {why}")

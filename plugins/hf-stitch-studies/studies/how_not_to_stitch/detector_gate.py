@@ -77,7 +77,7 @@ def main() -> None:
                 asked |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
             found[b] = {
                 name: study.kept(
-                    arguments.out / "parts" / f"{kind} {b} {name}.json",
+                    arguments.out / "parts" / f"{arguments.preset} {kind} {b} {name}.json",
                     partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
                 )
                 for name, (detector, other, at) in asked.items()
