@@ -61,8 +61,8 @@ def heatmap(
         The figure; its size depends on the number of cells.
 
     Raises:
-        ValueError: If the values are not a matrix, contain infinity or only NaN, or do not match the labels or marks;
-            or if ``low`` is not less than ``high``.
+        ValueError: If the values are not a matrix, contain infinity, or do not match the labels or marks; or if
+            ``low`` is not less than ``high``.
 
     Example:
         >>> figure = heatmap([[0.9, float("nan")], [0.2, 0.7]], ["a", "b"], ["c", "d"], label="CKA")
@@ -78,6 +78,8 @@ def heatmap(
     if low is not None and high is not None and low >= high:
         raise ValueError(f"low must be less than high, got {low} and {high}")
 
+    if np.isnan(matrix).all():  # a colour bar without colours has no ends
+        low, high = (0, 1) if low is None or high is None else (low, high)
     figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained") if part is None else part
     axes = figure.add_subplot()
     colours = colormaps[COLOURS].with_extremes(bad=UNDEFINED)
@@ -147,8 +149,8 @@ def _checked(values: ArrayLike, row_labels: Sequence[str], column_labels: Sequen
     labels = (len(row_labels), len(column_labels))
     if matrix.ndim != 2 or matrix.shape != labels or not matrix.size:
         raise ValueError(f"values must have a row and a column for each label, {labels}, got the shape {matrix.shape}")
-    if np.isinf(matrix).any() or np.isnan(matrix).all():
-        raise ValueError("values must be finite, or NaN where undefined; got infinities, or NaN only")
+    if np.isinf(matrix).any():
+        raise ValueError("values must be finite, or NaN where undefined; got infinities")
     return matrix
 
 

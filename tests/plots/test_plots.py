@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -69,7 +70,6 @@ def test_heatmap_of_many_columns_has_no_numbers() -> None:
         ([[1.0, 2.0]], {}, r"a row and a column for each label, \(1, 1\), got the shape \(1, 2\)"),
         ([1.0], {}, "got the shape"),
         ([[np.inf]], {}, "infinities"),
-        ([[np.nan]], {}, "NaN only"),
         ([[1.0]], {"marked": [True]}, "marked must have the shape"),
         ([[1.0]], {"low": 1.0, "high": 1.0}, "low must be less than high"),
     ],
@@ -169,3 +169,9 @@ def test_heatmaps_of_an_atlas_name_networks_and_have_the_scale_of_the_metric() -
     assert atlas.plot("procrustes", scale="fixed").axes[0].images[0].get_clim() == (0, 2**0.5)
     with pytest.raises(ValueError, match="scale must be 'data' or 'fixed', got 'log'"):
         atlas.plot(scale="log")  # type: ignore[arg-type]
+
+
+def test_a_map_without_any_value_is_drawn_with_empty_cells() -> None:
+    figure = heatmap([[np.nan, np.nan]], ["a"], ["c", "d"])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["–", "–"]
+    figure.savefig(io.BytesIO())

@@ -65,7 +65,7 @@ def detection(dose: float = 0.4) -> Detection:
 
     figures = {"lstsq": {"auroc": cells(0.9), "dose": cells(dose), "one_sided": cells(0.9)}}
     controls = {"halves": np.full((2, 3), 0.5), "far": np.full((2, 3), 0.9)}
-    return Detection("knn", ("b0", "b1"), False, figures, {"coloured": np.full((2, len(DOSES), 3), 0.6)}, controls)
+    return Detection("knn", ("b0", "b1"), False, figures, {"coloured": np.full((2, len(DOSES), 3), 0.8)}, controls)
 
 
 def grid_of(name: str = "b", hashes: tuple[str, str] = ("x", "y")) -> StitchGrid:
@@ -97,7 +97,7 @@ def audit_of() -> Audit:
     scores = {who: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for who, value in rows.items()}
     figures = {"stitched": {"auroc": np.full((1, 1, 3), 0.6), "dose": np.array([[[0.02, 0.0, 0.04]]])}}
     figures["stitched"]["one_sided"] = figures["stitched"]["auroc"]
-    doses = {"coloured": np.full((1, len(DOSES), 3), 0.55)}
+    doses = {"coloured": np.full((1, len(DOSES), 3), 0.85)}
     found = Detection("knn", ("b0",), False, figures, doses, {"far": np.full((1, 3), 0.9)})
     scored = Evaluation("image-classification", 100, "sha256:0", scores)
     return Audit(scored, 0.8, 0.1, "none", {"body": 0.2}, {"body": {"knn": found}}, "sha256:1", 0)
