@@ -140,8 +140,8 @@ class Approximated(ClosedFormMatcher):
             projection @ moments.sxy,
         )  # fmt: skip
         fitted = self.matcher.fit(found, torch.float64)
-        if not isinstance(fitted, LinearStitch):
-            raise ValueError(f"{self.matcher.label} is no linear map, so it is not fitted to approximations")
+        if not isinstance(fitted, LinearStitch) or fitted.bias is None:
+            raise ValueError(f"{self.matcher.label} is no affine map, so it is not fitted to approximations")
         weight = fitted.weight.detach()
         bias = fitted.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
         return LinearStitch.of(weight=(weight @ projection).to(dtype), bias=bias.to(dtype))
