@@ -27,9 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         columns = {"img": images, "label": [i % 10 for i in range(n)]}
         datasets.Dataset.from_dict(columns, features).to_parquet(made / "cifar10" / f"{split}.parquet")
     (made / "fashion_mnist").mkdir()
-    grey = {"image": list(random.integers(0, 256, (60, 28, 28), dtype=np.uint8)), "label": [i % 10 for i in range(60)]}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
-    datasets.Dataset.from_dict(grey, features).to_parquet(made / "fashion_mnist" / "test.parquet")
+    for split, drawn in (("test", random), ("train", np.random.default_rng(1))):
+        images = list(drawn.integers(0, 256, (60, 28, 28), dtype=np.uint8))
+        grey = {"image": images, "label": [i % 10 for i in range(60)]}
+        datasets.Dataset.from_dict(grey, features).to_parquet(made / "fashion_mnist" / f"{split}.parquet")
     words = ["who", "what", "where", "when", "how", "river", "king", "year", "city", "many"]
     (made / "trec").mkdir()
     names = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]

@@ -39,7 +39,7 @@ class Preset:
 PRESETS = {
     "small": Preset(1500, 400, 2, Energy.preset("small", epochs=6, fine_tune_epochs=6), 3),
     "paper": Preset(50_000, 10_000, 5, Energy(), 8),
-    "test": Preset(150, 60, 1, Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1), 1),
+    "test": Preset(75, 60, 1, Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1), 1),
 }
 
 
