@@ -44,18 +44,13 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class Study:
-    """A study, whose script writes a record and a page.
+    """A study, whose script writes a record and a page."""
 
-    Attributes:
-        script: Module of the script.
-        options: Arguments of the script besides ``--preset`` and ``--out``. ``{data}``, ``{published}``, ``{networks}``
-            and ``{cache}`` stand for folders. ``None`` if it is run by hand: its page says how.
-        named: Name of the record and of the page, if it is not that of the script.
-    """
-
-    script: str
+    script: str  # module of the script
+    # arguments of the script besides ``--preset`` and ``--out``. ``{data}``, ``{published}``, ``{networks}`` and
+    # ``{cache}`` stand for folders. ``None`` if it is run by hand: its page says how
     options: tuple[str, ...] | None = None
-    named: str = ""
+    named: str = ""  # name of the record and of the page, if it is not that of the script
 
     @property
     def name(self) -> str:
@@ -150,11 +145,7 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def chosen(names: Sequence[str]) -> list[Study]:
-    """Return the studies of some names, or all that need no hand.
-
-    Raises:
-        SystemExit: If there is no such study.
-    """
+    """Return the studies of some names, or all that need no hand."""
     known = {study.name: study for study in STUDIES if study.options is not None}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"there is no study {unknown[0]!r} to run; there are {', '.join(known)}")
@@ -162,11 +153,7 @@ def chosen(names: Sequence[str]) -> list[Study]:
 
 
 def run(study: Study, shared: argparse.Namespace) -> str:
-    """Run a study in a process of its own, which goes on if this one ends.
-
-    Returns:
-        What happened: ``done before``, ``runs elsewhere``, ``failed`` or ``done``.
-    """
+    """Run a study in a process of its own, which goes on if this one ends."""
     if study.times(shared.out, shared.preset) is not None:
         return "done before"
     folder = shared.out / study.name
@@ -185,11 +172,7 @@ def run(study: Study, shared: argparse.Namespace) -> str:
 
 
 def run_here(study: Study, shared: argparse.Namespace) -> None:
-    """Run a study in this process and write its time, unless it runs in another process.
-
-    Raises:
-        SystemExit: If it runs in another process.
-    """
+    """Run a study in this process and write its time, unless it runs in another process."""
     out = shared.out.resolve()
     lock = FileLock(out / study.name / ".lock")
     try:

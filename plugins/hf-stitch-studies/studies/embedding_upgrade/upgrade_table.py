@@ -323,17 +323,11 @@ def interval(values: Hits, seed: int = 0) -> list[float]:
     return [round(float(each), 4) for each in (values.mean(), *np.percentile(drawn, (2.5, 97.5)))]
 
 
-def considered(held: dict[str, dict[str, float]], count: int) -> list[str]:
-    """Return what ``auto`` chooses among."""
-    if count >= FEW:
-        return list(held)
-    return [key for key in held if key == "old model" or key.split(",")[0] in ("identity", "ridge_to_identity")]
-
-
 def choices(held: dict[str, dict[str, float]], count: int) -> dict[str, str]:
     """Return what is chosen by each rule."""
     maps = [key for key in held if "r2" in held[key]]
-    kept = considered(held, count)
+    safe = ("old model", "identity", "ridge_to_identity")
+    kept = [key for key in held if count >= FEW or key.split(",")[0] in safe]
     return {
         "auto": max(kept, key=lambda key: held[key]["retrieval"]),
         "held-out retrieval": max(held, key=lambda key: held[key]["retrieval"]),

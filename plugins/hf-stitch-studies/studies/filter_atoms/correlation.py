@@ -9,6 +9,7 @@ similarities of weights are correlated with those of activations, with a bootstr
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +31,7 @@ from filter_atoms.pairwise import (
     upper,
 )
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
-from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, WeightCosine
+from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, PatchCovariance, WeightCosine, set_gauge
 from matplotlib.figure import Figure
 from study import parser, table
 from torch import nn
@@ -91,7 +92,8 @@ def main() -> None:
     for name, arm in ARMS.items():
         starts = 1 if arguments.preset == "test" else arm.starts
         groups = [compared(arm, number, sizes, data, arguments) for number in range(starts)]
-        arms[name] = {"groups": [group.record() for group in groups], **statistics(groups, resamples)}
+        found = statistics([group.pop("similarities") for group in groups], resamples)
+        arms[name] = {"groups": groups, **found}
     record = {
         "preset": arguments.preset, "sizes": sizes, "recipe": str(sizes.recipe), "resamples": resamples,
         "origin": task_networks.origin(arguments, sizes), "arms": arms,
@@ -102,28 +104,8 @@ def main() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Group:
-    """Networks of one start."""
-
-    similarities: Mapping[str, Array]  # name -> matrix ``(networks, networks)``, averaged over layers
-    # accuracy of each network on its task, of the start with a new head (``None`` where it is not trained), and S_Atom
-    # of each network and the start
-    accuracies: Mapping[str, Sequence[float] | None]
-    truncation: float  # relative error of the weights of the worst layer of the atomic start
-    ratio: Array  # S_CCA / S_Atom of all pairs and layers
-
-    def record(self) -> dict[str, Any]:
-        """Return what the page needs."""
-        pairs = {name: upper(matrix) for name, matrix in self.similarities.items()}
-        return {
-            "pairs": pairs, **self.accuracies, "truncation": self.truncation,
-            "ratio": np.percentile(self.ratio, [5, 50, 95]),
-        }  # fmt: skip
-
-
-def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: argparse.Namespace) -> Group:
-    """Train the networks of one start and compare all pairs."""
+def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and what the page needs."""
     draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
     tasks = draw(sizes.tasks, number)
     common, truncation = task_networks.atomic(task_networks.start(arguments, sizes, number), arm.atoms)
@@ -136,12 +118,14 @@ def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: arg
     found[ATOM] = np.mean(atoms, axis=0)
     orthonormal, first = list(GAUGES)[1:]
     found[orthonormal] = np.mean(task_networks.by_weights(models, FilterAtoms(gauge="orthonormal")), axis=0)
-    in_first = task_networks.in_gauge(models, models[0])
+    in_first = copy.deepcopy(models)
+    set_gauge(in_first, models[0])
     found[first] = np.mean(task_networks.by_weights(in_first, FilterAtoms()), axis=0)
     found[WEIGHTS] = np.mean(task_networks.by_weights(models, WeightCosine()), axis=0)
     others = networks.read("cifar10", "train", arguments.data_dir, sizes.probe)
     for name, images in ((PATCHES, others), (OWN_PATCHES, probe)):
-        path = task_networks.patch_covariance(common, images, arguments.networks / "patches.safetensors")
+        path = arguments.networks / "patches.safetensors"
+        PatchCovariance.of(common, images.inputs().split(100)).save(path)
         found[name] = np.mean(task_networks.by_weights(models, PatchCosine(covariance=str(path))), axis=0)
     if arm.atoms is not None:
         found[GRASSMANN] = np.mean(task_networks.by_weights(models, Grassmann()), axis=0)
@@ -152,16 +136,13 @@ def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: arg
     )
     if arm.overlapping:
         found[CLASSES] = symmetric(len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j]))
-    return Group(
-        found,
-        {
-            "accuracy": [networks.accuracy(model, test) for model, test in zip(models, tests, strict=True)],
-            "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
-            "moved": moved.tolist(),
-        },
-        truncation,
-        np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)]),
-    )
+    ratio = np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)])
+    return {
+        "similarities": found, "pairs": {name: upper(matrix) for name, matrix in found.items()},
+        "accuracy": [networks.accuracy(*pair) for pair in zip(models, tests, strict=True)],
+        "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
+        "moved": moved.tolist(), "truncation": truncation, "ratio": np.percentile(ratio, [5, 50, 95]),
+    }  # fmt: skip
 
 
 def trained(
@@ -182,9 +163,8 @@ def trained(
     return models, heads
 
 
-def statistics(groups: Sequence[Group], resamples: int) -> dict[str, Any]:
+def statistics(given: Sequence[dict[str, Array]], resamples: int) -> dict[str, Any]:
     """Correlate all similarities with those of activations, with bootstrap intervals over networks."""
-    given = [dict(group.similarities) for group in groups]
     for group in given:
         group[EFFECTS] = additive(group[ATOM])
         for name in list(group):

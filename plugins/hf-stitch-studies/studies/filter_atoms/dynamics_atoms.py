@@ -229,7 +229,7 @@ def settled(curves: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def settled_walks(drawn: Sequence[Array]) -> dict[float, dict[str, Any]]:
-    """Return when random walks settle."""
+    """Return by threshold when random walks settle, and quantiles of their mean correlation with depth."""
     found = {}
     for threshold in THRESHOLDS:
         epochs = np.stack([settling(each, threshold) for each in drawn])

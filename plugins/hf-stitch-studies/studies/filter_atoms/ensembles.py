@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -48,7 +47,7 @@ def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> dict[str, Tensor]:
-    """Run probes through networks."""
+    """Run probes through networks: layer ``relu1``, … -> centred activations ``(networks, n · GRID², channels)``."""
     read: dict[str, list[Tensor]] = {}
     watched = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
 
@@ -65,11 +64,8 @@ def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> 
         network(probes.contiguous(memory_format=torch.channels_last))
     for hook in hooks:
         hook.remove()
-    return {name: _centred(torch.stack(values)) for name, values in read.items()}
-
-
-def _centred(rows: Tensor) -> Tensor:
-    return rows - rows.mean(1, keepdim=True)
+    stacked = {name: torch.stack(values) for name, values in read.items()}
+    return {name: rows - rows.mean(1, keepdim=True) for name, rows in stacked.items()}
 
 
 def cka(layers: Mapping[str, Tensor]) -> Tensor:
@@ -115,25 +111,20 @@ def _squared_products(rows: Tensor) -> Tensor:
     return found
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of the similarities of all pairs of networks."""
-
-    operations: float  # multiplications and additions by formula
-    seconds: float  # CPU time
-
-
-def measured(network: nn.Module, states: Sequence[State], probes: Tensor) -> tuple[dict[str, Tensor], dict[str, Cost]]:
+def measured(
+    network: nn.Module, states: Sequence[State], probes: Tensor
+) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """Compute S_Atom, CKA and CCA of all pairs of networks, with their costs.
 
-    Each network runs once through the probes for CKA and CCA; their costs contain that.
+    Costs are operations by formula, and CPU seconds. Each network runs once through the probes, for CKA and CCA both.
     """
     count, pairs = len(states), len(states) * (len(states) - 1) / 2
     read, seconds = _timed(lambda: atoms(states))
     found = {}
     cosines(read)  # the first call prepares the library
     found["atom"], more = _timed(lambda: cosines(read))
-    costs = {"atom": Cost(pairs * sum(2 * values.shape[1] for values in read.values()), seconds + more)}
+    operations = pairs * sum(2 * values.shape[1] for values in read.values())
+    costs = {"atom": {"operations": operations, "seconds": seconds + more}}
     layers, forward = _timed(lambda: activations(network, states, probes))
     forwards = count * len(probes) * 2 * multiplications(network, probes[:1])
     sizes = [(values.shape[1], values.shape[2]) for values in layers.values()]
@@ -141,7 +132,7 @@ def measured(network: nn.Module, states: Sequence[State], probes: Tensor) -> tup
     bases = sum(count * (4 * n * channels**2 + 10 * channels**3) for n, channels in sizes)
     for name, compute, own in (("cka", cka, 0.0), ("cca", cca, bases)):
         found[name], seconds = _timed(partial(compute, layers))
-        costs[name] = Cost(forwards + products + own, forward + seconds)
+        costs[name] = {"operations": forwards + products + own, "seconds": forward + seconds}
     return found, costs
 
 
@@ -218,7 +209,7 @@ def _features(network: nn.Module, states: Sequence[State], inputs: Tensor) -> Te
 def tuned(
     features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Fine-tune the linear layers of networks, each on its own features of the same images."""
+    """Fine-tune the linear layers of networks, each on its features ``(networks, n, features)`` of the same images."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     optimizer = torch.optim.SGD([weight, bias], recipe.lr, momentum=0.9)
     random = torch.Generator().manual_seed(seed)

@@ -250,7 +250,7 @@ def main() -> None:
 def related(
     arm: str, network: nn.Module, clients: Sequence[Client], preset: Preset, probes: Tensor
 ) -> tuple[dict[str, Any], dict[int, Array]]:
-    """Train the atoms of all clients, and measure whether those of a cluster are similar."""
+    """Train the atoms of all clients; return whether those of a cluster are similar, and S_Atom after rounds."""
     groups = np.array([client.group for client in clients], dtype=float)
     kinds = clusters(groups, preset.subtasks)
     first = [snapshot(network)]
@@ -305,20 +305,17 @@ def picture(matrices: Mapping[str, Mapping[int, Array]], preset: Preset) -> Figu
     columns = max(len(rounds), len(ARMS))
     figure = Figure(figsize=(3.2 * columns, 6.8), layout="constrained")
     axes = figure.subplots(2, columns, squeeze=False)
-    for axis, (number, matrix) in zip(axes[0], rounds.items(), strict=False):
-        _draw(axis, figure, matrix, f"round {number}")
-    last = 2 * preset.digits + preset.digits
-    for axis, (arm, through) in zip(axes[1], matrices.items(), strict=False):
-        _draw(axis, figure, through[max(through)][-last:, -last:], f"{arm}: last {last} clients")
+    last = 3 * preset.digits
+    upper_row = [(f"round {number}", matrix) for number, matrix in rounds.items()]
+    lower_row = [(f"{arm}: last {last} clients", of[max(of)][-last:, -last:]) for arm, of in matrices.items()]
+    for place, row in enumerate((upper_row, lower_row)):
+        for axis, (title, matrix) in zip(axes[place], row, strict=False):
+            low, high = np.quantile(upper(matrix), [0.02, 0.98])
+            figure.colorbar(axis.imshow(matrix, vmin=low, vmax=high), ax=axis, shrink=0.8)
+            axis.set_title(title, fontsize="small")
     for axis in axes.flat:
         axis.set_axis_off()
     return figure
-
-
-def _draw(axis: Any, figure: Figure, matrix: Array, title: str) -> None:
-    low, high = np.quantile(matrix[np.triu_indices(len(matrix), 1)], [0.02, 0.98])
-    figure.colorbar(axis.imshow(matrix, vmin=low, vmax=high), ax=axis, shrink=0.8)
-    axis.set_title(title, fontsize="small")
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

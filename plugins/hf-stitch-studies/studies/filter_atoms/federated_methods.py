@@ -93,7 +93,7 @@ def federate(
     seed: int,
     after_round: Callable[[int, State, Sequence[State]], Any] | None = None,
 ) -> tuple[State, list[State]]:
-    """Run the rounds of a method."""
+    """Run the rounds of a method; return what is shared, and what clients own, nothing before they took part."""
     shared: State = snapshot(network)
     own: list[State] = [{} for _ in clients]
     random = torch.Generator().manual_seed(seed)
@@ -148,7 +148,7 @@ def train_locally(
     near: State,
     weight: float,
 ) -> dict[str, Tensor]:
-    """Train a network on the images of one client."""
+    """Train a network on the images of one client, in phases that share the epochs, pulled near to some parameters."""
     network.load_state_dict(start)
     for place, phase in enumerate(phases):
         trained = {}

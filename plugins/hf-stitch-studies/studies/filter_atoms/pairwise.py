@@ -27,9 +27,7 @@ class Interval:
 
 def shown(interval: Mapping[str, Any] | None) -> str:
     """Format an interval as it is read from JSON; ``–`` if the statistic is undefined."""
-    if interval is None or None in interval.values():
-        return "–"
-    return str(Interval(**interval))
+    return "–" if interval is None or None in interval.values() else str(Interval(**interval))
 
 
 def pearson(x: Array, y: Array) -> float:

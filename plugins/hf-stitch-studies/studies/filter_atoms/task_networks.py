@@ -13,7 +13,7 @@ import torch
 from filter_atoms import networks
 from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import symmetric
-from hf_stitch_filter_atoms import PatchCovariance, atomize, set_gauge, train_atoms_only
+from hf_stitch_filter_atoms import atomize, train_atoms_only
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -143,7 +143,7 @@ def spatial(network: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def features(network: nn.Module, layers: Sequence[str], probe: Images, positions: int) -> dict[str, Tensor]:
-    """Return the outputs of convolutions at random positions, which are the same for all layers of all networks."""
+    """Return outputs of convolutions at random positions, equal in all networks: ``(images · positions, channels)``."""
     found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
 
@@ -165,7 +165,7 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images, positions
 
 
 def probed(models: Sequence[nn.Module], probe: Images, positions: int) -> dict[str, list[Array]]:
-    """Compare activations of all pairs of models, layer by layer."""
+    """Compare activations of all pairs of models: ``cka`` (debiased) and ``cca`` (the paper's) -> matrix by layer."""
     layers = spatial(models[0])
     rows = [features(model, layers, probe, positions) for model in models]
     found: dict[str, list[Array]] = {"cka": [], "cca": []}
@@ -202,17 +202,3 @@ def by_weights(models: Sequence[nn.Module], metric: WeightMetric) -> list[Array]
         symmetric(len(models), partial(lambda layer, i, j: metric.value(read[i][layer], read[j][layer]), layer))
         for layer in spatial(models[0])
     ]
-
-
-def in_gauge(models: Sequence[nn.Module], gauge: Any) -> list[nn.Module]:
-    """Return copies of models in a gauge."""
-    copies = [copy.deepcopy(model) for model in models]
-    set_gauge(copies, gauge)
-    return copies
-
-
-def patch_covariance(common: nn.Module, probe: Images, path: Path) -> Path:
-    """Measure the covariance of the input patches of a network, and save it to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PatchCovariance.of(common, probe.inputs().split(100)).save(path)
-    return path

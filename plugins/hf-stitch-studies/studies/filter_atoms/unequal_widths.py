@@ -125,9 +125,9 @@ def compared(one: Compared, other: Compared) -> dict[str, float]:
     return {
         "same": float(np.diag(gram).mean()),
         "other": float(gram[apart].mean()),
-        "found": _found(gram),
-        "distance": _distance(gram),
-        "found_cka": _found(cka),
+        "found": float((_away(gram) == 0).mean()),
+        "distance": float(_away(gram).mean()),
+        "found_cka": float((_away(cka) == 0).mean()),
         "spearman": spearman(gram.ravel(), cka.ravel()),
         "spearman_same": spearman(np.diag(gram), np.diag(cka)),
     }
@@ -137,16 +137,9 @@ def _all(one: Mapping[str, Any], other: Mapping[str, Any], value: Any) -> Array:
     return np.array([[value(x, y) for y in other.values()] for x in one.values()])
 
 
-def _found(matrix: Array) -> float:
-    """Return the share of layers whose most similar layer is the same one, in both directions."""
-    places = np.arange(len(matrix))
-    return float(np.mean([(side.argmax(1) == places).mean() for side in (matrix, matrix.T)]))
-
-
-def _distance(matrix: Array) -> float:
-    """Return how many layers the most similar layer is away, on average, in both directions."""
-    places = np.arange(len(matrix))
-    return float(np.mean([np.abs(side.argmax(1) - places).mean() for side in (matrix, matrix.T)]))
+def _away(matrix: Array) -> Array:
+    """Return, for each layer in both directions, how many layers away the most similar one is."""
+    return np.abs(np.stack([side.argmax(1) for side in (matrix, matrix.T)]) - np.arange(len(matrix)))
 
 
 COMPARED = study.Claim(
