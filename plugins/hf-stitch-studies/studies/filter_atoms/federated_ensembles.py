@@ -291,9 +291,10 @@ clients:
 {same}
 
 The rules of the rows on CCA and CKA and on random clients were fixed before any figure was seen. Until this version one
-row asked for a gain on average over the bases, which is {mean}; each sentence of the paper has its own row since, and
-that on all bases was written when the figures were known. So was the condition on the least similar clients: the random
-ones are the same draw for all bases, whose chance these intervals leave out.
+row asked for a gain on average over the bases, which is {mean}.
+Each sentence of the paper has its own row since, and that on all bases was written when the figures were known. So was
+the condition on the least similar clients: the random ones are the same draw for all bases, whose chance these
+intervals leave out.
 
 {footer}"""
 
