@@ -15,6 +15,7 @@ from hf_stitch.metrics._rows import (
     check_count,
     check_features_vary,
     check_variation,
+    nuclear_norm,
     of_rows,
 )
 from hf_stitch.metrics.base import MomentsMetric, Operand
@@ -84,6 +85,14 @@ class CCA(MomentsMetric):
         """Width + 2 without ridge, 2 with ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
 
+    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
+        return _whitened_rows(rows, self.options["ridge"])
+
+    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
+        cross = x.T @ y[order]
+        total = cross.square().sum() if self.options["squared"] else nuclear_norm(cross)
+        return total.item() / min(cross.shape)
+
 
 @of_rows
 def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paired") -> Tensor:
@@ -139,6 +148,10 @@ def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
         check_full_rank("pwcca", moments, "use svcca, or, if y has low rank, directions='all'")
         factor = _factor(moments.sxx)
         cross = _whitened(moments, factor, _factor(moments.syy))
+    return _weighted(cross, factor, everything)
+
+
+def _weighted(cross: Tensor, factor: Tensor, everything: bool) -> Tensor:
     left, correlations, _ = torch.linalg.svd(cross, full_matrices=everything)
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
     weights = _settled(left.T @ factor.T, correlations).abs().sum(1)
@@ -158,6 +171,15 @@ class PWCCA(MomentsMetric):
     def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2; for y with all directions the number for rank one, as the rank depends on the data."""
         return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
+
+    def _prepared(self, side: Operand, rows: Tensor) -> tuple[Tensor, Tensor]:
+        moments = RowMoments(rows, rows)
+        if side == "y" and self.options["directions"] == "all":
+            return moments.y @ _whitening(moments), moments.syy
+        return _whitened_rows(rows), _factor(moments.sxx)
+
+    def _permuted(self, x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], order: Tensor) -> float:
+        return _weighted(x[0].T @ y[0][order], x[1], self.options["directions"] == "all").item()
 
 
 @of_rows
@@ -209,6 +231,13 @@ class SVCCA(MomentsMetric):
         """The number for one component; how many are kept depends on the data."""
         return least_for_full_rank(1)
 
+    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
+        values, vectors = _leading((moments := RowMoments(rows, rows)).sxx, self.options["variance"])
+        return moments.x @ vectors / values.sqrt()
+
+    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
+        return nuclear_norm(x.T @ y[order]).item() / min(x.shape[1], y.shape[1])
+
 
 def least_for_full_rank(width: int) -> int:
     """The fewest rows for which canonical correlations of ``width`` features carry information."""
@@ -247,6 +276,12 @@ def _whitened(moments: SecondMoments, factor_x: Tensor, factor_y: Tensor) -> Ten
     """``Lx⁻¹ Sxy Ly⁻ᵀ``: its singular values are the canonical correlations."""
     half = torch.linalg.solve_triangular(factor_x, moments.sxy, upper=False)
     return torch.linalg.solve_triangular(factor_y, half.T, upper=False).T
+
+
+def _whitened_rows(rows: Tensor, ridge: float = 0.0) -> Tensor:
+    """``X L⁻ᵀ``: the products of two such sides are those of ``_whitened``."""
+    moments = RowMoments(rows, rows)
+    return torch.linalg.solve_triangular(_factor(moments.sxx, ridge), moments.x.T, upper=False).T
 
 
 def _whitening(moments: SecondMoments) -> Tensor:

@@ -8,8 +8,17 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows, variances
-from hf_stitch.metrics.base import MomentsMetric
+from hf_stitch.metrics._rows import (
+    RowMoments,
+    SecondMoments,
+    check_variation,
+    nonnegative,
+    nuclear_norm,
+    of_rows,
+    principal_rows,
+    variances,
+)
+from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.papers import DING_2021
 
 
@@ -49,7 +58,11 @@ def _procrustes(moments: SecondMoments, *, squared: bool, unit_norm: bool) -> Te
     total, aligned = square_x + square_y, torch.linalg.svdvals(moments.sxy).sum()
     if unit_norm:
         total, aligned = torch.full_like(total, 2), aligned / (square_x.sqrt() * square_y.sqrt())
-    square = nonnegative("procrustes", total - 2 * aligned, total.detach(), max(moments.sxy.shape))
+    return _apart(total, aligned, max(moments.sxy.shape), squared)
+
+
+def _apart(total: Tensor, aligned: Tensor, terms: int, squared: bool) -> Tensor:
+    square = nonnegative("procrustes", total - 2 * aligned, total.detach(), terms)
     return square if squared else square.sqrt()
 
 
@@ -69,3 +82,11 @@ class Procrustes(MomentsMetric):
             self.triangle_inequality, self.range = False, (0.0, 2.0)
         if not self.options["unit_norm"]:
             self.invariances, self.range = ("orthogonal", "permutation", "translation"), (0.0, math.inf)
+
+    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
+        rows = principal_rows(rows)
+        return rows / rows.norm() if self.options["unit_norm"] else rows
+
+    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
+        total, cross = x.square().sum() + y.square().sum(), x.T @ y[order]
+        return _apart(total, nuclear_norm(cross), max(cross.shape), self.options["squared"]).item()

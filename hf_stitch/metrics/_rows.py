@@ -165,7 +165,30 @@ class RowMoments:
 
 
 def _coordinates(rows: Tensor) -> Tensor:
-    return rows @ torch.linalg.qr(rows.detach().T).Q if rows.shape[1] > len(rows) else rows
+    if rows.shape[1] <= len(rows):
+        return rows
+    return rows @ torch.linalg.qr(rows.detach().T).Q if rows.requires_grad else torch.linalg.qr(rows.T, "r").R.T
+
+
+def principal_rows(rows: Tensor) -> Tensor:
+    """Return the coordinates of the centred rows along their principal axes, the largest first."""
+    left, lengths, _ = torch.linalg.svd(_coordinates(rows - rows.mean(0)), full_matrices=False)
+    kept = lengths > max(rows.shape) * _EPS * lengths[0]
+    return left[:, kept] * lengths[kept]
+
+
+def nuclear_norm(cross: Tensor) -> Tensor:
+    """Return the sum of the singular values of a matrix that permuted rows make, without derivatives.
+
+    The eigenvalues of its Gram matrix take a third of the time. Where rows and columns belong to sorted principal axes,
+    the smallest of them keep their digits, too. Whether they do shows the determinant, the product of all of them,
+    which a Cholesky decomposition gives to high relative accuracy; if the two differ, or the matrix is singular, the
+    matrix itself is decomposed.
+    """
+    gram = cross @ cross.T if len(cross) <= cross.shape[1] else cross.T @ cross
+    values, (factor, failed) = torch.linalg.eigvalsh(gram), torch.linalg.cholesky_ex(gram)
+    apart = values.log().sum() - 2 * factor.diagonal().log().sum()  # NaN if a value is negative
+    return values.sqrt().sum() if not failed and apart.abs() < 1e-6 else torch.linalg.svdvals(cross).sum()
 
 
 def variances(moments: SecondMoments) -> tuple[Tensor, Tensor]:
