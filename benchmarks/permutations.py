@@ -6,6 +6,7 @@ are computed anew, and their time is extrapolated.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from hf_stitch.analysis.comparison.maximum import maximum_test
 from hf_stitch.analysis.permutation import pairing
 from hf_stitch.registry import registries
 
-PERMUTATIONS, ROUNDS, MEMORY = 200, 3, 2**31
+PERMUTATIONS, MEMORY, ROUNDS = 200, 2**31, int(os.environ.get("ROUNDS", "3"))
 RESNET = (64, 64, 128, 128, 256, 256, 512, 512)
 CASES = [
     ("procrustes", "8 × 8 layers of ResNet-18, means", 359, RESNET, RESNET),

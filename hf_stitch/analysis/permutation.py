@@ -110,11 +110,8 @@ class PermutationTestResult(Result):
         """
         import pandas
 
-        figures = {
-            key: value
-            for key, value in self.to_dict().items()
-            if key not in ("values", "best", "higher_is_better", "enough")
-        }
+        hidden = ("values", "best", "higher_is_better", "enough")
+        figures = {key: value for key, value in self.to_dict().items() if key not in hidden}
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
@@ -158,9 +155,8 @@ def permutation_test(
     that does not depend on the pairing of samples, such as what all images have in common at a position, therefore
     counts as chance. A sample is exchanged only with samples that have the same number of rows.
 
-    What does not depend on the order is computed once: principal axes, whitened rows,
-    distances, neighbours. Null values are those of the metric to 1e-9; those as close to the observed one are computed
-    from the rows, so that the p-value is the same.
+    What does not depend on the order is computed once: principal axes, whitened rows, distances, neighbours. Null
+    values are those of the metric to 1e-9. Those near to the observed one are computed from the rows, for p.
 
     Args:
         metric: Name of a registered metric, a metric instance or a metric class.

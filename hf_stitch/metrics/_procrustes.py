@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    SecondMoments,
-    check_variation,
-    nonnegative,
-    nuclear_norm,
-    of_rows,
-    principal_rows,
-    variances,
-)
-from hf_stitch.metrics.base import MomentsMetric, Operand
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_rows, variances
+from hf_stitch.metrics.base import MomentsMetric
 from hf_stitch.papers import DING_2021
 
 
@@ -55,14 +46,10 @@ def procrustes(x: Tensor, y: Tensor, *, squared: bool = False, unit_norm: bool =
 def _procrustes(moments: SecondMoments, *, squared: bool, unit_norm: bool) -> Tensor:
     check_variation("procrustes", moments)
     square_x, square_y = (variance.sum() for variance in variances(moments))
-    total, aligned = square_x + square_y, torch.linalg.svdvals(moments.sxy).sum()
+    total, aligned = square_x + square_y, nuclear(moments.sxy, moments)
     if unit_norm:
         total, aligned = torch.full_like(total, 2), aligned / (square_x.sqrt() * square_y.sqrt())
-    return _apart(total, aligned, max(moments.sxy.shape), squared)
-
-
-def _apart(total: Tensor, aligned: Tensor, terms: int, squared: bool) -> Tensor:
-    square = nonnegative("procrustes", total - 2 * aligned, total.detach(), terms)
+    square = nonnegative("procrustes", total - 2 * aligned, total.detach(), max(moments.sxy.shape))
     return square if squared else square.sqrt()
 
 
@@ -82,11 +69,3 @@ class Procrustes(MomentsMetric):
             self.triangle_inequality, self.range = False, (0.0, 2.0)
         if not self.options["unit_norm"]:
             self.invariances, self.range = ("orthogonal", "permutation", "translation"), (0.0, math.inf)
-
-    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
-        rows = principal_rows(rows)
-        return rows / rows.norm() if self.options["unit_norm"] else rows
-
-    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
-        total, cross = x.square().sum() + y.square().sum(), x.T @ y[order]
-        return _apart(total, nuclear_norm(cross), max(cross.shape), self.options["squared"]).item()

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    SecondMoments,
-    check_variation,
-    nonnegative,
-    nuclear_norm,
-    of_rows,
-    principal_rows,
-)
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_rows
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import WILLIAMS_2021
@@ -65,11 +57,8 @@ def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> T
     else:
         check_variation("shape_distance", moments)
     cross = _whitening(moments.sxx, alpha) @ moments.sxy @ _whitening(moments.syy, alpha)
-    aligned = torch.linalg.svdvals(cross).sum()
-    return _apart(moments.sxx.trace(), moments.syy.trace(), aligned, max(cross.shape), distance)
-
-
-def _apart(square_x: Tensor, square_y: Tensor, aligned: Tensor, terms: int, distance: str) -> Tensor:
+    square_x, square_y, aligned = moments.sxx.trace(), moments.syy.trace(), nuclear(cross, moments)
+    terms = max(cross.shape)
     if distance == "angular":
         apart = 1 - aligned / (square_x.sqrt() * square_y.sqrt())
         return torch.acos(1 - nonnegative("shape_distance", apart, torch.ones_like(apart), terms))
@@ -102,14 +91,6 @@ class ShapeDistance(MomentsMetric):
     def min_rows(self, side: Operand, width: int) -> int:
         """Width + 2 with whitening, 2 without."""
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
-
-    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
-        rows, alpha = principal_rows(rows), self.options["alpha"]
-        return rows if alpha == 1 else rows @ _whitening(rows.T @ rows, alpha)
-
-    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
-        cross, squares = x.T @ y[order], (x.square().sum(), y.square().sum())
-        return _apart(*squares, nuclear_norm(cross), max(cross.shape), self.options["distance"]).item()
 
 
 def _whitening(scatter: Tensor, alpha: float) -> Tensor:

@@ -362,11 +362,14 @@ class MomentsMetric(ActivationMetric):
         return (from_moments(self.from_moments, self.symmetric), rows)
 
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
-        return RowMoments(rows, rows)
+        turned = {"orthogonal", "translation"} <= {*self.invariances} and not self.options.get("ridge")
+        moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)  # a ridge depends on the width
+        moments.kept = {side: {}}
+        return moments
 
     def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
         moments = copy(x)
-        vars(moments).update(y=y.x[order], mean_y=y.mean_x, sxx=x.sxx, syy=y.sxx)
+        vars(moments).update(y=y.x[order], mean_y=y.mean_x, sxx=x.sxx, syy=y.sxx, kept=x.kept | y.kept)
         return type(self).formula(moments, **self.options).item()
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -104,14 +105,12 @@ def maximum_test(
     found = _by_matrices(metric, some_x, some_y, orders, memory)
     if found is None:
         found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
-        pairs = known[np.ix_(of_x, of_y)]
-        at_once = max(1, memory // (16 * n * max(min(n, rows.shape[1]) for rows in (*some_x, *some_y))))
-        for start in range(0, len(some_x), at_once):
-            block = [metric._prepared("x", rows.double()) for rows in some_x[start : start + at_once]]
-            for j, rows in enumerate(some_y):
-                of_row = metric._prepared("y", rows.double())
-                for i in np.flatnonzero(pairs[start : start + at_once, j]):
-                    found[:, start + i, j] = [metric._permuted(block[i], of_row, order) for order in orders]
+        kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
+        prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j].double()))
+        for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
+            own = metric._prepared("x", some_x[i].double())
+            for j in np.flatnonzero(defined_here):
+                found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
     values = np.full((len(orders), *known.shape), np.nan)
     values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
     values[:, ~known] = np.nan
