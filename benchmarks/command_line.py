@@ -1,9 +1,9 @@
 """Processor time of the command line on small networks by part, over a process that imports and loads the same.
 
-The networks are those of the quickstart and a tiny BERT, with random weights; one thread. Each command runs in a process
-of its own, in which what it imports, loads and verifies is timed; *rest* is what remains: the parser, reading data, the
-work itself (maps, scores) and tables. The floor imports torch, transformers and the library of each network, and loads
-the networks with it.
+The networks are those of the quickstart and a tiny BERT, with random weights; one thread. Each command runs in a
+process of its own, in which what it imports, loads and verifies is timed; *rest* is what remains: the parser, reading
+data, the work itself (maps, scores) and tables. The floor imports torch, transformers and the library of each network,
+and loads the networks with it.
 """
 
 from __future__ import annotations
