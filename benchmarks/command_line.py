@@ -115,7 +115,7 @@ def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
         "layers, ViT": (["layers", vit], ["vit"]),
         "layers, BERT": (["layers", bert], ["bert"]),
         "compare, CNN with ViT": (["compare", cnn, vit, *digits], ["cnn", "vit"]),
-        "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, "--data", "sklearn:digits", "--out", out], ["cnn", "vit"]),
+        "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, *digits, "--out", out], ["cnn", "vit"]),
         "info": (["info", out], [""]),
     }
 
