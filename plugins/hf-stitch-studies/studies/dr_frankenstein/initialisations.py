@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein import experiment, stitching
 from dr_frankenstein.experiment import PAPER, SHORT, TEST, TITLES, Claim, Preset
 from hf_stitch_studies import score_curves
 from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def main() -> None:
         layer, preset = PLACES[architecture], PRESETS[arguments.preset][architecture]
         count, starts = STARTS[arguments.preset][architecture]
         networks = experiment.loaded(architecture, arguments, preset)
-        pairs = experiment.disjoint(networks, count) or frankenstein.ring(networks)[:1]
+        pairs = experiment.disjoint(networks, count)
         found = [
             study.kept(
                 arguments.out / "parts" / f"{arguments.preset} {architecture} {a} {b}.json",
@@ -96,36 +96,15 @@ def measured(
     return {kind: [score.value for score in scores.values()] for kind, scores in found.scores.items()}
 
 
-STARTS_CLAIM = {
-    architecture: Claim(
-        "8, figure 6", f"{title}: most starts achieve the same order of accuracy, random ones are sometimes stuck, "
-        "those from least squares are consistently good", "histogram",
-        f"over pairs, the median of random starts is at most {STUCK} below that of least squares, by the interval of "
-        "the difference (Student's t); random starts are stuck in two pairs or more (one decides nothing); no start "
-        f"from least squares is. Stuck: more than {STUCK} below the median of its kind and pair, and random ones half "
-        f"way, too. The first two are not known if the median of random starts stays below {REACHED}: they were "
-        "trained too short",
-    )
-    for architecture, title in TITLES.items()
-}  # fmt: skip
-PAGE = """# Experiment 5: starts of task-loss matching (Csiszárik et al., NeurIPS 2021, section 8, figure 6)
-
-**What to do**: start task loss from least squares. Random starts need many times as many steps.
-
-{verdicts}
-
-Setting: {networks}, CIFAR-10. Least-squares starts are fitted on different fifths of the training images, because there
-is only one solution on all of them. Relative accuracy on the test images; the spread is that over starts. The paper
-trains 50 starts of each kind of one pair for 30 epochs. *Half way*: random starts were also trained with half as many
-steps and the same schedule, since a slow start gains from more steps, and a stuck one does not.
-
-The bounds {stuck} and {least} were written before any figure was seen. In an earlier run (250 steps of 16 images, one
-pair) no random start of Tiny-10 reached {least}; this run, its five pairs and the rule for pairs and half way were
-written before its figures, and after those of that run. ResNet-20 has the figures of that run.
-
-{architectures}
-
-{footer}"""
+STARTS_CLAIM = Claim(
+    "8, figure 6", "{}: most starts achieve the same order of accuracy, random ones are sometimes stuck, those from "
+    "least squares are consistently good", "histogram",
+    f"over pairs, the median of random starts is at most {STUCK} below that of least squares, by the interval of the "
+    "difference (Student's t); random starts are stuck in two pairs or more (one decides nothing); no start from least "
+    f"squares is. Stuck: more than {STUCK} below the median of its kind and pair, and random ones half way, too. The "
+    f"first two are not known if the median of random starts stays below {REACHED}: they were trained too short",
+)  # fmt: skip
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -146,21 +125,20 @@ def page(record: dict[str, Any]) -> str:
                 f"{end.mean():.3f} ({end.std(ddof=1):.3f})", f"{np.median(end):.3f}", f"{end.min():.3f}",
                 f"{end.max():.3f}", "" if kind == HALF else int(sum(stuck(found, kind))), int((end >= REACHED).sum()),
             ))  # fmt: skip
-        title = f"## {TITLES[architecture]}, {found['layer']}, {_counted(found)[0]}"
+        title = f"## {TITLES[architecture]}, {found['layer']}, {study.counted(_pairs(found), 'pair')}"
         sections.append(f"{title}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}")
-    return PAGE.format(
-        footer=experiment.footer("initialisations"), verdicts=study.verdicts(claims(record)),
-        networks=record["networks"], stuck=STUCK, least=REACHED, architectures="\n\n".join(sections),
+    return experiment.written(
+        PAGE, "initialisations", record, claims(record), stuck=STUCK, least=REACHED,
+        architectures="\n\n".join(sections),
     )  # fmt: skip
 
 
 def _by_pair(found: dict[str, Any], kind: str) -> list[np.ndarray]:
-    return np.split(np.array(found["relative_accuracy"][kind]), len(found.get("pairs", [""])))
+    return np.split(np.array(found["relative_accuracy"][kind]), _pairs(found))
 
 
-def _counted(found: dict[str, Any]) -> tuple[str, int]:
-    count = len(found.get("pairs", [""]))
-    return f"{count} pair{'s' * (count > 1)}", count
+def _pairs(found: dict[str, Any]) -> int:
+    return len(found.get("pairs", ["one"]))
 
 
 def stuck(found: dict[str, Any], kind: str) -> list[int]:
@@ -176,7 +154,7 @@ def parts(found: dict[str, Any]) -> list[bool | None]:
     """Return whether most starts do as well, random ones are sometimes stuck, and those of least squares never."""
     some = stuck(found, RANDOM)
     pairs = sum(map(bool, some))
-    apart = experiment.over(behind(found))
+    apart = study.over(behind(found))
     trained = np.median(found["relative_accuracy"][RANDOM]) >= REACHED
     return [
         study.above(apart, -STUCK) if trained else None,
@@ -196,8 +174,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
     for architecture, found in record["architectures"].items():
         random, direct = (np.array(found["relative_accuracy"][kind]) for kind in (RANDOM, DIRECT))
-        pairs, units = _counted(found)
-        apart = experiment.over(behind(found))
+        units = _pairs(found)
+        pairs = study.counted(units, "pair")
+        apart = study.over(behind(found))
         ours = (
             f"medians, random less least squares: {study.shown(apart) if units > 1 else format(apart['value'], '.3f')};"
             f" random: {sum(stuck(found, RANDOM))} stuck in {sum(map(bool, stuck(found, RANDOM)))} of {pairs}, "
@@ -205,7 +184,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             f"least squares: worst {direct.min():.3f}, {sum(stuck(found, DIRECT))} stuck"
         )
         n = f"{len(random)} + {len(direct)} starts, {pairs}"
-        rows.append(STARTS_CLAIM[architecture].row(ours, n, parts(found), units))
+        rows.append(STARTS_CLAIM.of(TITLES[architecture]).row(ours, n, parts(found), units))
     return rows
 
 
