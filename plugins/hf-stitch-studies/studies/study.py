@@ -144,9 +144,9 @@ def markdown(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def text(script: str | Path) -> str:
-    """Read the text of a page from the Markdown file beside its script; braces name what figures take their places."""
-    return Path(script).with_suffix(".md").read_text(encoding="utf-8").removesuffix("\n")
+def text(script: str, part: str = "") -> str:
+    """Read the text of a page, or of a part, from the Markdown file beside its script; braces stand for figures."""
+    return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def footer(name: str, script: str, options: str) -> str:

@@ -224,15 +224,9 @@ def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], title: s
         (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
         low, high = [s.low for s in scores], [s.high for s in scores]
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    finished(figure, "relative accuracy", title)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    return figure
-
-
-def finished(figure: Figure, label: str, title: str) -> None:
-    """Give a figure of one panel its label, grid and title."""
-    axes = figure.axes[0]
-    axes.set_ylabel(label)
+    axes.set_ylabel("relative accuracy")
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(title, fontsize="large")
+    return figure

@@ -293,17 +293,12 @@ def _verdict(table: pd.DataFrame) -> str:
     best, least = means.drop(DEFAULT).idxmax(), (wide[DEFAULT] - wide[IDENTITY]).min()
     kept = means[DEFAULT] >= max(means[BEFORE], means[best] - WITHIN) and least >= -NOISE
     simple = means[RIDGE] >= means[DEFAULT] - NOISE
-    worse = {
-        name: int((wide[[BEFORE, RIDGE, IDENTITY]].max(axis=1) - wide[name] > WITHIN).sum()) for name in means.index
-    }
-    return (
-        f"Over {len(wide)} rows, `auto` has {means[DEFAULT]:.3f}, `procrustes` {means[BEFORE]:.3f}, `ridge` "
-        f"{means[RIDGE]:.3f}, and the best single\nmap, `{best}`, {means[best]:.3f}; the least difference of a row "
-        f"from the identity is {least:+.3f}. The rule is\n{'met' if kept and not simple else 'not met'}. The gain over "
-        f"`ridge` is small on average. It is in the rows where `ridge` fails: more than {WITHIN}\nbelow the best of "
-        f"the three candidates are `procrustes` in {worse[BEFORE]} rows, `ridge` in {worse[RIDGE]}, and `auto` in "
-        f"{worse[DEFAULT]}."
-    )
+    below = (wide[[BEFORE, RIDGE, IDENTITY]].max(axis=1) - wide[name] > WITHIN for name in (BEFORE, RIDGE, DEFAULT))
+    return study.text(__file__, "verdict").format(
+        rows=len(wide), auto=means[DEFAULT], before=means[BEFORE], ridge=means[RIDGE], best=best, top=means[best],
+        least=least, met="met" if kept and not simple else "not met", within=WITHIN,
+        below=[int(each.sum()) for each in below],
+    )  # fmt: skip
 
 
 def _findings(part: pd.DataFrame, title: str) -> list[str]:

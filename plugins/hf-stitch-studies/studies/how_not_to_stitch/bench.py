@@ -148,9 +148,9 @@ ELSEWHERE = claim("tables 2 and 3", "The same on SVHN and ImageNet", "four of si
 BASELINES = {
     test: question(
         f"after paper 4, table {table}", f"Some measure is a better test of {test} than depth and rank alone", "–",
-        "a measure beats each baseline that is defined: the interval of the difference of τ (a jackknife over networks) "
-        "lies above 0, and allows for the choice among measures (Bonferroni); refuted if each measure has one that it "
-        f"cannot beat, whose interval lies below 0 and allows for the choice of the baseline{DECIDES}",
+        "a measure beats each baseline that is defined: the interval of the difference of τ (a jackknife over "
+        "networks) lies above 0, and allows for the choice among measures (Bonferroni); refuted if each measure has "
+        "one that it cannot beat, whose interval lies below 0 and allows for the choice of the baseline" + DECIDES,
     )
     for table, test in ((2, "sensitivity"), (3, "specificity"))
 }  # fmt: skip

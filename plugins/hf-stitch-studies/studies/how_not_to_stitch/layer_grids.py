@@ -133,21 +133,7 @@ VIT = claim(
 )  # fmt: skip
 PAGE = study.text(__file__)
 
-SECTION = """## {title}
-
-{pairs}, {layers} layers, accuracy {accuracy}. Chance: {chance:.3f}.
-
-{identified}
-
-How many of the {distant_pairs} distant pairs of layers of two networks are accurate, at least {accurate:.0%} of the
-target's accuracy (mean over the pairs of networks, smallest to largest)?
-
-{distant}
-
-Relative accuracy of least squares from row to column, mean over all pairs of networks (the others are in the JSON):
-
-{means}
-"""
+SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:

@@ -441,56 +441,9 @@ def _separated(runs: _Runs) -> dict[str, str]:
 
 PAGE = study.text(__file__)
 
-SECTION = """## {title}
+SECTION = study.text(__file__, "section") + "\n"
 
-{pairs} of networks without a network in common, and one network into itself; {layers} layers; stitches and
-detectors fitted to {train} training images, scores on {test} test images. The paper trains for 30 epochs of 50,000
-images; here the longest training has {steps} steps of 32 images.{caveats}
-
-### Controls and calibration
-
-Mean AUROC over layers and pairs; noise of a relative residual, coloured as the target, which a detector of use tells
-the better the stronger it is.
-
-{controls}
-
-### Share of strange stitches between two networks, by detector
-
-By every detector, whether it passes or not: a share of 1 in each column says nothing.
-
-{detectors}
-
-### Accuracy of each matcher
-
-All pairs of two networks. *distant*: layers that are at least two apart.
-
-{matchers}
-{histograms}
-### One network into itself
-
-A stitch from a later layer into an earlier one repeats layers of the network, one from an earlier into a later layer
-cuts layers out (section 3 of the paper). Mean relative accuracy by the number of layers.
-
-{itself}
-
-### Layer identification (table 1)
-
-Share of the layers whose most accurate stitch (functional), or least structural error, is that with the corresponding
-layer. Chance {chance:.3f}.
-
-{identified}
-
-"""
-
-HISTOGRAMS = """
-### Histograms of scores (figure 1c)
-
-The common area of the histograms of the target's own and of stitched activations of the test images at one layer: 1 if
-they are equal and 0 if no score occurs in both; mean over the pairs of networks / one network into itself. The paper
-draws the energies of the first layer of a ResNet-18. The counts are in the JSON.
-
-{overlaps}
-"""
+HISTOGRAMS = study.text(__file__, "histograms") + "\n"
 
 
 def page(record: Mapping[str, Any]) -> str:
