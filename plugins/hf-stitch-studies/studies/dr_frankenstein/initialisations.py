@@ -46,7 +46,7 @@ its median reaches ``REACHED``."""
 
 
 def main() -> None:
-    """Run the experiment from the command line; a record in the output folder keeps its other architectures."""
+    """Run the experiment from the command line; it resumes in OUT, and keeps other architectures of a record there."""
     parser = study.parser(__doc__, "data-dir", "published", "networks", required={"out"})
     parser.add_argument("--architectures", nargs="+", choices=tuple(PLACES), default=tuple(PLACES), help="default: all")
     arguments = parser.parse_args()
@@ -56,21 +56,20 @@ def main() -> None:
         layer, preset = PLACES[architecture], PRESETS[arguments.preset][architecture]
         count, starts = STARTS[arguments.preset][architecture]
         networks = experiment.loaded(architecture, arguments, preset)
-        pairs = experiment.disjoint(networks, count)
-        found = [
-            study.kept(
+        record["networks"], record["preset"][architecture] = experiment.origin(arguments, preset), preset
+        found, pairs = dict[str, list[float]](), []
+        for a, b in experiment.disjoint(networks, count):
+            one = study.kept(
                 arguments.out / "parts" / f"{arguments.preset} {architecture} {a} {b}.json",
                 partial(measured, networks[a], networks[b], layer, starts, preset, arguments.data_dir),
             )
-            for a, b in pairs
-        ]
-        record["networks"] = experiment.origin(arguments, preset)
-        record["preset"][architecture] = preset
-        record["architectures"][architecture] = {
-            "layer": layer, "setting": str(preset), "pairs": [f"{a} → {b}" for a, b in pairs],
-            "relative_accuracy": {kind: [value for one in found for value in one[kind]] for kind in found[0]},
-        }  # fmt: skip
-    study.leave("initialisations", record, page, _pictures(record), arguments.out)
+            pairs.append(f"{a} → {b}")
+            for kind, values in one.items():
+                found.setdefault(kind, []).extend(values)
+            record["architectures"][architecture] = {
+                "layer": layer, "setting": str(preset), "asked": count, "pairs": pairs, "relative_accuracy": found,
+            }  # fmt: skip
+            study.leave("initialisations", record, page, _pictures(record), arguments.out)
 
 
 def measured(
@@ -129,8 +128,17 @@ def page(record: dict[str, Any]) -> str:
         sections.append(f"{title}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}")
     return experiment.written(
         PAGE, "initialisations", record, claims(record), stuck=STUCK, least=REACHED,
-        architectures="\n\n".join(sections),
+        architectures="\n\n".join(sections), missing=_missing(record),
     )  # fmt: skip
+
+
+def _missing(record: dict[str, Any]) -> str:
+    """Say which pairs are not measured yet; empty if all are."""
+    missing = [
+        f"{TITLES[architecture]}: {_pairs(found)} of {found['asked']} pairs"
+        for architecture, found in record["architectures"].items() if _pairs(found) < found.get("asked", 1)
+    ]  # fmt: skip
+    return f" Measured so far: {', '.join(missing)}; the command below goes on." if missing else ""
 
 
 def _by_pair(found: dict[str, Any], kind: str) -> list[np.ndarray]:
