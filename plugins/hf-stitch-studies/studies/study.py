@@ -341,9 +341,9 @@ def both(intervals: Iterable[Interval]) -> str:
 
 
 def span(values: Iterable[float], form: str = ".3f") -> str:
-    """Return the smallest and the largest value as text."""
+    """Return the smallest and the largest value as text; ``none`` without any."""
     found = list(values)
-    return f"{min(found):{form}} to {max(found):{form}}"
+    return f"{min(found):{form}} to {max(found):{form}}" if found else "none"
 
 
 def spread(values: Sequence[float]) -> str:
