@@ -370,9 +370,6 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
     return markdown(["paper's figure" if name == "published" else name for name in names], lines)
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object]]) -> str:
     """Format a Markdown table with a row for each item.
 
