@@ -132,8 +132,13 @@ class PermutationTestResult(Result):
         """Return one line, e.g. ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""
         return (
             f"{self.metric} {self.observed:.3f}, chance {self.chance:.3f}: calibrated {self.calibrated:.3f}, "
-            f"p = {self.p_value:.3g}"
+            f"p = {self.p_value:.3g}{self._stopped}"
         )
+
+    @property
+    def _stopped(self) -> str:
+        hits = int(_as_similar(self.values, self.observed, self.higher_is_better).sum())
+        return f", stopped after {len(self.values)} permutations" if hits == self.enough else ""
 
 
 @torch.no_grad()
@@ -169,7 +174,8 @@ def permutation_test(
         sequential: Whether to stop at the 10th null value at least as similar as observed (Besag and Clifford 1991).
             Without similarity this takes few permutations. The p-value remains valid: at most p with probability p. Its
             relative standard error for a true p is ``√((1 - p) / 10)``, at most 32%, where the test stops, and that of
-            all ``permutations`` where it does not. ``chance``, ``z`` and ``calibrated`` rest on the values until then.
+            all ``permutations`` where it does not. ``chance``, ``z`` and ``calibrated`` rest on the values until then,
+            of which the last one is as similar as observed.
         **options: Options of the metric.
 
     Returns:

@@ -73,6 +73,7 @@ class CCA(MomentsMetric):
     papers = (RAGHU_2017, KORNBLITH_2019)
     function = staticmethod(cca)
     formula = staticmethod(_cca)
+    _by_axes = True
     differentiable = True
 
     def __init__(self, **options: bool | float) -> None:
@@ -152,6 +153,7 @@ class PWCCA(MomentsMetric):
     papers = (MORCOS_2018, DING_2021)
     function = staticmethod(pwcca)
     formula = staticmethod(_pwcca)
+    _by_axes = True
     symmetric = False
 
     @checked
@@ -206,6 +208,7 @@ class SVCCA(MomentsMetric):
     papers = (RAGHU_2017,)
     function = staticmethod(svcca)
     formula = staticmethod(_svcca)
+    _by_axes = True
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:

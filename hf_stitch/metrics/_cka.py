@@ -82,6 +82,7 @@ class LinearCKA(MomentsMetric):
     papers = (KORNBLITH_2019,)
     function = staticmethod(linear_cka)
     formula = staticmethod(_linear_cka)
+    _by_axes = True
     differentiable = True
     _layers: LayerMoments | None = None
 

@@ -36,15 +36,24 @@ class NeighboursMetric(FeaturesMetric):
 
 
 class SharedNeighboursMetric(NeighboursMetric):
-    """A metric of how many neighbours both sides share. Permuting samples numbers them anew."""
+    """A metric of how many neighbours both sides share.
+
+    Permuting samples numbers them anew, unless distances tie: the numbers of the samples decide between equal ones.
+    """
 
     score: ClassVar[Callable[..., Tensor]]
 
-    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
-        return nearest(self.name, side, rows, self.options["k"], self.options["distance"])
+    def _prepared(self, side: Operand, rows: Tensor) -> tuple[Tensor, Tensor, bool]:
+        near, other = (
+            nearest(self.name, side, some, self.options["k"], self.options["distance"]) for some in (rows, rows.flip(0))
+        )
+        return rows, near, not torch.equal(near.sort().values, (len(rows) - 1 - other).flip(0).sort().values)
 
-    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
-        return type(self).score(_same(x, order.argsort()[y[order]]).double().sum((1, 2)), self.options["k"]).item()
+    def _permuted(self, x: tuple[Tensor, Tensor, bool], y: tuple[Tensor, Tensor, bool], order: Tensor) -> float:
+        if x[2] or y[2]:
+            return super()._permuted(x[0], y[0], order)
+        shared = _same(x[1], order.argsort()[y[1][order]]).double().sum((1, 2))
+        return type(self).score(shared, self.options["k"]).item()
 
 
 @of_rows

@@ -60,6 +60,7 @@ class Procrustes(MomentsMetric):
     papers = (DING_2021,)
     function = staticmethod(procrustes)
     formula = staticmethod(_procrustes)
+    _by_axes = True
     triangle_inequality = True
     differentiable = True
 

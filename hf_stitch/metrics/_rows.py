@@ -155,9 +155,14 @@ class RowMoments:
 
     @classmethod
     def of_axes(cls, rows: Tensor) -> RowMoments:
-        """Return the moments of rows with themselves, along their principal axes, the largest first."""
+        """Return the moments of rows with themselves, along their principal axes, the largest first.
+
+        Features of which one is a copy of others, or tiny beside them, stay as they are: metrics judge their rank.
+        """
         left, lengths, _ = torch.linalg.svd(_coordinates(rows - rows.mean(0)), full_matrices=False)
         kept = lengths > max(rows.shape) * _EPS * lengths[0]
+        if rows.shape[1] < len(rows) and not kept.all():
+            return cls(rows, rows)
         moments = cls(found := left[:, kept] * lengths[kept], found)
         moments.along_axes = True
         return moments

@@ -73,6 +73,7 @@ class ShapeDistance(MomentsMetric):
     papers = (WILLIAMS_2021,)
     function = staticmethod(shape_distance)
     formula = staticmethod(_shape_distance)
+    _by_axes = True
     triangle_inequality = True
     differentiable = True
 

@@ -353,6 +353,7 @@ class MomentsMetric(ActivationMetric):
 
     formula: ClassVar[Callable[..., Tensor]]
     statistic: Statistic = "moments"
+    _by_axes: ClassVar[bool] = False  # whether a permutation test may take principal axes for features, and fewer
     _moments: Moments | None = None
 
     @property
@@ -362,8 +363,9 @@ class MomentsMetric(ActivationMetric):
         return (from_moments(self.from_moments, self.symmetric), rows)
 
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
-        turned = {"orthogonal", "translation"} <= {*self.invariances} and not self.options.get("ridge")
-        moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)  # a ridge depends on the width
+        turned = self._by_axes and {"orthogonal", "translation"} <= {*self.invariances}
+        turned = turned and not self.options.get("ridge")  # a ridge depends on the width
+        moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)
         moments.kept = {side: {}}
         return moments
 

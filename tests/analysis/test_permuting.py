@@ -198,3 +198,25 @@ def test_the_error_of_a_sequential_p_value_is_as_stated() -> None:
     ]
     assert np.std(found) == pytest.approx(exact * np.sqrt((1 - exact) / 10), rel=0.25)
     assert np.mean(found) == pytest.approx(exact, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["mutual_knn", "mutual_knn:distance=euclidean", "jaccard"])
+def test_equal_rows_are_no_evidence(name: str) -> None:
+    """The numbers of the samples decide between neighbours at equal distances, on both sides of the observed value."""
+    x, y = (np.eye(4)[np.random.default_rng(seed).integers(0, 4, 80)] for seed in (0, 1))
+    check(name, x, y, 20)
+
+
+@pytest.mark.parametrize(
+    "name", ["cca:ridge=0.1", "cca", "svcca", "linear_cka", "procrustes", "shape_distance:alpha=0.3"]
+)
+def test_a_tiny_feature_counts_as_in_the_metric(name: str) -> None:
+    x, y = rows(60, 3, 0) * np.array([1, 1, 1e-13]), rows(60, 4, 1)
+    metric = registries.metrics.build(name)
+    try:
+        metric.function(x, y, **metric.options)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error)[:20]):
+            permutation_test(name, x, y, permutations=5)
+        return
+    check(name, x, y, 5)

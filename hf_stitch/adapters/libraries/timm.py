@@ -60,7 +60,8 @@ class Timm(Library):
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
-        Weights are read from safetensors files only. The task of the reference must be that of the head.
+        Weights are read from safetensors files only. The task of the reference must be that of the head, if there is
+        one.
         """
         import timm
 
@@ -177,7 +178,7 @@ def _task(model: Any) -> str | None:
 
 def _loaded(model: nn.Module, dtype: torch.dtype | str | None, reference: ModelReference, processor: Any) -> Loaded:
     """Return a model whose head has the task of its reference, if that names one."""
-    if reference.task not in (None, own := _task(model)):
+    if reference.task is not None and (own := _task(model)) not in (None, reference.task):
         raise ValueError(
             f"task must be that of the head of {reference}, {own!r}, or None, got {reference.task!r}: a timm model has "
             "one head, whose size num_classes= sets"
