@@ -289,7 +289,8 @@ def _networks_in(record: Any) -> Iterator[dict[str, Any]]:
 
 def libraries_reading(config: Mapping[str, Any]) -> list[str]:
     """Return the libraries whose adapters read a ``config.json``; one that extends another takes precedence over it."""
-    kinds = [kind for kind in registries.adapters.usable() if kind().reads(config)]
+    foreign = () if config.get("model_type") == "hf_stitch" else ("hf_stitch",)  # whose import is slow
+    kinds = [kind for kind in registries.adapters.usable(without=foreign) if kind().reads(config)]
     return [kind.name for kind in most_special(kinds)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -221,8 +221,11 @@ class Registry(Generic[T]):
             )
         return found[0]
 
-    def usable(self) -> Iterator[Any]:
+    def usable(self, without: Collection[str] = ()) -> Iterator[Any]:
         """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
+
+        Args:
+            without: Names of entries that are left out, and not imported.
 
         Yields:
             The classes or functions, in the order of their names.
@@ -231,7 +234,7 @@ class Registry(Generic[T]):
             >>> {"timm", "transformers"} <= {library.name for library in registries.adapters.usable()}
             True
         """
-        for name in self:
+        for name in (name for name in self if name not in without):
             try:
                 yield self.get(name)
             except PluginError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,20 @@ def test_installed_version_equals_version_attribute():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("hf-stitch is not installed but imported from its folder")
     assert installed == hf_stitch.__version__
+
+
+@pytest.mark.parametrize("room", ["analysis", "relative", "workflows"])
+def test_every_name_of_a_room_can_be_imported(room: str) -> None:
+    module = importlib.import_module(f"hf_stitch.{room}")
+    assert module.__all__ and set(module.__all__) <= set(dir(module))
+    assert not [name for name in module.__all__ if getattr(module, name).__name__ != name]
+
+
+def test_a_job_imports_no_other_job_and_no_library_that_it_may_not_need() -> None:
+    unused = (
+        *("hf_stitch.workflows._stitch", "hf_stitch.analysis.auditing", "hf_stitch.relative.selection"),
+        *("datasets", "matplotlib", "pandas", "scipy.stats", "sentence_transformers", "sklearn", "timm"),
+    )
+    program = f"import sys, hf_stitch.workflows._compare\nprint([name for name in {unused} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

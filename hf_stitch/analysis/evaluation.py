@@ -15,7 +15,7 @@ from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
-from hf_stitch.scoring.measured import Score
+from hf_stitch.scoring.measured import Score as Score
 
 if TYPE_CHECKING:
     import pandas

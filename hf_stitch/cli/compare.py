@@ -13,6 +13,7 @@ OF_DATA = ("data_dir", "split", "max_samples", "label", "text", "text_pair", "im
 
 @command("hf_stitch.workflows._compare:compare")
 def compare(job: Job) -> None:
+    """Compare networks, and record the best matches."""
     _check(job)
     atlas = job.run()
     best = {

@@ -12,6 +12,7 @@ from hf_stitch.cli.verbs import Job, command
 
 @command("hf_stitch.workflows._evaluate:evaluate", without=["task"])
 def evaluate(job: Job) -> None:
+    """Score a stitched model."""
     if job.given.get("examples") and job.shared.report is None:
         raise typer.BadParameter("requires --report", param_hint="--examples")
     job.finish(job.run(**_whole(job)), "evaluation.json", {"evaluation.png": {}})
@@ -19,6 +20,7 @@ def evaluate(job: Job) -> None:
 
 @command("hf_stitch.workflows._audit:audit", without=["task"])
 def audit(job: Job) -> None:
+    """Audit a stitched model."""
     job.finish(job.run(**_whole(job)), "audit.json", {"audit.png": {}})
 
 

@@ -8,6 +8,7 @@ from hf_stitch.cli.verbs import Job, command
 
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
+    """Stitch all layers of two networks."""
     found = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}

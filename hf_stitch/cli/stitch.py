@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @command("hf_stitch.workflows._stitch:stitch")
 def stitch(job: Job) -> None:
+    """Stitch two networks, and save the stitched model with its scores."""
     with job.folder(needed=True):
         stitched = job.run()
         layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}

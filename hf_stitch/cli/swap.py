@@ -34,6 +34,7 @@ def swap(
         str | None, typer.Option(help="Split of the anchors.", show_default="--split, without scoring on the anchors")
     ] = None,
 ) -> None:
+    """Swap the encoder, with anchors where the networks are no stitched models."""
     given, shared = job.given, job.shared
     whole_network = {"--anchors": anchors, "--selection": selection, "--task": shared.task}
     if "target_layer" not in given and (idle := [name for name, value in whole_network.items() if value is not None]):

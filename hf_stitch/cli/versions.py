@@ -69,7 +69,11 @@ def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...
         if each.marker is None or each.marker.evaluate({"extra": ""})
     }
     of_kinds = (entry.distribution for kind in registries for entry in of_plugins(kind))
-    plugins = sorted({normalized(distribution[0]) for distribution in of_kinds if distribution})
+    ours = (normalized(each.name) for each in metadata.distributions())
+    plugins = sorted(
+        {normalized(distribution[0]) for distribution in of_kinds if distribution}
+        | {name for name in ours if name.startswith(f"{NAME}-")}
+    )
     pythons = tested_pythons()
     series = ".".join(platform.python_version_tuple()[:2])
     of_python = _status(series, series if series in pythons else "".join(pythons[-1:]), "", UNKNOWN)
@@ -85,7 +89,8 @@ def installed_versions(tested: Mapping[str, str] | None) -> tuple[Installed, ...
             present = ""
         if present or name not in OPTIONAL:
             bounds, known = required.get(name, ""), (tested or {}).get(name, "")
-            rows.append(Installed(name, present, known, bounds, _status(present, known, bounds, without)))
+            other = "" if name in plugins else without  # plugins have tests of their own
+            rows.append(Installed(name, present, known, bounds, _status(present, known, bounds, other)))
     return tuple(rows)
 
 

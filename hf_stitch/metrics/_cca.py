@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -12,10 +13,13 @@ from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
     SecondMoments,
+    Side,
     check_count,
     check_features_vary,
     check_variation,
+    nuclear,
     of_rows,
+    once,
 )
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
@@ -57,12 +61,9 @@ def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0
 def _cca(moments: SecondMoments, *, squared: bool, ridge: float) -> Tensor:
     if ridge:
         check_variation("cca", moments)
-    else:
-        check_full_rank("cca", moments, "set ridge, or use svcca, which drops small directions")
-    cross = _whitened(moments, *(_factor(s, ridge) for s in (moments.sxx, moments.syy)))
-    if squared:
-        return cross.square().sum() / min(cross.shape)
-    return torch.linalg.svdvals(cross).mean()
+    remedy = "" if ridge else "set ridge, or use svcca, which drops small directions"
+    cross = _whitened(moments, *_factors("cca", moments, remedy, ridge))
+    return (cross.square().sum() if squared else nuclear(cross, moments)) / min(cross.shape)
 
 
 @built_in("cca")
@@ -129,16 +130,15 @@ def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
     everything = directions == "all"
     if everything:
         check_variation("pwcca", moments)
-        check_full_rank("pwcca", moments, "pass the side of full rank as x, or use svcca", sides=("x",))
-        factor, whitening = _factor(moments.sxx), _whitening(moments)
+        (factor,) = _factors("pwcca", moments, "pass the side of full rank as x, or use svcca", sides=("x",))
+        whitening = once(moments, "y", lambda: _whitening(moments))
         rank = whitening.shape[1]
         why = f", as y has rank {rank}: with n <= rank + 1 every canonical correlation is 1"
         check_count("pwcca", moments.n, least_for_full_rank(rank), why)
         cross = torch.linalg.solve_triangular(factor, moments.sxy @ whitening, upper=False)
     else:
-        check_full_rank("pwcca", moments, "use svcca, or, if y has low rank, directions='all'")
-        factor = _factor(moments.sxx)
-        cross = _whitened(moments, factor, _factor(moments.syy))
+        factor, factor_y = _factors("pwcca", moments, "use svcca, or, if y has low rank, directions='all'")
+        cross = _whitened(moments, factor, factor_y)
     left, correlations, _ = torch.linalg.svd(cross, full_matrices=everything)
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
     weights = _settled(left.T @ factor.T, correlations).abs().sum(1)
@@ -188,12 +188,15 @@ def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above
 
 def _svcca(moments: SecondMoments, *, variance: float) -> Tensor:
     check_variation("svcca", moments)
-    (values_x, left), (values_y, right) = (_leading(s, variance) for s in (moments.sxx, moments.syy))
+    (values_x, left), (values_y, right) = (
+        once(moments, "x", lambda: _leading(moments.sxx, variance)),
+        once(moments, "y", lambda: _leading(moments.syy, variance)),
+    )
     for side, kept in (("x", len(values_x)), ("y", len(values_y))):
         reason = f": {kept} components of {side} explain {variance:g} of its variance; lower variance"
         check_count("svcca", moments.n, kept + 2, reason)
     cross = (left.T @ moments.sxy @ right) / torch.outer(values_x.sqrt(), values_y.sqrt())
-    return torch.linalg.svdvals(cross).mean()
+    return nuclear(cross, moments) / min(cross.shape)
 
 
 @built_in("svcca")
@@ -215,9 +218,7 @@ def least_for_full_rank(width: int) -> int:
     return width + 2
 
 
-def check_full_rank(
-    name: str, moments: SecondMoments, remedy: str, sides: Sequence[Literal["x", "y"]] = ("x", "y")
-) -> None:
+def check_full_rank(name: str, moments: SecondMoments, remedy: str, sides: Sequence[Side] = ("x", "y")) -> None:
     """Check that canonical correlations are defined: enough rows, and no linearly dependent features.
 
     The rank is that of the correlation matrix, so it does not depend on the scales of the features.
@@ -236,6 +237,19 @@ def check_full_rank(
                 f"{name}: the {width} features of {side} have rank {rank}, so the value is undefined; {remedy}, or "
                 "remove linearly dependent features"
             )
+
+
+def _factors(
+    name: str, moments: SecondMoments, remedy: str, ridge: float = 0.0, sides: Sequence[Side] = ("x", "y")
+) -> list[Tensor]:
+    """The Cholesky factors of both sides; without a ridge, their rank is checked."""
+
+    def of(side: Side) -> Tensor:
+        if not ridge:
+            check_full_rank(name, moments, remedy, (side,))
+        return _factor(moments.sxx if side == "x" else moments.syy, ridge)
+
+    return [once(moments, side, partial(of, side)) for side in sides]
 
 
 def _factor(scatter: Tensor, ridge: float = 0.0) -> Tensor:

@@ -14,7 +14,6 @@ from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, MomentsMetric, Operand
 from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics import Moments
 from hf_stitch.statistics.hsic import HSIC, unbiased_hsic
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.minibatch_grams import MinibatchGrams
@@ -49,17 +48,17 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
         >>> round(linear_cka(x, 3 * x.flip(1)).item(), 6)
         1.0
     """
-    check_variation("linear_cka", rows := RowMoments(x, y))
-    if debiased:
-        check_count("debiased linear_cka", rows.n, _LEAST_UNBIASED, _UNBIASED)
-        return _cosine("linear_cka", _unbiased(rows))
-    return _cosine("linear_cka", _squares(rows))
+    return _linear_cka(RowMoments(x, y), debiased=debiased)
 
 
 def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
-    if debiased:
+    if debiased and not isinstance(moments, RowMoments):
         raise ValueError("debiased linear_cka cannot be computed from Moments; collect LayerMoments, and use its hsic")
     check_variation("linear_cka", moments)
+    if debiased:
+        check_count("debiased linear_cka", moments.n, _LEAST_UNBIASED, _UNBIASED)
+    if isinstance(moments, RowMoments):
+        return _cosine("linear_cka", _unbiased(moments) if debiased else _squares(moments))
     return _cosine("linear_cka", _squares_of(moments))
 
 
@@ -263,14 +262,6 @@ def _squares_of(moments: SecondMoments) -> Tensor:
 def _of_pair(name: str, hsic: HSIC) -> float:
     """The value from HSIC of a single pair of layers."""
     return _cosine(name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
-
-
-def debiased_from(moments: Moments, lengths: Tensor) -> float:
-    """Debiased ``linear_cka`` from moments and the squared lengths of the centred rows, ``(2, n)``."""
-    check_variation("linear_cka", moments)
-    check_count("debiased linear_cka", moments.n, _LEAST_UNBIASED, _UNBIASED)
-    hsic = unbiased_hsic(moments.n, _squares_of(moments), lengths.sum(1), lengths @ lengths.T)
-    return _cosine("linear_cka", hsic).item()
 
 
 def _unbiased(rows: RowMoments) -> Tensor:

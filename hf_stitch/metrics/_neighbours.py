@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,18 @@ class NeighboursMetric(FeaturesMetric):
         return 1 + int(self.options["k"])
 
 
+class SharedNeighboursMetric(NeighboursMetric):
+    """A metric of how many neighbours both sides share. Permuting samples numbers them anew."""
+
+    score: ClassVar[Callable[..., Tensor]]
+
+    def _prepared(self, side: Operand, rows: Tensor) -> Tensor:
+        return nearest(self.name, side, rows, self.options["k"], self.options["distance"])
+
+    def _permuted(self, x: Tensor, y: Tensor, order: Tensor) -> float:
+        return type(self).score(_same(x, order.argsort()[y[order]]).double().sum((1, 2)), self.options["k"]).item()
+
+
 @of_rows
 def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean share of the k nearest neighbours of a sample that both representations have in common (Huh et al. 2024).
@@ -62,11 +74,12 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
 
 
 @built_in("mutual_knn")
-class MutualKNN(NeighboursMetric):
+class MutualKNN(SharedNeighboursMetric):
     """Streaming ``mutual_knn``."""
 
     papers = (HUH_2024,)
     function = staticmethod(mutual_knn)
+    score = staticmethod(lambda shared, k: (shared / k).mean())
 
 
 @of_rows
@@ -93,16 +106,20 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
         >>> round(jaccard(x, 3 * x).item(), 6)
         1.0
     """
-    shared = matches("jaccard", x, y, k, distance).sum((1, 2))
+    return _jaccard(matches("jaccard", x, y, k, distance).sum((1, 2)), k)
+
+
+def _jaccard(shared: Tensor, k: int) -> Tensor:
     return (shared / (2 * k - shared)).mean()
 
 
 @built_in("jaccard")
-class Jaccard(NeighboursMetric):
+class Jaccard(SharedNeighboursMetric):
     """Streaming ``jaccard``."""
 
     papers = (KLABUNDE_2023,)
     function = staticmethod(jaccard)
+    score = staticmethod(_jaccard)
 
 
 @of_rows
@@ -212,7 +229,11 @@ def shared_neighbours(x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
 def matches(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
     """``(n, k, k)``: 1 where neighbour a of row i on one side is its neighbour b on the other."""
     near_x, near_y = (nearest(name, side, rows, k, distance) for side, rows in (("x", x), ("y", y)))
-    return (near_x[:, :, None] == near_y[:, None, :]).to(x)
+    return _same(near_x, near_y).to(x)
+
+
+def _same(near_x: Tensor, near_y: Tensor) -> Tensor:
+    return near_x[:, :, None] == near_y[:, None, :]
 
 
 def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows, variances
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_rows, variances
 from hf_stitch.metrics.base import MomentsMetric
 from hf_stitch.papers import DING_2021
 
@@ -46,7 +46,7 @@ def procrustes(x: Tensor, y: Tensor, *, squared: bool = False, unit_norm: bool =
 def _procrustes(moments: SecondMoments, *, squared: bool, unit_norm: bool) -> Tensor:
     check_variation("procrustes", moments)
     square_x, square_y = (variance.sum() for variance in variances(moments))
-    total, aligned = square_x + square_y, torch.linalg.svdvals(moments.sxy).sum()
+    total, aligned = square_x + square_y, nuclear(moments.sxy, moments)
     if unit_norm:
         total, aligned = torch.full_like(total, 2), aligned / (square_x.sqrt() * square_y.sqrt())
     square = nonnegative("procrustes", total - 2 * aligned, total.detach(), max(moments.sxy.shape))

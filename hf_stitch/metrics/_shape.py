@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, of_rows
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_rows
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import WILLIAMS_2021
@@ -57,7 +57,7 @@ def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> T
     else:
         check_variation("shape_distance", moments)
     cross = _whitening(moments.sxx, alpha) @ moments.sxy @ _whitening(moments.syy, alpha)
-    square_x, square_y, aligned = moments.sxx.trace(), moments.syy.trace(), torch.linalg.svdvals(cross).sum()
+    square_x, square_y, aligned = moments.sxx.trace(), moments.syy.trace(), nuclear(cross, moments)
     terms = max(cross.shape)
     if distance == "angular":
         apart = 1 - aligned / (square_x.sqrt() * square_y.sqrt())

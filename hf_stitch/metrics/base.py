@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
-from hf_stitch.metrics._rows import Rows, paired
+from hf_stitch.metrics._rows import RowMoments, Rows, paired
 from hf_stitch.options import check_call, check_names, checked, defaults, plain
 from hf_stitch.papers import Paper
 from hf_stitch.registry import registries
@@ -279,6 +280,14 @@ class ActivationMetric(Metric):
         """
         return None
 
+    def _prepared(self, side: Operand, rows: Tensor) -> Any:
+        """Return what a permutation test computes of a side once, for all permutations and layers of the other side."""
+        return rows
+
+    def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
+        """Return the value for rows of y in another order, to 1e-9, from what both sides prepared."""
+        return self._value(x, y[order]).item()
+
     @abstractmethod
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows.
@@ -351,6 +360,17 @@ class MomentsMetric(ActivationMetric):
         """From the moments of each pair of layers, or from their rows."""
         rows = from_rows(self._value, self.symmetric, compares_samples=False)
         return (from_moments(self.from_moments, self.symmetric), rows)
+
+    def _prepared(self, side: Operand, rows: Tensor) -> Any:
+        turned = {"orthogonal", "translation"} <= {*self.invariances} and not self.options.get("ridge")
+        moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)  # a ridge depends on the width
+        moments.kept = {side: {}}
+        return moments
+
+    def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
+        moments = copy(x)
+        vars(moments).update(y=y.x[order], mean_y=y.mean_x, sxx=x.sxx, syy=y.sxx, kept=x.kept | y.kept)
+        return type(self).formula(moments, **self.options).item()
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows, as in ``ActivationMetric``; moments stay on the device of the first rows."""

@@ -27,6 +27,14 @@ def test_a_mistyped_timm_name_gets_a_suggestion() -> None:
         hf_stitch.load("timm:rexnt_100")
 
 
+def test_a_timm_model_has_no_other_head_than_its_own() -> None:
+    options = {"pretrained": False, "num_classes": 3}
+    assert hf_stitch.load("timm:resnet10t", task="image-classification", **options).task == "image-classification"
+    for task, of_head in (("text-classification", 3), ("image-classification", 0)):
+        with pytest.raises(ValueError, match="task must be that of the head of timm:resnet10t"):
+            hf_stitch.load("timm:resnet10t", task=task, **options | {"num_classes": of_head})
+
+
 def test_a_transformers_folder_with_its_image_processor(tmp_path: Path) -> None:
     model = hf.ViTForImageClassification(hf.ViTConfig(**VIT)).eval()
     model.save_pretrained(tmp_path)

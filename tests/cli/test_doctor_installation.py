@@ -42,6 +42,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     given = {"Requires-Dist": REQUIRED, "Classifier": declared("Classifier")}
     monkeypatch.setattr(versions, "_declared", given.__getitem__)
     monkeypatch.setattr(versions, "of_plugins", lambda kind: [])
+    monkeypatch.setattr(metadata, "distributions", lambda: [])
     return present
 
 
@@ -91,6 +92,8 @@ def test_plugins_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names) == len(set(names))
     plugins = [each for kind in versions.registries for each in versions.of_plugins(kind)]
     assert plugins and {each.distribution[0] for each in plugins if each.distribution} <= set(names)
+    assert "hf-stitch-transfer" in names  # which adds no entry to a registry
+    assert {row.status for row in installed_versions(TESTED) if row.name.startswith("hf-stitch-")} == {""}
     monkeypatch.setattr(versions, "_declared", lambda field: ["torch"] if field == "Requires-Dist" else [])
     assert "timm" not in [row.name for row in installed_versions(TESTED)]
 

@@ -60,7 +60,7 @@ class Timm(Library):
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
-        Weights are read from safetensors files only.
+        Weights are read from safetensors files only. The task of the reference must be that of the head.
         """
         import timm
 
@@ -77,7 +77,7 @@ class Timm(Library):
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return Loaded(_cast(model, dtype).eval(), reference, processor)
+            return _loaded(model, dtype, reference, processor)
         folder = Path(reference.id)
         if not reference.is_local:
             wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
@@ -88,7 +88,7 @@ class Timm(Library):
                 f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
             )
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return Loaded(_cast(model, dtype).eval(), reference, processor)
+        return _loaded(model, dtype, reference, processor)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
@@ -111,8 +111,7 @@ class Timm(Library):
 
     def task(self, adapter: Adapter) -> str | None:
         """``image-classification``, with a single output ``regression``, or ``None`` for a model without a head."""
-        count = getattr(adapter.model, "num_classes", 0)
-        return "image-classification" if count > 1 else "regression" if count == 1 else None
+        return _task(adapter.model)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the architecture, its arguments and the pretrained config, as timm saves them."""
@@ -168,6 +167,22 @@ def _native_size(model: nn.Module) -> tuple[int, int] | None:
     """Return the input size of the patch embedding, which may differ from that of the pretrained weights."""
     network = getattr(model, "model", model)  # wrappers that return feature maps store the network as model
     return getattr(getattr(network, "patch_embed", None), "img_size", None)
+
+
+def _task(model: Any) -> str | None:
+    """Return the task of the head, by the number of its outputs."""
+    count = getattr(model, "num_classes", 0)
+    return "image-classification" if count > 1 else "regression" if count == 1 else None
+
+
+def _loaded(model: nn.Module, dtype: torch.dtype | str | None, reference: ModelReference, processor: Any) -> Loaded:
+    """Return a model whose head has the task of its reference, if that names one."""
+    if reference.task not in (None, own := _task(model)):
+        raise ValueError(
+            f"task must be that of the head of {reference}, {own!r}, or None, got {reference.task!r}: a timm model has "
+            "one head, whose size num_classes= sets"
+        )
+    return Loaded(_cast(model, dtype).eval(), reference, processor)
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | str | None) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.analysis.permutation import pairing
+from hf_stitch.analysis.permutation import permuted, unit_matrix
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.options import checked
 
@@ -104,9 +105,12 @@ def maximum_test(
     found = _by_matrices(metric, some_x, some_y, orders, memory)
     if found is None:
         found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
-        for i, j in np.argwhere(known[np.ix_(of_x, of_y)]):
-            score = pairing(metric, some_x[i].double(), some_y[j].double())
-            found[:, i, j] = [score(order) for order in orders]
+        kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
+        prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j].double()))
+        for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
+            own = metric._prepared("x", some_x[i].double())
+            for j in np.flatnonzero(defined_here):
+                found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
     values = np.full((len(orders), *known.shape), np.nan)
     values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
     values[:, ~known] = np.nan
@@ -139,20 +143,11 @@ def _by_matrices(
         return None
     values = np.empty((len(orders), len(x), len(y)))
     for start in range(0, len(x), at_once):
-        block = torch.stack([_unit(metric, rows) for rows in x[start : start + at_once]])
+        block = torch.stack([unit_matrix(metric, rows).flatten() for rows in x[start : start + at_once]])
         for j, rows in enumerate(y):
-            matrix = _unit(metric, rows).view(n, n)
+            matrix = unit_matrix(metric, rows)
             for first in range(0, len(orders), _ORDERS):
                 some = orders[first : first + _ORDERS]
-                permuted = torch.stack([matrix.index_select(0, o).index_select(1, o).flatten() for o in some])
-                values[first : first + len(some), start : start + len(block), j] = (permuted @ block.T).numpy()
+                others = torch.stack([permuted(matrix, order).flatten() for order in some])
+                values[first : first + len(some), start : start + len(block), j] = (others @ block.T).numpy()
     return values
-
-
-def _unit(metric: ActivationMetric, rows: Tensor) -> Tensor:
-    """The matrix of samples of a layer as one vector of length 1, (n²,)."""
-    matrix = metric.sample_matrix(rows.double())
-    assert matrix is not None
-    if not (length := matrix.norm()) > 0:
-        raise ValueError(f"{metric.name} is undefined for a layer that outputs the same for all {len(rows)} samples")
-    return matrix.flatten() / length

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from hf_stitch.analysis.detection.evidence import Cell
 from hf_stitch.analysis.grid.result import StitchGrid, cell_name
@@ -98,6 +98,6 @@ def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
         apart = best - better
         spread = np.nanstd(apart[1:], 0, ddof=1) if len(apart) > 1 else np.nan
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 for equal ones, of which the p-value is 1
-            p = 2 * norm.sf(np.nan_to_num(apart[0] / spread, nan=0.0))
+            p = 2 * ndtr(-np.nan_to_num(apart[0] / spread, nan=0.0))
         found.append(np.where(np.isnan(better[0]), np.nan, np.where((best == better)[0], 1.0, p)))
     return np.stack(found)

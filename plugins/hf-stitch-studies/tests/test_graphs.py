@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import study
+import torch
 from study_scripts import has_keys, run_script
 
 pytestmark = pytest.mark.slow
@@ -92,18 +94,35 @@ def test_correlations_across_networks_and_within_runs_are_told_apart() -> None:
     assert abs(across.value) < 0.5 and across.low < across.value < across.high
     assert (within.value, n) == (pytest.approx(1), 12)
     less = module.points_of(own).correlations([name], module.SPEARMAN, module.of(module.AGREEMENT, module.RELU))[name]
-    assert less.high < 0 and module.sign(module.stored(less)) == "refuted"
+    assert less.high < 0 and study.above(module.stored(less), 0) is False
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([(0.85, 0.95), (0.81, 0.9)], "confirmed"),
-        ([(0.85, 0.95), (0.7, 0.9)], "in part"),
-        ([(0.7, 0.95), (0.7, 0.9)], "undecided"),
-        ([(0.1, 0.3), (0.5, 0.79)], "refuted"),
-    ],
-)
-def test_the_verdict_follows_the_rule(values: list[tuple[float, float]], said: str) -> None:
-    module = importlib.import_module("relative_representations.performance_proxy")
-    assert module.verdict([{"value": (low + high) / 2, "low": low, "high": high} for low, high in values]) == said
+def test_a_network_is_that_of_its_best_step_by_validation_nodes(data: Path, tmp_path: Path) -> None:
+    module = importlib.import_module("relative_representations.graph_stitching")
+    preset = module.Preset(1, 12, 20, 8, 3)
+    task = module.task_of("cora", str(data), preset.anchors, preset.nodes)
+    parts = [set(nodes.tolist()) for nodes in (task.train, task.valid, task.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == NODES and len(parts[1]) == len(parts[2]) == NODES // 10
+    assert set(task.anchors.tolist()) <= parts[0]
+    whole = module.trained("cora", "GCN", module.RELATIVE, 0, preset, task, tmp_path)
+    valid = [score for score, _ in whole.history]
+    assert len(valid) == preset.steps and valid.index(max(valid)) == whole.best - 1
+    answers = whole(task.graph).argmax(1)
+    found = [task.f1(answers, nodes) for nodes in (task.valid, task.test)]
+    assert found == pytest.approx(whole.history[whole.best - 1], abs=1e-3)
+
+
+def test_a_first_layer_on_sparse_features_is_the_dense_one() -> None:
+    module = importlib.import_module("relative_representations.graph_stitching")
+    dense, x = torch.nn.Linear(30, 4), (torch.rand(50, 30) < 0.1).float()
+    sparse = module.Sparse(dense, x).eval()
+    assert torch.allclose(sparse(torch.ones(50, 1)), dense(x), atol=1e-6)
+    assert not torch.allclose(sparse.train()(torch.ones(50, 1)), dense(x), atol=1e-2)
+
+
+def test_one_collapsed_network_does_not_decide_a_median() -> None:
+    median = importlib.import_module("relative_representations.kept").median
+    gaps = np.array([-80.0, *np.linspace(-1, 1, 15)])
+    found = median(gaps)
+    assert found.value == pytest.approx(-0.0714, abs=1e-3) and -1 <= found.low < found.high <= 1
+    assert median(gaps + 100).value == pytest.approx(found.value + 100)

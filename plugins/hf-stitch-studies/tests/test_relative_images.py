@@ -26,7 +26,6 @@ EXPERIMENTS = {
     "similarity_signal": ["similarity_signal"],
 }
 """Script -> its figures with published networks."""
-VERDICTS = ("confirmed", "in part", "refuted", "undecided")
 
 
 def imported(name: str) -> Any:
@@ -123,21 +122,45 @@ def test_verdict_on_other_seeds(relative: float, absolute: float, untrained: flo
 
 
 @pytest.mark.parametrize(
-    ("cosine", "shuffled", "f1", "verdict"),
+    ("cosine", "shuffled", "f1", "verdicts"),
     [
-        (0.8, 0.1, 52.0, "confirmed"),
-        (0.8, 0.1, 30.0, "in part"),
-        (0.2, 0.1, 60.0, "refuted"),
-        (0.8, 0.9, 60.0, "refuted"),
+        (0.8, 0.1, 52.0, ("confirmed", "confirmed")),
+        (0.8, 0.1, 30.0, ("confirmed", "refuted")),
+        (0.2, 0.1, 60.0, ("refuted", "confirmed")),
+        (0.8, 0.9, 60.0, ("refuted", "confirmed")),
     ],
 )
-def test_verdict_on_the_training_signal(cosine: float, shuffled: float, f1: float, verdict: str) -> None:
+def test_verdicts_on_the_training_signal(cosine: float, shuffled: float, f1: float, verdicts: tuple[str, str]) -> None:
     script = imported("similarity_signal")
     students = {kind: {"relative_cosine": 0.1, "f1": 10.0} for kind in script.STUDENTS}
     students[script.SIGNAL] = {"relative_cosine": cosine, "f1": f1}
     students[script.SHUFFLED]["relative_cosine"] = shuffled
     record = {"references": [{"labelled": 60.0, "chance": 10.0, "students": students}] * 2}
-    assert script.verdict(record) == verdict
+    found = [row["verdict"].removeprefix("stand-in ") for row in script.claims(record)]
+    assert tuple(found) == verdicts
+
+
+def test_angles_are_compared_with_untrained_networks_of_their_kind() -> None:
+    script = imported("angles")
+
+    def row(networks: str, measure: str, value: float) -> dict[str, Any]:
+        place = {"modality": "text", "data": "TREC", "cut": "words", "networks": networks, "centre": "origin"}
+        values = np.full((4, 4), value)
+        return {**place, "measure": measure, "values": (values if networks == "trained" else values[:2, :2]).tolist()}
+
+    record = {
+        "networks": {"text": {"trained": ["bert", "bert", "electra", "electra"], "untrained": ["bert", "bert"]}},
+        "scores": [
+            row("trained", "correlation", 0.8), row("untrained", "correlation", 0.5), row("trained", "difference", 9.0),
+            row("trained", "difference, paired at random", 12.0),
+        ],
+    }  # fmt: skip
+    found = script.Measured(record, "text")
+    assert found.cells == [("TREC", "words")]
+    assert found.more("other architectures", found.cells[0]).value == pytest.approx(0.3)
+    assert [found.preserved(kind, found.cells[0]) for kind in script.KINDS] == [True, True]
+    record["scores"][1] = row("untrained", "correlation", 0.9)
+    assert script.Measured(record, "text").preserved("other seeds", found.cells[0]) is False
 
 
 def test_pixels_of_all_data_sets_become_rgb_of_one_size() -> None:

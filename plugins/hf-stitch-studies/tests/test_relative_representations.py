@@ -54,12 +54,12 @@ def test_experiment_writes_record_page_and_figures(name: str, cache: Path, tmp_p
     assert all(map(has_keys, module.claims(record)))
 
 
-def test_holm_multiplies_the_smallest_p_by_the_number_of_tests(folder: None) -> None:
+def test_holm_multiplies_the_smallest_p_by_the_number_of_tests() -> None:
     holm = importlib.import_module("relative_representations.pretrained").holm
     assert holm(np.array([0.04, 0.01, 0.5])) == pytest.approx([0.08, 0.03, 0.5])
 
 
-def test_paired_comparison_tells_a_worse_network_from_an_equal_one(folder: None) -> None:
+def test_paired_comparison_tells_a_worse_network_from_an_equal_one() -> None:
     right = np.zeros((2, 2, 1, 100), bool)
     right[0, 0] = right[1, 1] = right[1, 0] = True
     found = importlib.import_module("relative_representations.pretrained").compared(right)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import study
 import torch
 from sklearn.metrics import f1_score
 from study_scripts import SHARED, run_script
@@ -136,15 +137,7 @@ def _language(fraction: float = 0.7, margin: float = 30.0, **lows: float) -> dic
     ],
 )
 def test_the_verdict_follows_the_rule(labels: Any, languages: list[dict[str, Any]], verdict: str) -> None:
-    assert labels.outcome(languages) == verdict
-
-
-def test_the_claim_needs_one_task_as_published(labels: Any) -> None:
-    published, centred = ("topic", "SVD", "relative"), ("past", "SVD", "relative, centred")
-    assert labels.overall({published: "confirmed", centred: "refuted"}) == "confirmed"
-    assert labels.overall({published: "refuted", centred: "confirmed"}) == "in part"
-    assert labels.overall({published: "refuted", centred: "undecided"}) == "refuted"
-    assert labels.overall({published: "undecided", centred: "undecided"}) == "undecided"
+    assert study.decided(map(labels.accepted, languages)) == verdict
 
 
 @pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="there is no ../shared/data")

@@ -14,7 +14,6 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ import study
 import torch
 from dr_frankenstein import base_training, images, networks
 from language_models import decoders
+from study import ranged, table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
@@ -99,21 +99,13 @@ Hardware: {machine}; {minutes:.0f} minutes.
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the study.
+    """Sizes of the study."""
 
-    Attributes:
-        train: Samples that maps are fitted to and trained on: images, and texts.
-        test: Held-out samples: images, and texts.
-        steps: Steps of training: for images, and for texts.
-        batch: Samples of a step: images, and texts.
-        rows: Samples whose rows the MLP is fitted to before it is trained.
-    """
-
-    train: tuple[int, int]
-    test: tuple[int, int]
-    steps: tuple[int, int]
-    batch: tuple[int, int]
-    rows: tuple[int, int]
+    train: tuple[int, int]  # samples that maps are fitted to and trained on: images, and texts
+    test: tuple[int, int]  # held-out samples: images, and texts
+    steps: tuple[int, int]  # steps of training: for images, and for texts
+    batch: tuple[int, int]  # samples of a step: images, and texts
+    rows: tuple[int, int]  # samples whose rows the MLP is fitted to before it is trained
 
 
 PRESETS = {
@@ -125,29 +117,17 @@ RANK, HIDDEN = 8, 128
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks and their data.
+    """Two networks and their data."""
 
-    Attributes:
-        name: Name of the pair.
-        source: The source.
-        blank: The source with random weights.
-        target: The target.
-        cuts: Layers of the source and of the target, by depth.
-        train: Samples that maps are fitted to.
-        test: Held-out samples.
-        matcher: The training.
-        rows: Number of samples whose rows the MLP is fitted to.
-    """
-
-    name: str
-    source: Any
-    blank: Any
-    target: hf_stitch.Adapter
-    cuts: tuple[tuple[str, str], ...]
-    train: hf_stitch.Samples
-    test: hf_stitch.Samples
-    matcher: TaskLoss
-    rows: int
+    name: str  # name of the pair
+    source: Any  # the source
+    blank: Any  # the source with random weights
+    target: hf_stitch.Adapter  # the target
+    cuts: tuple[tuple[str, str], ...]  # layers of the source and of the target, by depth
+    train: hf_stitch.Samples  # samples that maps are fitted to
+    test: hf_stitch.Samples  # held-out samples
+    matcher: TaskLoss  # the training
+    rows: int  # number of samples whose rows the MLP is fitted to
 
     @property
     def is_language(self) -> bool:
@@ -227,11 +207,7 @@ def starts(pair: Pair) -> dict[str, Matcher]:
 
 
 def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[str, Any]:
-    """Fit, train, score and audit all stitches at one cut.
-
-    Returns:
-        Scores, differences, parameters, seconds and verdicts by row.
-    """
+    """Fit, train, score and audit all stitches at one cut."""
     specs = pair.source.spec(cut[0]), pair.target.spec(cut[1])
     found: dict[str, Any] = {"parameters": {}, "seconds": {}}
     drawn: dict[str, Any] = {}
@@ -318,11 +294,7 @@ def interval(values: Any) -> list[float]:
 
 
 def run(pair: Pair) -> dict[str, Any]:
-    """Run all depths of a pair.
-
-    Returns:
-        The record of the pair.
-    """
+    """Run all depths of a pair."""
     begun = time.perf_counter()
     samples, how = PairedSamples.of(pair.train), Run(32, progress=False)
     trained, blank = (
@@ -342,12 +314,6 @@ def run(pair: Pair) -> dict[str, Any]:
     return record
 
 
-def shown(values: Iterable[float], digits: int = 3) -> str:
-    """Write a value with its interval."""
-    value, low, high = values
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
 def pays(found: dict[str, Any], name: str) -> bool:
     """Return whether a map pays at a cell, by the rule of the page."""
     audits = found["audits"]
@@ -355,80 +321,73 @@ def pays(found: dict[str, Any], name: str) -> bool:
     return found["gains"][name][1] > 0 and found["gains beyond untrained"][name][0] > 0 and not left
 
 
+def cell_table(figure: str, found: dict[str, Any]) -> str:
+    """Write the table of a cell: the scores of all maps, and their audits."""
+
+    def audited(row: str) -> str:
+        audit = found["audits"][row]
+        state = {True: "in", False: "**out**", None: "undecided"}[audit["in_distribution"]]
+        detector, dose = max(audit["doses"].items(), key=lambda each: each[1], default=("none counts", 0.0))
+        return f"{state} ({detector} {dose:.2f})" if dose > 0 else state
+
+    def known(figures: dict[str, Any], row: str, digits: str) -> str:
+        return f"{figures[row]:{digits}}" if row in figures else "–"
+
+    return table((CLOSED, *KINDS), {
+        "": str, figure: lambda row: ranged(found["scores"][row], 3),
+        "gain over affine": lambda row: ranged(found["gains"][row], 3) if row in found["gains"] else "–",
+        "untrained front": lambda row: f"{found['untrained'][row][0]:.3f}",
+        "selectivity": lambda row: ranged(found["selectivity"][row], 3),
+        "parameters trained": lambda row: known(found["parameters"], row, ","),
+        "seconds": lambda row: known(found["seconds"], row, ".0f"), "audit": audited,
+    })  # fmt: skip
+
+
 def section(name: str, record: dict[str, Any]) -> str:
     """Write the tables of a pair."""
     figure = record["figure"].replace("_", " ")
-    lines = [f"## {TITLES[name]}", ""]
+    parts = [f"## {TITLES[name]}"]
     for cut, found in record["cuts"].items():
         target = f"; target alone {found['scores']['target'][0]:.3f}" if "bits" in figure else ""
-        lines += [
-            f"### `{cut}`{target}", "",
-            f"| | {figure} | gain over affine | untrained front | selectivity | parameters trained | seconds | audit |",
-            "|---" * 8 + "|",
-        ]  # fmt: skip
-        for row in (CLOSED, *KINDS):
-            audit = found["audits"][row]
-            state = {True: "in", False: "**out**", None: "undecided"}[audit["in_distribution"]]
-            most = max(audit["doses"].items(), key=lambda each: each[1], default=("none counts", 0.0))
-            if most[1] > 0:
-                state += f" ({most[0]} {most[1]:.2f})"
-            gain = shown(found["gains"][row]) if row in found["gains"] else "–"
-            trained = f"{found['parameters'][row]:,}" if row in found["parameters"] else "–"
-            seconds = f"{found['seconds'][row]:.0f}" if row in found["seconds"] else "–"
-            lines.append(
-                f"| {row} | {shown(found['scores'][row])} | {gain} | {found['untrained'][row][0]:.3f} "
-                f"| {shown(found['selectivity'][row])} | {trained} | {seconds} | {state} |"
-            )
-        lines.append("")
-    return "\n".join(lines).rstrip()
+        parts += [f"### `{cut}`{target}", cell_table(figure, found)]
+    return "\n\n".join(parts)
 
 
-def features(records: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """Write the table of final features first, and the verdict."""
-    lines = [
-        "| | start | without | final features first | difference, mean over depths |", "|---" * 5 + "|",
-    ]  # fmt: skip
-    for name, record in records.items():
-        for kind, pair in (("affine", (AFFINE, FEATURES[0])), ("random", FEATURES[1:])):
-            columns = (", ".join(f"{found['scores'][row][0]:.3f}" for found in record["cuts"].values()) for row in pair)
-            lines.append(
-                f"| {TITLES[name]} | {kind} | {' | '.join(columns)} | {shown(record[f'features of {kind}'])} |"
-            )
-    default = [
-        kind for kind in ("affine", "random")
-        if all(record[f"features of {kind}"][1] > 0 for record in records.values())
-    ]  # fmt: skip
-    verdict = {
-        (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
-        (
-            "random",
-        ): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
-        "map by default, so that the default stays without.",
-        ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
-        ("affine", "random"): "It helps both starts on all pairs.",
-    }[tuple(default)]
-    return "\n".join(lines), verdict
+VERDICT = {
+    (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
+    ("random",): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
+    "map by default, so that the default stays without.",
+    ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
+    ("affine", "random"): "It helps both starts on all pairs.",
+}
+"""Starts that final features first help on all pairs -> what follows."""
 
 
 def page(record: dict[str, Any]) -> str:
     """Write the page of a record."""
     pairs = record["pairs"]
-    cells = [
-        (TITLES[name], cut, row)
-        for name, each in pairs.items() for cut, found in each["cuts"].items() for row in KINDS[1:] if pays(found, row)
-    ]  # fmt: skip
-    total = sum(len(each["cuts"]) for each in pairs.values()) * len(KINDS[1:])
-    paying = f"Maps beyond affine pay in {len(cells)} of {total} cases" + (
-        f": {'; '.join(f'{row} ({title}, {cut})' for title, cut, row in cells)}." if cells else "."
-    )
-    found = [each for record in pairs.values() for each in record["cuts"].values()]
-    out = {row: sum(each["audits"][row]["in_distribution"] is False for each in found) for row in (CLOSED, *KINDS)}
-    strange = f"Out of distribution, of {len(found)} cells: " + ", ".join(f"{row} {n}" for row, n in out.items()) + "."
-    table, default = features(pairs)
+    found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
+    paying = [f"{row} ({title}, {cut})" for title, cut, each in found for row in KINDS[1:] if pays(each, row)]
+    total = len(found) * len(KINDS[1:])
+    out = {row: sum(each["audits"][row]["in_distribution"] is False for *_, each in found) for row in (CLOSED, *KINDS)}
+    starts = {"affine": (AFFINE, FEATURES[0]), "random": FEATURES[1:]}
+    helped = tuple(k for k in starts if all(pair[f"features of {k}"][1] > 0 for pair in pairs.values()))
+
+    def scores(_: str, kind: str, pair: dict[str, Any], first: int) -> str:
+        return ", ".join(f"{each['scores'][starts[kind][first]][0]:.3f}" for each in pair["cuts"].values())
+
     return PAGE.format(
-        settings=record["settings"], rank=RANK, hidden=HIDDEN, pays=paying, strange=strange, chance=0.025 * total,
-        sections="\n\n".join(section(name, each) for name, each in pairs.items()), features=table, default=default,
-        machine=next(iter(pairs.values()))["machine"], minutes=sum(each["seconds"] for each in pairs.values()) / 60,
+        settings=record["settings"], rank=RANK, hidden=HIDDEN, chance=0.025 * total,
+        pays=f"Maps beyond affine pay in {len(paying)} of {total} cases{': ' * bool(paying)}{'; '.join(paying)}.",
+        strange=f"Out of distribution, of {len(found)} cells: {', '.join(f'{row} {n}' for row, n in out.items())}.",
+        sections="\n\n".join(section(name, each) for name, each in pairs.items()),
+        features=table([(TITLES[name], kind, pair) for name, pair in pairs.items() for kind in starts], {
+            "": "{0}", "start": "{1}", "without": partial(scores, first=0),
+            "final features first": partial(scores, first=1),
+            "difference, mean over depths": lambda _, kind, pair: ranged(pair[f"features of {kind}"], 3),
+        }),
+        default=VERDICT[helped], machine=next(iter(pairs.values()))["machine"],
+        minutes=sum(each["seconds"] for each in pairs.values()) / 60,
     )  # fmt: skip
 
 

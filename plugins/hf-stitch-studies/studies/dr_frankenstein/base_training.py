@@ -30,25 +30,17 @@ from hf_stitch.storage.files import write_whole
 class Base:
     """Architecture and training of a base network.
 
-    Attributes:
-        architecture: ``tiny10``, ``resnet20`` or ``vit``.
-        epochs: Passes over the images.
-        images: Number of training images.
-        seed: Seed of initial weights, order and augmentation.
-        data: Data set, a key of ``images.DATA``.
-        width: Width multiplier of ResNet-20.
-        norm: Whether Tiny-10 has BatchNorm.
-        optimizer: ``sgd`` (Nesterov momentum .9, learning rate .1, .02 without BatchNorm, weight decay 1e-4) or
-            ``adam`` (1e-3). The ViT takes ``adamw`` (1e-3 after a warm-up, then cosine, weight decay .05).
+    SGD has Nesterov momentum .9, learning rate .1 (.02 without BatchNorm) and weight decay 1e-4; Adam 1e-3. The ViT
+    takes AdamW: 1e-3 after a warm-up, then cosine, weight decay .05.
     """
 
-    architecture: str
+    architecture: str  # tiny10, resnet20 or vit
     epochs: int
     images: int
-    seed: int
-    data: str = "cifar10"
-    width: float = 1
-    norm: bool = True
+    seed: int  # of initial weights, order and augmentation
+    data: str = "cifar10"  # a key of images.DATA
+    width: float = 1  # of ResNet-20
+    norm: bool = True  # whether Tiny-10 has BatchNorm
     optimizer: str = "sgd"
 
     @property
@@ -100,18 +92,11 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
     data = _Augmented(pixels, labels, torch.Generator().manual_seed(base.seed))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder,
-            num_train_epochs=base.epochs,
-            per_device_train_batch_size=128,
-            max_grad_norm=0,
-            seed=base.seed,
+            folder, num_train_epochs=base.epochs, per_device_train_batch_size=128, max_grad_norm=0, seed=base.seed,
             bf16=base.architecture != "vit",  # attention in bfloat16 is slow on many CPUs
-            use_cpu=not torch.cuda.is_available(),
-            save_strategy="no",
-            logging_strategy="epoch",
-            report_to=[],
+            use_cpu=not torch.cuda.is_available(), save_strategy="no", logging_strategy="epoch", report_to=[],
             remove_unused_columns=False,
-        )
+        )  # fmt: skip
         steps = base.epochs * -(-len(pixels) // 128)
         optimizers = _optimizers(base, model, steps)
         Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=optimizers).train()

@@ -1,4 +1,4 @@
-"""Shared parts of the experiments: arguments, presets, networks, pages and claims."""
+"""Shared parts of the experiments: runs, presets, networks, pages and claims."""
 
 import argparse
 import math
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import study
-from dr_frankenstein import frankenstein, images, networks
-from dr_frankenstein.base_training import Base, adapted
+from dr_frankenstein import base_training, frankenstein, images, networks
+from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
 from matplotlib.figure import Figure
-from scipy.stats import t
 
 import hf_stitch
 from hf_stitch.analysis import Score
@@ -20,28 +18,18 @@ from hf_stitch.training import TaskLoss
 from hf_stitch.training.prepared import Augment
 from hf_stitch.training.schedule import Schedule
 
+Networks = Mapping[str, hf_stitch.Adapter]
+
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes and hyperparameters of an experiment.
+    """Sizes of an experiment and options of task-loss matching."""
 
-    Attributes:
-        train: Number of images to match on.
-        test: Number of held-out images.
-        epochs: Epochs of task-loss matching.
-        base: Number of training images and epochs of the base networks, where no published ones are given.
-        seeds: Number of base networks of each kind.
-        augment: Whether task-loss matching augments images.
-        lr: Learning rate of task-loss matching.
-        schedule: Learning rate schedule of task-loss matching.
-        batch: Batch size of task-loss matching.
-    """
-
-    train: int
-    test: int
-    epochs: int
-    base: tuple[int, int]
-    seeds: int = 2
+    train: int  # images to match on
+    test: int  # held-out images
+    epochs: int  # of task-loss matching
+    base: tuple[int, int]  # training images and epochs of the base networks, where no published ones are given
+    seeds: int = 2  # base networks of each kind
     augment: bool = False
     lr: float = 1e-3
     schedule: Schedule = "step"
@@ -78,55 +66,67 @@ TASK = "task loss"
 SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
 """Larger steps, so that short training converges from any initialisation."""
 TEST = Preset(150, 60, 1, (150, 1))
-"""Preset for a quick test run."""
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
-PAPER_TITLE = "Similarity and matching of neural network representations (Csiszárik et al., NeurIPS 2021)"
+CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
+"""Architecture -> layers to stitch at."""
+TITLES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
 Claim = partial(study.Claim, "1", stand_in=False)
+question = partial(study.Claim, study.OWN, stand_in=False)
 
 
-def counted(pairs: Iterable[str]) -> tuple[str, int]:
-    """Return how many pairs such as ``0 → 1`` there are, as text and with both directions counted once."""
-    ordered = list(pairs)
-    units = len({frozenset(pair.split(" → ")) for pair in ordered})
-    return "1 pair, both directions" if (len(ordered), units) == (2, 1) else f"{len(ordered)} pairs", units
+@dataclass(frozen=True)
+class Run:
+    """A run of a script from the command line."""
 
+    arguments: argparse.Namespace
+    preset: Preset
 
-def at_least(count: int, parts: Iterable[bool | None]) -> bool | None:
-    """Return whether at least some number of parts hold; ``None`` if those that are not known decide."""
-    found = list(parts)
-    if found.count(True) >= count:
-        return True
-    return None if found.count(True) + found.count(None) >= count else False
+    @classmethod
+    def of(cls, description: str | None, presets: Mapping[str, Preset]) -> "Run":
+        """Read the arguments."""
+        arguments = study.parser(description, "data-dir", "published", "networks").parse_args()
+        return cls(arguments, presets[arguments.preset])
 
+    @property
+    def name(self) -> str:
+        """Name of the preset."""
+        return str(self.arguments.preset)
 
-def over(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean over pairs of networks, with the 95% interval of Student's t; NaN for fewer than two."""
-    if len(values) < 2:
-        return {"value": float(values[0]), "low": math.nan, "high": math.nan}
-    mean, half = (
-        float(np.mean(values)),
-        float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5),
-    )
-    return {"value": mean, "low": mean - half, "high": mean + half}
+    def samples(self, data: str = "cifar10") -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
+        """Read the images to match on and the held-out images."""
+        return self.preset.samples(data, self.arguments.data_dir)
+
+    def networks(self, architecture: str) -> dict[str, hf_stitch.Adapter]:
+        """Load the published networks if their folder is given, or else train networks: ascending number -> network."""
+        return loaded(architecture, self.arguments, self.preset)
+
+    def kind(self, bases: Sequence[Base], layers: Sequence[str]) -> "Kind":
+        """Load or train networks of a kind."""
+        found = adapted(bases, self.arguments.networks, self.arguments.data_dir)
+        return Kind(found, [recorded_accuracy(base, self.arguments.networks) for base in bases], layers)
+
+    def published(self, architecture: str, count: int, layers: Sequence[str]) -> "Kind":
+        """Load published networks as a kind, and measure their accuracies."""
+        found = dict(list(self.networks(architecture).items())[:count])
+        tested = images.read("cifar10", "test", 10_000, self.arguments.data_dir)
+        return Kind(found, [base_training.accuracy(network.model, *tested) for network in found.values()], layers)
+
+    def record(self) -> dict[str, Any]:
+        """Begin the record."""
+        return {
+            "preset": self.preset, "setting": str(self.preset), "networks": origin(self.arguments, self.preset),
+            "architectures": {},
+        }  # fmt: skip
 
 
 def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> dict[str, hf_stitch.Adapter]:
-    """Load the published networks of an architecture if their folder is given, or else train networks.
-
-    Returns:
-        Number of the network, ascending -> network.
-    """
+    """Load the published networks if their folder is given, or else train networks: ascending number -> network."""
     if not arguments.published:
         count, epochs = preset.base
         bases = [Base(architecture, epochs, count, seed) for seed in range(preset.seeds)]
         return adapted(bases, arguments.networks, arguments.data_dir)
     found, _ = networks.read_folder(arguments.published / f"drfrankenstein_{architecture}")
     return {str(number): found[f"in{number}"] for number in sorted(int(name[2:]) for name in found)}
-
-
-CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
-"""Architecture -> layers to stitch at."""
-TITLES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
 
 
 def origin(arguments: argparse.Namespace, preset: Preset) -> str:
@@ -143,6 +143,25 @@ def disjoint(names: Iterable[str], count: int) -> list[tuple[str, str]]:
     return list(zip(ordered[::2], ordered[1::2], strict=False))[:count]
 
 
+def pairs_of(names: Iterable[str], count: int) -> list[tuple[str, str]]:
+    """Pair networks disjointly, or two networks in both directions."""
+    ordered = list(names)
+    return disjoint(ordered, count) if len(ordered) > 2 else frankenstein.ring(ordered)[:count]
+
+
+def counted(pairs: Iterable[str]) -> tuple[str, int]:
+    """Return how many pairs such as ``0 → 1`` there are, as text and with both directions counted once."""
+    ordered = list(pairs)
+    units = len({frozenset(pair.split(" → ")) for pair in ordered})
+    return "1 pair, both directions" if (len(ordered), units) == (2, 1) else f"{len(ordered)} pairs", units
+
+
+def written(page: str, name: str, record: Mapping[str, Any], rows: Sequence[Mapping[str, str]], **fields: Any) -> str:
+    """Fill a page: its claims, its footer, and what the record says of networks and setting."""
+    known = {key: record[key] for key in ("networks", "setting") if key in record}
+    return page.format(**{"footer": footer(name), "verdicts": study.verdicts(rows), **known, **fields})
+
+
 def footer(name: str, script: str = "") -> str:
     """Return the end of a page: the record and the command of the script, which has the same name by default."""
     options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
@@ -156,15 +175,9 @@ def scored(record: Mapping[str, float]) -> Score:
 
 @dataclass(frozen=True)
 class Kind:
-    """Networks of one kind, which are stitched to each other.
+    """Networks of one kind, which are stitched to each other at the same layers, and their accuracies."""
 
-    Attributes:
-        networks: The networks by name.
-        accuracies: Their accuracies on the test images.
-        layers: Layers to stitch at, the same on both sides.
-    """
-
-    networks: Mapping[str, hf_stitch.Adapter]
+    networks: Networks
     accuracies: Sequence[float]
     layers: Sequence[str]
 
@@ -192,28 +205,26 @@ def by_kind(
 
 def table_of_kinds(found: Mapping[str, Mapping[str, Any]], first: str) -> str:
     """Return the table of :func:`by_kind`, with kinds of the same layers."""
-    layers = next(iter(found.values()))["layers"]
-    rows = []
+    layers, rows = next(iter(found.values()))["layers"], []
     for name, kind in found.items():
+        own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
         for method in (TASK, frankenstein.START, "mean_only"):
             scores = map(scored, kind["relative_accuracy"][method])
             cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
-            own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
             rows.append((name, own, method.replace("_", " "), *cells))
     return study.markdown((first, "accuracy of the networks", "method", *layers), rows)
 
 
-def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], label: str, title: str) -> Figure:
-    """Draw one line with its 95% band for each name over named positions."""
+def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], title: str) -> Figure:
+    """Draw relative accuracies over named positions: a line with its 95% band for each name."""
     figure = Figure(figsize=(max(7.5, 0.75 * len(places) + 2.0), 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, scores) in enumerate(series.items()):
         style = ("-", "--", ":")[number % 3]  # overlapping lines stay visible
         (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
-        axes.fill_between(
-            places, [s.low for s in scores], [s.high for s in scores], color=line.get_color(), alpha=0.2, linewidth=0
-        )
-    axes.set_ylabel(label)
+        low, high = [s.low for s in scores], [s.high for s in scores]
+        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_ylabel("relative accuracy")
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)

@@ -1,6 +1,6 @@
 """Networks stitched for each pair and layer, and their logits on test images."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -37,31 +37,15 @@ BASELINES = ("identity", "mean_only")
 
 @dataclass(frozen=True)
 class Answers:
-    """Logits of every predictor on the test images.
+    """Logits of every predictor on the test images."""
 
-    Attributes:
-        pairs: Source and target of each pair.
-        labels: True classes ``(images,)``.
-        targets: Logits of the targets ``(pairs, images, classes)``.
-        stitched: Layer -> method -> logits of the stitched networks ``(pairs, images, classes)``.
-    """
-
-    pairs: tuple[Pair, ...]
-    labels: Tensor
-    targets: Tensor
-    stitched: Mapping[str, Mapping[str, Tensor]]
+    pairs: tuple[Pair, ...]  # source and target
+    labels: Tensor  # true classes (images,)
+    targets: Tensor  # logits of the targets (pairs, images, classes)
+    stitched: Mapping[str, Mapping[str, Tensor]]  # layer -> method -> logits (pairs, images, classes)
 
     def relative(self, layer: str, method: str, less: str | None = None) -> Score:
-        """Return the accuracy over that of the target, as the mean over pairs.
-
-        Args:
-            layer: Layer of the stitching layers.
-            method: Name of the method.
-            less: Another method, whose accuracy on the same images is subtracted.
-
-        Returns:
-            The score with its 95% interval.
-        """
+        """Return the accuracy, less that of another method, over that of the target, as the mean over pairs."""
         right = self._right(self.stitched[layer][method])
         if less is not None:
             right = right - self._right(self.stitched[layer][less])
@@ -112,18 +96,10 @@ def ring(names: Iterable[str]) -> list[Pair]:
 
 @torch.no_grad()
 def answers(
-    sources: Mapping[str, hf_stitch.Adapter],
-    targets: Mapping[str, hf_stitch.Adapter],
-    pairs: Sequence[Pair],
-    layers: Sequence[str],
-    train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-    *,
-    direct: Mapping[str, Matcher],
-    trained: Mapping[str, TaskLoss],
-    augment: Augment | None = None,
-    progress: bool = True,
-) -> Answers:
+    sources: Mapping[str, hf_stitch.Adapter], targets: Mapping[str, hf_stitch.Adapter], pairs: Sequence[Pair],
+    layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples, *, direct: Mapping[str, Matcher],
+    trained: Mapping[str, TaskLoss], augment: Augment | None = None,
+) -> Answers:  # fmt: skip
     """Stitch every pair at every layer with every method, and compute logits on the test images.
 
     Task-loss matching runs in bfloat16 with float32 weights. Closed-form fits and logits are in full precision.
@@ -135,14 +111,9 @@ def answers(
         layers: Layers to stitch at, the same on both sides.
         train: Images to match on.
         test: Held-out images.
-        direct: Method -> closed-form matcher. All are fitted in one pass over the images. ``START`` is added.
-        trained: Method -> task-loss matching from its initial map, for all layers and
-            sources of a target at once.
+        direct: Method -> closed-form matcher, in one pass over the images. ``START`` and baselines are added.
+        trained: Method -> task-loss matching from its initial map, for all layers and sources of a target at once.
         augment: Augmentation in task-loss matching.
-        progress: Whether to show progress bars.
-
-    Returns:
-        Logits of targets, stitched networks and baselines.
     """
     direct = {START: registries.matchers.build("lstsq"), **direct}
     found_logits: dict[tuple[str, str, Pair], Tensor] = {}
@@ -150,7 +121,7 @@ def answers(
     for name in dict.fromkeys(b for _, b in pairs):
         group, target = [pair for pair in pairs if pair[1] == name], targets[name]
         whole[name] = torch.cat([target.forward(target.preprocess(b.samples)) for b in test.batches(500)])
-        same, samples, run = [(layer, layer) for layer in layers], PairedSamples.of(train), Run(500, progress=progress)
+        same, samples, run = [(layer, layer) for layer in layers], PairedSamples.of(train), Run(500)
         found = {a: CollectedPair(Networks(sources[a], target).at(same), samples, run) for a, _ in group}
         closed = {(a, m): matcher.match(found[a]).layers for a in found for m, matcher in direct.items()}
         maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
@@ -159,14 +130,14 @@ def answers(
             start = fitted[START]
             maps[layer, (a, b)] = {**fitted, "identity": start.identity(), "mean_only": start.mean_only()}
         for method, matcher in trained.items():
-            models = []
             starts = {a: matcher.initial.match(found[a]).layers for a in found}
-            for layer, (a, _) in maps:
-                start = starts[a][layer, layer]
-                models.append(join(sources[a], layer, start, target, layer, task=target.task))
+            models = [
+                join(sources[a], layer, starts[a][layer, layer], target, layer, task=target.task)
+                for layer, (a, _) in maps
+            ]
             with torch.enable_grad():
                 ends = matcher.fit(
-                    models, train, target=target, augment=augment, progress=progress,
+                    models, train, target=target, augment=augment,
                     accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
                 )  # fmt: skip
             for place, end in zip(maps, ends, strict=True):
@@ -187,14 +158,10 @@ def _logits(
     model: hf_stitch.StitchedModel, maps: Mapping[str, StitchingLayer], test: hf_stitch.Samples
 ) -> dict[str, Tensor]:
     """Compute the logits of a stitched model with each of several maps, running the front half once."""
-    parts = list(_batches(model, maps, test))
-    return {method: torch.cat([part[method] for part in parts]) for method in maps}
-
-
-def _batches(
-    model: hf_stitch.StitchedModel, maps: Mapping[str, StitchingLayer], test: hf_stitch.Samples
-) -> Iterator[dict[str, Tensor]]:
+    found: dict[str, list[Tensor]] = {method: [] for method in maps}
     for batch in test.batches(500):
         with evaluating(model):
             activations = model.source(**model.source_inputs(model.preprocess(batch.samples)))
-            yield {method: model.head(layer.eval()(activations)).logits for method, layer in maps.items()}
+            for method, layer in maps.items():
+                found[method].append(model.head(layer.eval()(activations)).logits)
+    return {method: torch.cat(parts) for method, parts in found.items()}

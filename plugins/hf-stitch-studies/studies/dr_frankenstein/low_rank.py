@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Claim, Preset, scored
+from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Claim, Preset
 from hf_stitch_studies import rank_curve
 
 import hf_stitch
@@ -30,35 +30,23 @@ DIRECT = frankenstein.START
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
-    train, test = preset.samples("cifar10", arguments.data_dir)
-    record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
-    pictures = {}
-    for architecture, (layers, count) in PLACES[arguments.preset].items():
-        networks = experiment.loaded(architecture, arguments, preset)
-        pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)[:count]
-        found = {
-            layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, preset, train, test) for a, b in pairs}
+    run = experiment.Run.of(__doc__, PRESETS)
+    record, pictures, samples = run.record(), {}, run.samples()
+    for architecture, (layers, count) in PLACES[run.name].items():
+        networks = run.networks(architecture)
+        pairs = experiment.pairs_of(networks, count)
+        found = record["architectures"][architecture] = {
+            layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, run.preset, *samples) for a, b in pairs}
             for layer in layers
         }
-        record["networks"] = experiment.origin(arguments, preset)
-        record["architectures"][architecture] = found
-        pictures[f"low_rank_{architecture}"] = curves(
-            {
-                f"{layer}, {method}": {
-                    rank: _ends([runs[method][i].value for runs in found[layer].values()])
-                    for i, rank in enumerate(RANKS)
-                }
-                for layer in layers for method in (DIRECT, TASK)
-            },
-            axis="rank", label="relative accuracy", title=f"{TITLES[architecture]}: mean, worst and best pair",
-        )  # fmt: skip
-    study.leave("low_rank", record, page, pictures, arguments.out)
-
-
-def _ends(values: list[float]) -> tuple[float, float, float]:
-    return float(np.mean(values)), min(values), max(values)
+        series = {}
+        for layer, method in ((layer, method) for layer in layers for method in (DIRECT, TASK)):
+            by_rank = zip(*([score.value for score in one[method]] for one in found[layer].values()), strict=True)
+            ends = (((float(np.mean(some)), min(some), max(some))) for some in by_rank)
+            series[f"{layer}, {method}"] = dict(zip(RANKS, ends, strict=True))
+        title = f"{TITLES[architecture]}: mean, worst and best pair"
+        pictures[f"low_rank_{architecture}"] = curves(series, axis="rank", label="relative accuracy", title=title)
+    study.leave("low_rank", record, page, pictures, run.arguments.out)
 
 
 def measured(
@@ -69,75 +57,49 @@ def measured(
     matchers = [registries.matchers.build("low_rank", rank=rank) for rank in RANKS]
     starts = stitching.direct(source, target, layer, matchers, train)
     ends = stitching.trained(preset.task_loss, starts, target, train, preset)
-    families = {
-        DIRECT: dict(zip(RANKS, (m.stitch for m in starts), strict=True)),
-        TASK: dict(zip(RANKS, ends, strict=True)),
-    }
+    stitches = {DIRECT: [model.stitch for model in starts], TASK: ends}
+    families = {method: dict(zip(RANKS, some, strict=True)) for method, some in stitches.items()}
     found = rank_curve(starts[0], test, families, target=target, batch_size=stitching.BATCH)
     return {method: [found[method][rank] for rank in RANKS] for method in families}
 
 
-BETTER = {
-    architecture: Claim(
-        "7, figure 7", f"{title}: at equal rank, task loss outperforms reduced-rank regression", "plot",
-        "at each layer and rank, task loss is better in every pair",
-    )
-    for architecture, title in TITLES.items()
-}  # fmt: skip
+BETTER = Claim(
+    "7, figure 7", "{}: at equal rank, task loss outperforms reduced-rank regression", "plot",
+    "at each layer and rank, task loss is better in every pair",
+)  # fmt: skip
 
-PAGE = """# Experiment 8: bottlenecks (Csiszárik et al., NeurIPS 2021, section 7, figure 7)
-
-**What to do**: if a stitch must have a low rank, train it on the task, from the reduced-rank regression of this rank. A
-rank that explains the variance does not keep the accuracy.
-
-{verdicts}
-
-One pair decides nothing, so that ResNet-20, of which two networks are public, is undecided: its figures are below.
-
-Setting: {networks}, CIFAR-10, task loss from the reduced-rank regression of the same rank; {setting}. Mean over the
-pairs, in parentheses the worst and the best pair. ResNet-20 has 16 channels in its first stage: rank 16 is full there.
-The rule was written before these figures were seen.
-
-{architectures}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, layers in record["architectures"].items():
+        columns = {f"{layer}, {m}": [run[m] for run in runs.values()] for layer, runs in layers.items()
+                   for m in (DIRECT, TASK)}  # fmt: skip
         rows = [
-            (rank, *(_cell(runs, method, i) for runs in layers.values() for method in (DIRECT, TASK)))
+            (rank, *(study.spread([scores[i]["value"] for scores in some]) for some in columns.values()))
             for i, rank in enumerate(RANKS)
         ]
-        header = ("rank", *(f"{layer}, {method}" for layer in layers for method in (DIRECT, TASK)))
         n, _ = experiment.counted(next(iter(layers.values())))
-        sections.append(f"## {TITLES[architecture]}, {n}\n\n{study.markdown(header, rows)}")
-    return PAGE.format(
-        footer=experiment.footer("low_rank"), verdicts=study.verdicts(claims(record)), networks=record["networks"],
-        setting=record["setting"], architectures="\n\n".join(sections),
-    )  # fmt: skip
-
-
-def _cell(runs: dict[str, Any], method: str, place: int) -> str:
-    values = [scored(run[method][place]).value for run in runs.values()]
-    return f"{np.mean(values):.3f} ({min(values):.3f}, {max(values):.3f})"
+        sections.append(f"## {TITLES[architecture]}, {n}\n\n{study.markdown(('rank', *columns), rows)}")
+    return experiment.written(PAGE, "low_rank", record, claims(record), architectures="\n\n".join(sections))
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     rows = []
     for architecture, layers in record["architectures"].items():
-        gains = [
-            [run[TASK][i]["value"] - run[DIRECT][i]["value"] for run in runs.values()]
-            for runs in layers.values() for i in range(len(RANKS))
-        ]  # fmt: skip
-        means, better = [float(np.mean(some)) for some in gains], [min(some) > 0 for some in gains]
+        gains = np.array([
+            [[run[TASK][i]["value"] - run[DIRECT][i]["value"] for run in runs.values()] for i in range(len(RANKS))]
+            for runs in layers.values()
+        ])  # fmt: skip
+        better = (gains.min(-1) > 0).ravel().tolist()
         n, units = experiment.counted(next(iter(layers.values())))
-        ours = f"gain {min(means):+.3f} to {max(means):+.3f}; better at {sum(better)} of {len(better)} layers and ranks"
+        span = study.span(gains.mean(-1).ravel(), "+.3f")
+        ours = f"gain {span}; better at {sum(better)} of {len(better)} layers and ranks"
         n += f", {len(layers)} layers, ranks {', '.join(map(str, RANKS))}"
-        rows.append(BETTER[architecture].row(ours, n, better, units))
+        rows.append(BETTER.of(TITLES[architecture]).row(ours, n, better, units))
     return rows
 
 

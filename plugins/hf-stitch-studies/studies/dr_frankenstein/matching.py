@@ -6,16 +6,14 @@ of soft ones.
     python -m dr_frankenstein.matching --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Claim, Preset, scored
-
-import hf_stitch
+from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Claim, Networks, Preset, scored
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "small": {
@@ -41,44 +39,35 @@ def main() -> None:
     record: dict[str, Any] = {"preset": PRESETS[arguments.preset], "architectures": {}}
     pictures = {}
     for architecture, layers in CUTS.items():
-        preset = PRESETS[arguments.preset][architecture]
-        networks = experiment.loaded(architecture, arguments, preset)
-        record["networks"] = experiment.origin(arguments, preset)
-        found = measured(networks, layers, preset, STARTS[architecture], arguments.data_dir)
-        record["architectures"][architecture] = {"setting": str(preset), **found}
-        pictures[f"matching_{architecture}"] = experiment.lines(
-            found["relative_accuracy"], layers, "relative accuracy",
-            f"{TITLES[architecture]}, {len(found['pairs'])} pairs"
-        )  # fmt: skip
+        run = experiment.Run(arguments, PRESETS[arguments.preset][architecture])
+        record["networks"] = experiment.origin(arguments, run.preset)
+        found = measured(run, run.networks(architecture), layers, STARTS[architecture])
+        record["architectures"][architecture] = found
+        title = f"{TITLES[architecture]}, {len(found['pairs'])} pairs"
+        pictures[f"matching_{architecture}"] = experiment.lines(found["relative_accuracy"], layers, title)
     study.leave("matching", record, page, pictures, arguments.out)
 
 
-def measured(
-    networks: Mapping[str, hf_stitch.Adapter], layers: Sequence[str], preset: Preset, starts: Sequence[str],
-    data_dir: str | None,
-) -> dict[str, Any]:  # fmt: skip
+def measured(run: experiment.Run, networks: Networks, layers: Sequence[str], starts: Sequence[str]) -> dict[str, Any]:
     """Stitch each network to the next one at every layer, and collect all scores by method and layer."""
-    variants = {
-        TASK: preset.task_loss,
-        RECOLOURED: replace(preset.task_loss, initial="recoloured"),
-        HARD: replace(preset.task_loss, labels="hard"),
-    }
+    task_loss = run.preset.task_loss
+    recoloured, hard = replace(task_loss, initial="recoloured"), replace(task_loss, labels="hard")
+    variants = {TASK: task_loss, RECOLOURED: recoloured, HARD: hard}
     pairs = frankenstein.ring(networks)
     found = frankenstein.answers(
-        networks, networks, pairs, layers, *preset.samples("cifar10", data_dir),
-        direct={}, trained={name: variants[name] for name in starts}, augment=preset.augmentation,
+        networks, networks, pairs, layers, *run.samples(),
+        direct={}, trained={name: variants[name] for name in starts}, augment=run.preset.augmentation,
     )  # fmt: skip
     methods = (DIRECT, *starts, *frankenstein.BASELINES)
     return {
-        "pairs": [f"{a} → {b}" for a, b in pairs],
-        "layers": list(layers),
+        "setting": str(run.preset), "pairs": [f"{a} → {b}" for a, b in pairs], "layers": list(layers),
         "target_accuracy": (found.targets.argmax(-1) == found.labels).double().mean(1).tolist(),
         "relative_accuracy": {method: [found.relative(layer, method) for layer in layers] for method in methods},
         "by_pair": {method: [found.by_pair(layer, method) for layer in layers] for method in (DIRECT, *starts)},
         "gain": [found.relative(layer, TASK, DIRECT) for layer in layers],
         "gain_of_start": [found.relative(layer, RECOLOURED, TASK) for layer in layers],
         "cross_entropy": {m: [found.imitation(layer, m) for layer in layers] for m in ("identity", DIRECT, *starts)},
-    }
+    }  # fmt: skip
 
 
 ALIGNED = {
@@ -91,48 +80,24 @@ ALIGNED = {
         f"every layer keeps {NEAR} or more, by the interval",
     ),
 }  # fmt: skip
-WORSE = {
-    architecture: Claim(
-        "5.1, figure 2", f"{title}: least squares significantly underperforms task loss", "plot",
-        "the interval of the gain is above 0 at each layer where least squares leaves room: its interval ends below 1",
-    )
-    for architecture, title in TITLES.items()
-}  # fmt: skip
+WORSE = Claim(
+    "5.1, figure 2", "{}: least squares significantly underperforms task loss", "plot",
+    "the interval of the gain is above 0 at each layer where least squares leaves room: its interval ends below 1",
+)  # fmt: skip
 LABELS = Claim(
     "4.1", "Tiny-10: hard and soft labels give very highly correlated results", "–",
-    f"the correlation over layers and pairs is {CORRELATED} or more",
+    f"the correlation over layers and pairs is {CORRELATED} or more, by the interval over networks",
 )  # fmt: skip
 
-PAGE = """# Experiment 1: least squares and task loss (Csiszárik et al., NeurIPS 2021, figure 2)
-
-**What to do**: where least squares keeps less than you need, train the stitch on the task, from least squares; labels
-of the target do as well as true ones. Starting from `recoloured` instead gains nothing.
-
-{verdicts}
-
-One pair decides nothing, so that ResNet-20, of which two networks are public, is undecided: its figures are below.
-
-Setting: {networks}, CIFAR-10. Each network is stitched to the next one. Task loss uses soft labels of the target and
-starts from least squares, if nothing else is stated; the paper trains for 30 epochs of 50,000 augmented images. Mean
-over pairs, 95% intervals over images and networks (with two networks, over images alone), and standard deviations over
-pairs. The gain is paired on the same images. *Recoloured*: least squares with the covariance of the target.
-
-The bounds were written before the figures of a full run were seen, but **that of Tiny-10 while the published run was
-under way**: it began with {near} for both architectures, and {collapsed} replaced it for Tiny-10 20 minutes before the
-record was published, because the paper says "near perfect" of ResNet-20 alone. With {near}, {below} of the 8 layers of
-Tiny-10 would miss it. Until this version, a layer without room counted against the claim on least squares.
-
-{architectures}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     tiny10 = record["architectures"]["tiny10"]
-    return PAGE.format(
-        footer=experiment.footer("matching"), verdicts=study.verdicts(claims(record)), networks=record["networks"],
-        near=NEAR, collapsed=COLLAPSED, below=len(tiny10["layers"]) - _near(tiny10),
+    return experiment.written(
+        PAGE, "matching", record, claims(record), near=NEAR, collapsed=COLLAPSED,
+        below=len(tiny10["layers"]) - _near(tiny10),
         architectures="\n\n".join(_section(*each) for each in record["architectures"].items()),
     )  # fmt: skip
 
@@ -141,62 +106,63 @@ def _section(architecture: str, found: dict[str, Any]) -> str:
     starts, rows = STARTS[architecture], []
     relative, losses = found["relative_accuracy"], found["cross_entropy"]
     for i, layer in enumerate(found["layers"]):
-        cells: list[object] = [layer, scored(relative[DIRECT][i]), _sd(found["by_pair"][DIRECT][i])]
-        for start in starts:
-            cells += [scored(relative[start][i]), _sd(found["by_pair"][start][i])]
-        cells += [scored(found["gain"][i])]
-        cells += [f"{scored(relative[baseline][i]).value:.3f}" for baseline in frankenstein.BASELINES]
-        rows.append([*cells, " / ".join(f"{scored(losses[m][i]).value:.2f}" for m in ("identity", DIRECT, TASK))])
-    header = ["layer", DIRECT, "sd", *(name for start in starts for name in (start, "sd")), "gain by task loss",
+        cells: list[object] = [layer]
+        for method in (DIRECT, *starts):
+            cells += [scored(relative[method][i]), f"{np.std(found['by_pair'][method][i], ddof=1):.3f}"]
+        cells += [scored(found["gain"][i]), *(f"{relative[name][i]['value']:.3f}" for name in frankenstein.BASELINES)]
+        rows.append([*cells, " / ".join(f"{losses[m][i]['value']:.2f}" for m in ("identity", DIRECT, TASK))])
+    header = ["layer", *(name for method in (DIRECT, *starts) for name in (method, "sd")), "gain by task loss",
               "identity", "mean only", "cross-entropy with the target: none / least squares / task loss"]  # fmt: skip
     return "\n\n".join([
         f"## {TITLES[architecture]}",
         f"{len(found['pairs'])} pairs ({', '.join(found['pairs'])}); {found['setting']}; accuracy of the targets "
-        f"{min(found['target_accuracy']):.4f} to {max(found['target_accuracy']):.4f}.",
-        study.markdown(header, rows),
-        "\n".join(f"- {line}" for line in _findings(architecture, found)),
+        f"{study.span(found['target_accuracy'], '.4f')}.",
+        study.markdown(header, rows), "\n".join(f"- {line}" for line in _findings(architecture, found)),
     ])  # fmt: skip
 
 
-def _sd(values: Sequence[float]) -> str:
-    return f"{np.std(values, ddof=1):.3f}"
-
-
 def _findings(architecture: str, found: dict[str, Any]) -> list[str]:
-    layers, task = found["layers"], [scored(each) for each in found["relative_accuracy"][TASK]]
-    gains, start = [scored(each) for each in found["gain"]], [scored(each) for each in found["gain_of_start"]]
+    layers = found["layers"]
+    task, gains = ([scored(each) for each in some] for some in (found["relative_accuracy"][TASK], found["gain"]))
+    start = [each["value"] for each in found["gain_of_start"]]
     worst = min(range(len(layers)), key=lambda i: task[i].value)
-    worse = [layer for layer, gain in zip(layers, gains, strict=True) if gain.low > 0]
     best = max(range(len(layers)), key=lambda i: gains[i].value)
+    worse = [layer for layer, gain in zip(layers, gains, strict=True) if gain.low > 0]
     lines = [
         f"**Task loss** keeps {np.mean([each.value for each in task]):.3f} as the mean over layers; the worst is "
         f"{layers[worst]}, {task[worst]}. Layers of at least {NEAR}: {_near(found)} of {len(layers)}.",
         f"**Least squares is significantly worse at {', '.join(worse) if worse else 'no layer'}**; the greatest gain "
         f"is {gains[best]} at {layers[best]}, the least {min(gains, key=lambda gain: gain.value)}.",
-        f"From recoloured maps instead of least squares, task loss gains {np.mean([e.value for e in start]):+.3f} as "
-        f"the mean over layers (from {min(e.value for e in start):+.3f} to {max(e.value for e in start):+.3f}).",
+        f"From recoloured maps instead of least squares, task loss gains {np.mean(start):+.3f} as the mean over layers "
+        f"(from {study.span(start, '+.3f')}).",
     ]
     if HARD in STARTS[architecture]:
+        correlation, apart = labels(found)
         lines.append(
-            f"**Hard and soft labels** correlate by {_labels(found)[0]:.3f} over layers and pairs; the greatest "
-            f"difference of a layer's mean is {_labels(found)[1]:.3f}."
+            f"**Hard and soft labels** correlate by {correlation['value']:.3f} over layers and pairs; the greatest "
+            f"difference of a layer's mean is {apart:.3f}."
         )
     return lines
 
 
 def _near(found: dict[str, Any]) -> int:
-    return sum(scored(each).value >= NEAR for each in found["relative_accuracy"][TASK])
+    return sum(each["value"] >= NEAR for each in found["relative_accuracy"][TASK])
 
 
-def _labels(found: dict[str, Any]) -> tuple[float, float]:
-    """Correlation of soft with hard labels, and the greatest difference of a layer."""
+def labels(found: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """Return the correlation of soft with hard labels, and the greatest difference of a layer."""
     soft, hard = (np.array(found["by_pair"][name]) for name in (TASK, HARD))
-    return float(np.corrcoef(soft.ravel(), hard.ravel())[0, 1]), float(np.abs(soft.mean(1) - hard.mean(1)).max())
+    drawn = study.network_weights([tuple(pair.split(" → ")) for pair in found["pairs"]])
+    weights = np.vstack([np.full(len(found["pairs"]), 1 / len(found["pairs"])), drawn]) / len(soft)  # of all cells
 
+    def covariance(x: Any, y: Any) -> Any:
+        mean_x, mean_y = ((weights @ each.T).sum(1) for each in (x, y))
+        return (weights @ (x * y).T).sum(1) - mean_x * mean_y
 
-def _span(scores: Sequence[dict[str, float]]) -> str:
-    values = [each["value"] for each in scores]
-    return f"{min(values):.3f} to {max(values):.3f}"
+    found_r = covariance(soft, hard) / np.sqrt(covariance(soft, soft) * covariance(hard, hard))
+    low, high = np.quantile(found_r[1:], [0.025, 0.975])
+    apart = float(np.abs(soft.mean(1) - hard.mean(1)).max())
+    return {"value": float(found_r[0]), "low": float(low), "high": float(high)}, apart
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -205,17 +171,19 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["pairs"])
         n += f", {len(found['layers'])} layers"
-        task, least = found["relative_accuracy"][TASK], NEAR if architecture == "resnet20" else COLLAPSED
-        rows.append(ALIGNED[architecture].row(_span(task), n, [study.above(each, least) for each in task], units))
-        direct = found["relative_accuracy"][DIRECT]
+        task, direct = (found["relative_accuracy"][method] for method in (TASK, DIRECT))
+        least = NEAR if architecture == "resnet20" else COLLAPSED
+        span = study.span(each["value"] for each in task)
+        rows.append(ALIGNED[architecture].row(span, n, [study.above(each, least) for each in task], units))
         room = [gain for gain, each in zip(found["gain"], direct, strict=True) if study.below(each, 1)]
         worse = [study.above(gain, 0) for gain in room]
-        ours = f"gain {_span(room)} where there is room; worse at {worse.count(True)} of {len(room)} layers"
-        rows.append(WORSE[architecture].row(ours, n, worse, units))
+        span = study.span(gain["value"] for gain in room)
+        ours = f"gain {span} where there is room; worse at {worse.count(True)} of {len(room)} layers"
+        rows.append(WORSE.of(TITLES[architecture]).row(ours, n, worse, units))
         if HARD in STARTS[architecture]:
-            correlation, apart = _labels(found)
-            ours = f"r = {correlation:.3f}, at most {apart:.3f} apart"
-            rows.append(LABELS.row(ours, n, [correlation >= CORRELATED], units))
+            correlation, apart = labels(found)
+            ours = f"r = {study.shown(correlation)}, at most {apart:.3f} apart"
+            rows.append(LABELS.row(ours, n, [study.above(correlation, CORRELATED)], units))
     return rows
 
 

@@ -31,22 +31,14 @@ BARRIER = 0.05
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
-    loaded = experiment.loaded("tiny10", arguments, preset)
-    train, test = preset.samples("cifar10", arguments.data_dir)
+    run = experiment.Run.of(__doc__, PRESETS)
+    name, loaded, (train, test) = run.name, run.networks("tiny10"), run.samples()
     pairs = {
-        f"{a} → {b}": {
-            layer: paths(loaded[a], loaded[b], layer, arguments.preset, train, test)
-            for layer in LAYERS[arguments.preset]
-        }
-        for a, b in experiment.disjoint(loaded, PAIRS[arguments.preset])
+        f"{a} → {b}": {layer: paths(loaded[a], loaded[b], layer, name, train, test) for layer in LAYERS[name]}
+        for a, b in experiment.disjoint(loaded, PAIRS[name])
     }
-    record = {
-        "preset": preset, "setting": str(preset), "networks": experiment.origin(arguments, preset),
-        "starts": STARTS[arguments.preset], "threshold": THRESHOLD[arguments.preset], "pairs": pairs,
-    }  # fmt: skip
-    study.leave("mode_connectivity", record, page, {"mode_connectivity": _picture(pairs)}, arguments.out)
+    record = run.record() | {"starts": STARTS[name], "threshold": THRESHOLD[name], "pairs": pairs}
+    study.leave("mode_connectivity", record, page, {"mode_connectivity": _picture(pairs)}, run.arguments.out)
 
 
 def paths(
@@ -71,31 +63,12 @@ def paths(
 
 CONNECTIVITY = Claim(
     "8, A.8", "Tiny-10: linear mode connectivity holds on most layers, but not on the first three", "plot",
-    "a pair of networks is connected at a layer if at least half of its paths have a barrier whose 95% interval "
-    "ends at "
-    f"{BARRIER} or below. Counted by pairs of networks: none is connected on the first three layers, and all are on at "
-    "least half of the others. Pairs that disagree, or a single one, decide nothing at a layer",
+    "a pair of networks is connected at a layer if at least half of its paths have a barrier whose 95% interval ends "
+    f"at {BARRIER} or below. Counted by pairs of networks: none is connected on the first three layers, and all are on "
+    "at least half of the others. Pairs that disagree, or a single one, decide nothing at a layer",
 )  # fmt: skip
 
-PAGE = """# Experiment 6: linear mode connectivity (Csiszárik et al., NeurIPS 2021, section 8 and appendix A.8)
-
-**What to do**: average stitches of one pair of networks only at late layers: on a line between two of them, the first
-layers lose most of the accuracy.
-
-{verdicts}
-
-Setting: {networks}, CIFAR-10, {pairs} pairs of which no network is in two; {starts} random starts for each pair and
-layer; {setting}. Every pair of starts that reach {threshold} is a path, scored at λ = 0, ¼, ½, ¾, 1. *Barrier*: the
-greatest loss of relative accuracy below the line between its ends.
-
-The bound {barrier}, and half of the paths, were written before these figures were seen. Until this version, paths of
-all networks were counted together, although starts of one pair are not independent: the claim was confirmed so.
-
-{table}
-
-Without paths, for lack of starts that reach {threshold}: {missing}.
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -113,9 +86,8 @@ def page(record: dict[str, Any]) -> str:
         rows.append((layer, f"{len(barriers)} of {count}", *figures, shares, f"{joined} of {of}"))
     of_pairs = f"connected paths of {', '.join(record['pairs'])}"
     header = ("layer", "paths", "ends", "middle", "greatest barrier", of_pairs, "connected pairs of networks")
-    return PAGE.format(
-        footer=experiment.footer("mode_connectivity"), verdicts=study.verdicts(claims(record)),
-        networks=record["networks"], setting=record["setting"], pairs=len(record["pairs"]), starts=record["starts"],
+    return experiment.written(
+        PAGE, "mode_connectivity", record, claims(record), pairs=len(record["pairs"]), starts=record["starts"],
         threshold=record["threshold"], barrier=BARRIER, table=study.markdown(header, rows),
         missing=", ".join(missing) or "none",
     )  # fmt: skip
@@ -123,11 +95,12 @@ def page(record: dict[str, Any]) -> str:
 
 def _by_layer(pairs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
     """Join the paths of all pairs of networks."""
+
+    def joined(layer: str, kind: str) -> list[Any]:
+        return [each for layers in pairs.values() for each in layers[layer][kind]]
+
     return {
-        layer: {
-            kind: [each for layers in pairs.values() for each in layers[layer][kind]] for kind in ("paths", "barriers")
-        }
-        for layer in next(iter(pairs.values()))
+        layer: {kind: joined(layer, kind) for kind in ("paths", "barriers")} for layer in next(iter(pairs.values()))
     }
 
 
@@ -150,9 +123,8 @@ def parts(pairs: Mapping[str, Mapping[str, Any]]) -> list[bool | None]:
         layer: None if of < 2 or 0 < joined < of else joined == of for layer, (joined, of) in by_networks(pairs).items()
     }
     first = [agreed.pop(layer) for layer in list(agreed) if layer in networks.Tiny10.cuts[:FIRST]]
-    return [None if each is None else not each for each in first] + [
-        experiment.at_least(-(-len(agreed) // 2), agreed.values())
-    ]
+    others = study.at_least(-(-len(agreed) // 2), agreed.values())
+    return [*(None if each is None else not each for each in first), others]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -168,14 +140,10 @@ def _picture(pairs: Mapping[str, Mapping[str, Any]]) -> Figure:
     series = {}
     for layer, found in _by_layer(pairs).items():
         if found["paths"]:
-            columns = np.array(found["paths"]).T
-            series[layer] = {
-                weight: (float(some.mean()), float(some.min()), float(some.max()))
-                for weight, some in zip((0, 0.25, 0.5, 0.75, 1), columns, strict=True)
-            }
-    return curves(
-        series, axis="λ", label="relative accuracy", title="between stitching layers: mean, worst and best path"
-    )
+            ends = [(float(some.mean()), float(some.min()), float(some.max())) for some in np.array(found["paths"]).T]
+            series[layer] = dict(zip((0, 0.25, 0.5, 0.75, 1), ends, strict=True))
+    title = "between stitching layers: mean, worst and best path"
+    return curves(series, axis="λ", label="relative accuracy", title=title)
 
 
 if __name__ == "__main__":

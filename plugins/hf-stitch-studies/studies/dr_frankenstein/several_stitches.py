@@ -8,15 +8,15 @@ networks on both sides of it alone, or to the activations of the chain before it
     python -m dr_frankenstein.several_stitches --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import exp, hypot, log, prod
 from typing import Any
 
 import study
 import torch
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import Preset
+from dr_frankenstein.experiment import Preset, question
 from dr_frankenstein.frankenstein import Answers
 from torch import Tensor
 
@@ -54,15 +54,10 @@ IN_CHAIN = ", fitted in the chain"
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of networks.
-
-    Attributes:
-        network: The stitched model; a network alone before the first stitch.
-        last: Name of the layer of the last network at which the next stitch begins, in the chain.
-    """
+    """A chain of networks, which is a network alone before the first stitch."""
 
     network: hf_stitch.Adapter
-    last: str
+    last: str  # name in the chain of the layer of the last network at which the next stitch begins
 
     def extended(self, stitch: StitchingLayer, target: hf_stitch.Adapter, place: int) -> "Chain":
         """Return the chain with one more stitch and one more network."""
@@ -71,22 +66,12 @@ class Chain:
 
 
 def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> Iterator[tuple[str, str, Chain]]:
-    """Build all chains of four networks in a given order.
-
-    Args:
-        networks: The four networks.
-        train: Images to fit on.
-
-    Yields:
-        The layers of the stitches, the method, and the chain.
-    """
-    alone = {}
-    for place, layer in enumerate(LAYERS):
-        a, b = networks[place : place + 2]
-        pair = Pair(a, b).at([(layer, layer)])
-        collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
-        for method, matcher in MATCHERS.items():
-            alone[method, place] = registries.matchers.build(matcher).match(collected).only
+    """Build all chains of four networks in a given order: layers of the stitches, method, and chain."""
+    alone = {
+        (method, place): stitch
+        for place, layer in enumerate(LAYERS)
+        for method, stitch in _fitted(MATCHERS, *networks[place : place + 2], (layer, layer), train).items()
+    }
     for begin, end in PARTS:
         name = "+".join(LAYERS[begin:end])
         for method in MATCHERS:
@@ -95,18 +80,20 @@ def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> I
                 for place in range(begin, end):
                     stitch = alone[method, place]
                     if in_chain and place > begin:
-                        stitch = _fitted(method, chain, networks[place + 1], place, train)
+                        cuts = chain.last, LAYERS[place]
+                        stitch = _fitted([method], chain.network, networks[place + 1], cuts, train)[method]
                     chain = chain.extended(stitch, networks[place + 1], place)
                 yield name, method + IN_CHAIN * in_chain, chain
 
 
 def _fitted(
-    method: str, chain: Chain, target: hf_stitch.Adapter, place: int, train: hf_stitch.Samples
-) -> StitchingLayer:
-    """Fit a stitch to the activations of the chain before it."""
-    pair = Pair(chain.network, target).at([(chain.last, LAYERS[place])])
-    collected = CollectedPair(pair, PairedSamples.of(train), Run(stitching.BATCH, progress=False))
-    return registries.matchers.build(MATCHERS[method]).match(collected).only
+    methods: Iterable[str], source: hf_stitch.Adapter, target: hf_stitch.Adapter, cuts: tuple[str, str],
+    train: hf_stitch.Samples,
+) -> dict[str, StitchingLayer]:  # fmt: skip
+    """Fit stitches between two cuts: method -> stitch."""
+    run = Run(stitching.BATCH, progress=False)
+    collected = CollectedPair(Pair(source, target).at([cuts]), PairedSamples.of(train), run)
+    return {method: registries.matchers.build(MATCHERS[method]).match(collected).only for method in methods}
 
 
 @torch.no_grad()
@@ -120,11 +107,7 @@ def measured(
     networks: dict[str, hf_stitch.Adapter], orders: Sequence[Sequence[str]], train: hf_stitch.Samples,
     test: hf_stitch.Samples,
 ) -> dict[str, dict[str, Score]]:  # fmt: skip
-    """Build all chains in all orders and compare them with their last networks.
-
-    Returns:
-        Layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders.
-    """
+    """Return layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders."""
     whole = {name: logits(network, test) for name, network in networks.items()}
     found: dict[str, dict[str, list[Tensor]]] = {}
     for number, order in enumerate(orders):
@@ -143,84 +126,52 @@ def measured(
 
 def products(scores: dict[str, dict[str, Score]]) -> dict[str, dict[str, float]]:
     """Return the product of the relative accuracies of the stitches alone, for chains of several stitches."""
+    methods = [method for method in MATCHERS if method != "identity"]
     return {
-        layers: {
-            method: prod(scores[layer][method].value for layer in layers.split("+"))
-            for method in MATCHERS
-            if method != "identity"
-        }
-        for layers in scores
-        if "+" in layers
-    }
+        layers: {method: prod(scores[layer][method].value for layer in layers.split("+")) for method in methods}
+        for layers in scores if "+" in layers
+    }  # fmt: skip
 
 
-def rows(scores: dict[str, dict[str, Score]]) -> list[list[str]]:
-    """Return the cells of the table, one row for each chain."""
-    expected, found = products(scores), []
+def table(scores: dict[str, dict[str, Score]]) -> str:
+    """Return the table, one row for each chain."""
+    expected, rows, header = products(scores), [], ["stitches at", "number"]
+    for method in MATCHERS:
+        header += [method, *(["product of its stitches", "fitted in the chain"] if method != "identity" else [])]
     for layers, methods in scores.items():
         cells = [layers, str(layers.count("+") + 1)]
         for method in MATCHERS:
             cells.append(str(methods[method]))
             if method != "identity":
                 cells.append(f"{expected[layers][method]:.3f}" if layers in expected else "–")
-                cells.append(str(methods[method + IN_CHAIN]) if method + IN_CHAIN in methods else "–")
-        found.append(cells)
-    return found
-
-
-def header() -> list[str]:
-    """Return the names of the columns of the table."""
-    names = [
-        [method] if method == "identity" else [method, "product of its stitches", "fitted in the chain"]
-        for method in MATCHERS
-    ]
-    return ["stitches at", "number", *(name for group in names for name in group)]
+                cells.append(str(methods.get(method + IN_CHAIN, "–")))
+        rows.append(cells)
+    return study.markdown(header, rows)
 
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
-    networks = experiment.loaded("tiny10", arguments, preset)
-    names, count = list(networks), ORDERS[arguments.preset]
+    run = experiment.Run.of(__doc__, PRESETS)
+    networks, count = run.networks("tiny10"), ORDERS[run.name]
+    names = list(networks)
     step = max(1, len(names) // count)
     orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(count)]
-    scores = measured(networks, orders, *preset.samples("cifar10", arguments.data_dir))
+    scores = measured(networks, orders, *run.samples())
     series = {
         method: [scores[layers].get(method, scores[layers][method.removesuffix(IN_CHAIN)]) for layers in scores]
         for method in scores["+".join(LAYERS)]
     }
-    picture = experiment.lines(series, list(scores), "relative accuracy", "Several stitches in one network")
-    record = {"preset": preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    study.leave("several_stitches", record, page, {"several_stitches": picture}, arguments.out)
+    picture = experiment.lines(series, list(scores), "Several stitches in one network")
+    record = {"preset": run.preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
+    study.leave("several_stitches", record, page, {"several_stitches": picture}, run.arguments.out)
 
 
-PAGE = """# Several stitches in one network
-
-**What to do**: fit every further stitch to the chain before it, not to its two networks alone: errors add up.
-
-{verdicts}
-
-Question: Csiszárik et al. (2021) connect two networks with one stitch. What remains after several stitches, in a chain
-A → B → C → D, and do their errors add up?
-
-Setting: the authors' published Tiny-10 networks (CIFAR-10), of different initialisations and orders of batches.
-{orders} chains of four networks; an input runs through the first up to bn2, through the second from there up to bn4,
-through the third up to bn6, and through the rest of the fourth. Shorter chains are parts of these. Closed-form maps of
-positions: affine least squares, orthogonal Procrustes with a scale, and the inverse relative projection (inner products
-with anchors, here all positions), fitted on the first {train:,} training images, scored on the first {test:,} test
-images. Relative accuracy: accuracy over that of the last network alone, as the mean over the chains, with 95% intervals
-over images and the networks at both ends. *Product*: that of the relative accuracies of its stitches alone, which the
-chain would have if their errors were independent. *In the chain*: every stitch after the first is fitted to the
-activations of the chain before it instead of those of the network before it. Errors are not independent if the product
-lies outside of the interval, a rule that was written when these figures were known.
-
-{table}
-{findings}
-
-The {orders} chains, by the numbers of the files: {names}.
-
-{footer}"""
+INDEPENDENT = question(
+    "after paper 1", "Tiny-10: the errors of three stitches in a chain are independent", "–",
+    "refuted if the relative accuracy of the chain differs from the product of those of its least-squares stitches, by "
+    "the interval of the difference (MOVER); else it is not known",
+)  # fmt: skip
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -229,17 +180,11 @@ def page(record: dict[str, Any]) -> str:
         layers: {method: Score(**score) for method, score in methods.items()}
         for layers, methods in record["relative_accuracy"].items()
     }
-    lines = [header(), ["---"] * len(header()), *rows(scores)]
-    return PAGE.format(
-        verdicts=study.verdicts(claims(record)),
-        footer=experiment.footer("several_stitches"),
-        orders=len(record["orders"]),
-        train=record["preset"]["train"],
-        test=record["preset"]["test"],
-        table="".join(f"| {' | '.join(line)} |\n" for line in lines),
-        findings="\n".join(_findings(scores)),
+    return experiment.written(
+        PAGE, "several_stitches", record, claims(record), orders=len(record["orders"]), train=record["preset"]["train"],
+        test=record["preset"]["test"], table=table(scores), findings="\n".join(_findings(scores)),
         names="; ".join(" → ".join(order) for order in record["orders"]),
-    )
+    )  # fmt: skip
 
 
 def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
@@ -263,15 +208,23 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    whole, scores = "+".join(LAYERS), record["relative_accuracy"]
-    own, product = scores[whole]["least squares"], record["products"][whole]["least squares"]
-    return [
-        study.claim(
-            study.OWN, "after paper 1", "Tiny-10: the errors of three stitches in a chain are independent", "–",
-            f"{own['value']:.3f}; product of the stitches {product:.3f}", f"{len(record['orders'])} chains",
-            "undecided" if own["low"] <= product <= own["high"] else "refuted",
-        )
-    ]  # fmt: skip
+    scores = record["relative_accuracy"]
+    own = scores["+".join(LAYERS)]["least squares"]
+    product = multiplied([scores[each]["least squares"] for each in LAYERS])
+    apart, count = study.difference(own, product), len(record["orders"])
+    ours = f"{study.shown(own)}; product of the stitches {study.shown(product)}; difference {study.shown(apart)}"
+    held = None if apart["low"] <= 0 <= apart["high"] else False
+    return [INDEPENDENT.row(ours, f"{count} chains", [held], count)]
+
+
+def multiplied(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the product of scores, with the interval that follows from theirs, as :func:`study.difference` does."""
+    value = prod(score["value"] for score in scores)
+    ends = {"low": -1, "high": 1}
+    return {"value": value} | {
+        end: value * exp(sign * hypot(*(log(score[end] / score["value"]) for score in scores)))
+        for end, sign in ends.items()
+    }
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import experiment, frankenstein, stitching
+from dr_frankenstein import experiment, stitching
 from dr_frankenstein.experiment import TEST, TITLES, Claim, Preset
 from hf_stitch_studies import TrajectoryRecorder
 from matplotlib.figure import Figure
@@ -39,106 +39,56 @@ CONSTANT, JUMP = 1e-3, 1e-2
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
-    train, test = preset.samples("cifar10", arguments.data_dir)
-    record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
-    pictures = {}
+    run = experiment.Run.of(__doc__, PRESETS)
+    record, pictures, (train, test) = run.record(), {}, run.samples()
     for architecture, (layer, count) in PLACES.items():
-        networks = experiment.loaded(architecture, arguments, preset)
-        pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)
-        runs: dict[str, dict[str, list[float]]] = {}
-        for a, b in pairs:
+        networks, runs = run.networks(architecture), dict[str, dict[str, list[float]]]()
+        for a, b in experiment.pairs_of(networks, count):
             [start] = stitching.direct(networks[a], networks[b], layer, ["lstsq"], train)
-            recorder = TrajectoryRecorder(
-                start, test, ["linear_cka", "direct_matching", "cca", "svcca"],
-                every=EVERY[arguments.preset], target=networks[b],
-            )  # fmt: skip
-            stitching.trained(preset.task_loss, [start], networks[b], train, preset, recorder)
+            metrics = ["linear_cka", "direct_matching", "cca", "svcca"]
+            recorder = TrajectoryRecorder(start, test, metrics, every=EVERY[run.name], target=networks[b])
+            stitching.trained(run.preset.task_loss, [start], networks[b], train, run.preset, recorder)
             figures = dict(recorder.trajectory.figures)
             figures["r2"] = tuple(1 - value for value in figures["direct_matching"])
             runs[f"{a} → {b}"] = {name: list(figures[name]) for name in FIGURES}
             steps = recorder.trajectory.steps
-        record["networks"] = experiment.origin(arguments, preset)
         record["architectures"][architecture] = {"layer": layer, "steps": steps, "runs": runs}
         pictures[f"similarity_in_training_{architecture}"] = _picture(runs, steps)
-    study.leave("similarity_in_training", record, page, pictures, arguments.out)
+    study.leave("similarity_in_training", record, page, pictures, run.arguments.out)
 
 
-FALLS = {
-    (architecture, name): Claim(
-        "6.2, figure 4", f"{title}: {label} falls while cross-entropy improves", "plot",
-        f"it is lower at the end in every pair, and by {FALL} or more as the mean; not known if cross-entropy does not "
-        "improve in every pair",
-    )
-    for architecture, title in TITLES.items() for name, label in (("r2", "R² without refit"), ("linear_cka", "CKA"))
-}  # fmt: skip
-STAYS = {
-    architecture: Claim(
-        "6.2", f"{title}: CCA ignores the map", "constant", f"no pair changes by more than {CONSTANT} at any time",
-    )
-    for architecture, title in TITLES.items()
-}  # fmt: skip
-JUMPS = {
-    architecture: Claim(
-        "6.2", f"{title}: SVCCA performs quite big jumps during the training", "–",
-        f"in every pair, it changes by {JUMP} or more between two measurements, and CKA never does",
-    )
-    for architecture, title in TITLES.items()
-}  # fmt: skip
+FALLS = Claim(
+    "6.2, figure 4", "{}: {} falls while cross-entropy improves", "plot",
+    f"it is lower at the end in every pair, and by {FALL} or more as the mean; not known if cross-entropy does not "
+    "improve in every pair",
+)  # fmt: skip
+STAYS = Claim("6.2", "{}: CCA ignores the map", "constant", f"no pair changes by more than {CONSTANT} at any time")
+JUMPS = Claim(
+    "6.2", "{}: SVCCA performs quite big jumps during the training", "–",
+    f"in every pair, it changes by {JUMP} or more between two measurements, and CKA never does",
+)  # fmt: skip
 
-PAGE = """# Experiment 3: similarity during task-loss matching (Csiszárik et al., NeurIPS 2021, section 6.2, figure 4)
-
-**What to do**: do not read R², CKA or SVCCA as progress of a stitch: all fall, or jump, while it improves. CCA does not
-see the map at all. Watch accuracy.
-
-{verdicts}
-
-One pair decides nothing, so that ResNet-20, of which two networks are public, is undecided. The paper shows means of
-ten runs at the third layer of Tiny-10, and more layers in its appendix.
-
-Setting: {networks}, CIFAR-10, task loss from least squares; {setting}. Mean over pairs of networks; in parentheses
-minimum and maximum. No Tiny-10 is in two pairs; the two pairs of ResNet-20 are the two directions of one. R² is without
-a refit, as in figure 4.
-
-The bounds {fall} and {constant} were written before these figures were seen, {jump} when they were known, for a row on
-SVCCA that was missing. That it does not correlate with performance "on average" would take some ten pairs.
-
-{architectures}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
+    header = ("figure", "start", "end", "change", "change of every pair", "greatest change in one step of measuring")
     sections = []
     for architecture, found in record["architectures"].items():
-        runs = found["runs"]
-        rows = []
+        rows, steps = [], found["steps"]
         for name, label in FIGURES.items():
-            first, last = (np.array([run[name][i] for run in runs.values()]) for i in (0, -1))
-            changes = ", ".join(f"{change:+.3f}" for change in last - first)
-            jumps = [np.abs(np.diff(run[name])).max() for run in runs.values()]
-            rows.append((label, *map(_spread, (first, last, last - first)), changes, f"{max(jumps):.3f}"))
-        header = (
-            "figure",
-            "start",
-            "end",
-            "change",
-            "change of every pair",
-            "greatest change in one step of measuring",
-        )
-        title = f"## {TITLES[architecture]}, {found['layer']}, {len(runs)} pairs, {found['steps'][-1]:,} steps"
-        sections.append(f"{title}\n\nMeasured every {found['steps'][1]} steps.\n\n{study.markdown(header, rows)}")
-    return PAGE.format(
-        footer=experiment.footer("similarity_in_training"), verdicts=study.verdicts(claims(record)),
-        networks=record["networks"], setting=record["setting"], fall=FALL, constant=CONSTANT, jump=JUMP,
+            runs = np.array([run[name] for run in found["runs"].values()])
+            change = runs[:, -1] - runs[:, 0]
+            spreads = map(study.spread, (runs[:, 0], runs[:, -1], change))
+            jump = np.abs(np.diff(runs)).max()
+            rows.append((label, *spreads, ", ".join(f"{each:+.3f}" for each in change), f"{jump:.3f}"))
+        title = f"## {TITLES[architecture]}, {found['layer']}, {len(runs)} pairs, {steps[-1]:,} steps"
+        sections.append(f"{title}\n\nMeasured every {steps[1]} steps.\n\n{study.markdown(header, rows)}")
+    return experiment.written(
+        PAGE, "similarity_in_training", record, claims(record), fall=FALL, constant=CONSTANT, jump=JUMP,
         architectures="\n\n".join(sections),
     )  # fmt: skip
-
-
-def _spread(values: np.ndarray) -> str:
-    return f"{values.mean():.3f} ({values.min():.3f}, {values.max():.3f})"
 
 
 def falls(runs: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list[bool | None]:
@@ -153,20 +103,18 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
-        runs = found["runs"]
+        runs, title = found["runs"], TITLES[architecture]
         n, units = experiment.counted(runs)
         n += f", {found['steps'][-1]:,} steps"
-        for name in ("r2", "linear_cka"):
+        for name, label in (("r2", "R² without refit"), ("linear_cka", "CKA")):
             change = np.mean([run[name][-1] - run[name][0] for run in runs.values()])
-            rows.append(FALLS[architecture, name].row(f"{change:+.3f}", n, falls(runs, name), units))
-        most = [max(abs(value - run["cca"][0]) for value in run["cca"]) for run in runs.values()]
-        rows.append(STAYS[architecture].row(f"at most {max(most):.1g}", n, [max(most) <= CONSTANT], units))
-        steps = {name: [np.abs(np.diff(run[name])).max() for run in runs.values()] for name in ("svcca", "linear_cka")}
-        jumps = [bool(one >= JUMP > other) for one, other in zip(*steps.values(), strict=True)]
-        ours = (
-            f"at once by {', '.join(f'{step:.3f}' for step in steps['svcca'])}; CKA by {max(steps['linear_cka']):.3f}"
-        )
-        rows.append(JUMPS[architecture].row(f"{ours} at most", n, jumps, units))
+            rows.append(FALLS.of(title, label).row(f"{change:+.3f}", n, falls(runs, name), units))
+        most = max(abs(value - run["cca"][0]) for run in runs.values() for value in run["cca"])
+        rows.append(STAYS.of(title).row(f"at most {most:.1g}", n, [most <= CONSTANT], units))
+        jumps, cka = ([np.abs(np.diff(r[name])).max() for r in runs.values()] for name in ("svcca", "linear_cka"))
+        held = [bool(one >= JUMP > other) for one, other in zip(jumps, cka, strict=True)]
+        ours = f"at once by {', '.join(f'{jump:.3f}' for jump in jumps)}; CKA by {max(cka):.3f} at most"
+        rows.append(JUMPS.of(title).row(ours, n, held, units))
     return rows
 
 

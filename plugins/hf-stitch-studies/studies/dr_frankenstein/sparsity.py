@@ -8,7 +8,7 @@ differ from the paper, because the lasso squares the norm and the paper's equati
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Claim, Preset
+from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Claim, Networks, Preset, question
 from hf_stitch_studies import score_curves, sparsify, zero_share
 from hf_stitch_studies.matrices import matrices
 from matplotlib.figure import Figure
@@ -40,9 +40,7 @@ SUPPORT = "task loss, then on its support"
 CONTINUED = 2
 """Number of maps that are trained on their support."""
 WEIGHTS: dict[str, dict[str, tuple[float, ...]]] = {
-    "small": {
-        DIRECT: (0.003, 0.01, 0.03, 0.1, 0.2, 0.3), TASK: (0.1,), PROXIMAL: (0.1, 0.2, 0.4, 0.7)
-    },
+    "small": {DIRECT: (0.003, 0.01, 0.03, 0.1, 0.2, 0.3), TASK: (0.1,), PROXIMAL: (0.1, 0.2, 0.4, 0.7)},
     "test": {DIRECT: (0.1,), TASK: (0.01,), PROXIMAL: (0.1,)},
     "paper": {
         DIRECT: (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4),
@@ -66,26 +64,34 @@ DRAWN = 4
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
-    train, test = preset.samples("cifar10", arguments.data_dir)
-    record: dict[str, Any] = {"preset": preset, "setting": str(preset), "architectures": {}}
-    drawings = {}
-    for architecture, (layer, count) in PLACES[arguments.preset].items():
-        networks = experiment.loaded(architecture, arguments, preset)
-        pairs = experiment.disjoint(networks, count) if len(networks) > 2 else frankenstein.ring(networks)[:count]
-        runs = {}
-        for a, b in pairs:
-            runs[f"{a} → {b}"], drawn = measured(
-                networks[a], networks[b], layer, WEIGHTS[arguments.preset], preset, train, test
-            )
-        record["networks"] = experiment.origin(arguments, preset)
+    run = experiment.Run.of(__doc__, PRESETS)
+    record, drawings, samples = run.record(), {}, run.samples()
+    for architecture, (layer, count) in PLACES[run.name].items():
+        networks, runs = run.networks(architecture), {}
+        for a, b in experiment.pairs_of(networks, count):
+            weights = WEIGHTS[run.name]
+            runs[f"{a} → {b}"], drawn = measured(networks[a], networks[b], layer, weights, run.preset, *samples)
         record["architectures"][architecture] = {"layer": layer, "runs": runs}
         if architecture == "tiny10":
-            record["in the loss"] = in_the_loss(networks, layer, arguments, preset, train, test)
+            record["in the loss"] = in_the_loss(networks, layer, run, *samples)
         drawings[f"sparsity_{architecture}_matrices"] = matrices(drawn)
     record = json.loads(json.dumps(study.plain(record)))
-    study.leave("sparsity", record, page, {**pictures(record), **drawings}, arguments.out)
+    study.leave("sparsity", record, page, {**pictures(record), **drawings}, run.arguments.out)
+
+
+def points(
+    start: hf_stitch.StitchedModel, stitches: Mapping[str, Mapping[float, StitchingLayer]], target: hf_stitch.Adapter,
+    test: hf_stitch.Samples,
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """Score stitches by method and penalty; return penalty, sparsity and accuracy of each."""
+    found = score_curves(start, test, "penalty", stitches, target=target, batch_size=stitching.BATCH)
+    return {
+        method: [
+            {"penalty": weight, "sparsity": zero_share(stitches[method][weight]), "score": score}
+            for weight, score in scores.items()
+        ]
+        for method, scores in found.scores.items()
+    }
 
 
 def measured(
@@ -109,141 +115,84 @@ def measured(
     models = [join(source, layer, stitch, target, layer, task=target.task) for stitch in sparsest.values()]
     ends = stitching.trained(preset.task_loss, models, target, train, preset)
     stitches[SUPPORT] = dict(zip(sparsest, ends, strict=True))
-    found = score_curves(start, test, "penalty", stitches, target=target, batch_size=stitching.BATCH)
-    points = {
-        method: [
-            {"penalty": weight, "sparsity": zero_share(stitches[method][weight]), "score": score}
-            for weight, score in scores.items()
-        ]
-        for method, scores in found.scores.items()
-    }
-    chosen = sorted(stitches[PROXIMAL].items())
-    picked = dict.fromkeys(round(i * (len(chosen) - 1) / (DRAWN - 1)) for i in range(DRAWN))
-    return points, {
-        f"weight {chosen[i][0]:g}: {zero_share(chosen[i][1]):.0%} zero": as_linear(chosen[i][1].body)
-        .weight.detach()
-        .numpy()
-        for i in picked
-    }
+    chosen, drawn = sorted(stitches[PROXIMAL].items()), {}
+    for i in dict.fromkeys(round(i * (len(chosen) - 1) / (DRAWN - 1)) for i in range(DRAWN)):
+        weight, stitch = chosen[i]
+        drawn[f"weight {weight:g}: {zero_share(stitch):.0%} zero"] = as_linear(stitch.body).weight.detach().numpy()
+    return points(start, stitches, target, test), drawn
 
 
 def in_the_loss(
-    networks: dict[str, hf_stitch.Adapter], layer: str, arguments: Any, preset: Preset, train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-) -> dict[str, Any]:  # fmt: skip
+    networks: Networks, layer: str, run: experiment.Run, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, Any]:
     """Train with the L1 norm in the loss, beside the lasso; return pair -> method -> points. It resumes in OUT."""
-    count, steps, weights = IN_THE_LOSS[arguments.preset]
-
-    def points(start: hf_stitch.StitchedModel, stitch: StitchingLayer, weight: float, target: Any) -> dict[str, Any]:
-        pruned = sparsify(stitch)
-        [score] = score_curves(
-            start, test, "penalty", {"one": {weight: pruned}}, target=target, batch_size=stitching.BATCH
-        ).scores["one"].values()  # fmt: skip
-        return {"penalty": weight, "sparsity": zero_share(pruned), "score": score}
-
-    runs: dict[str, Any] = {}
+    count, steps, weights = IN_THE_LOSS[run.name]
+    alphas, runs = WEIGHTS[run.name][DIRECT], {}
     for a, b in experiment.disjoint(networks, count):
-        alphas = WEIGHTS[arguments.preset][DIRECT]
-        lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in alphas]
-        start, *sparse = stitching.direct(networks[a], networks[b], layer, ["lstsq", *lasso], train)
         target = networks[b]
+        lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in alphas]
+        start, *sparse = stitching.direct(networks[a], target, layer, ["lstsq", *lasso], train)
 
         def one(weight: float, start: Any = start, target: Any = target) -> dict[str, Any]:
-            matcher = replace(preset.task_loss, max_steps=steps, penalties={"l1": weight})
-            [end] = stitching.trained(matcher, [start], target, train, preset)
-            return points(start, end, weight, target)
+            matcher = replace(run.preset.task_loss, max_steps=steps, penalties={"l1": weight})
+            [end] = stitching.trained(matcher, [start], target, train, run.preset)
+            return points(start, {TASK: {weight: sparsify(end)}}, target, test)[TASK][0]
 
+        direct = {alpha: sparsify(model.stitch) for alpha, model in zip(alphas, sparse, strict=True)}
+        parts = run.arguments.out / "parts"
         runs[f"{a} → {b}"] = {
-            DIRECT: [points(start, m.stitch, alpha, target) for alpha, m in zip(alphas, sparse, strict=True)],
-            TASK: [study.kept(arguments.out / "parts" / f"{a} {b} {w:g}.json", partial(one, w)) for w in weights],
+            **points(start, {DIRECT: direct}, target, test),
+            TASK: [study.kept(parts / f"{a} {b} {weight:g}.json", partial(one, weight)) for weight in weights],
         }
     return {"steps": steps, "runs": runs}
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw relative accuracy over sparsity: the mean over pairs, the worst and the best one."""
-    return {
-        f"sparsity_{architecture}": curves(
-            {method: _series(found["runs"], method) for method in next(iter(found["runs"].values()))},
-            axis="sparsity", label="relative accuracy",
-            title=f"{TITLES[architecture]}, {found['layer']}: mean, worst and best",
-        )
-        for architecture, found in record["architectures"].items()
-    }  # fmt: skip
-
-
-def _series(runs: Mapping[str, Any], method: str) -> dict[float, tuple[float, float, float]]:
-    """Return mean sparsity over pairs -> mean, worst and best relative accuracy."""
     found = {}
-    for points in zip(*(run[method] for run in runs.values()), strict=True):
-        values = [point["score"]["value"] for point in points]
-        share = float(np.mean([point["sparsity"] for point in points]))
-        found[share] = (float(np.mean(values)), min(values), max(values))
+    for architecture, one in record["architectures"].items():
+        series: dict[str, dict[float, tuple[float, float, float]]] = {}
+        for method, shares, values, _ in _by_penalty(one["runs"]):
+            ends = float(np.mean(values)), min(values), max(values)
+            series.setdefault(method, {})[float(np.mean(shares))] = ends
+        title = f"{TITLES[architecture]}, {one['layer']}: mean, worst and best"
+        found[f"sparsity_{architecture}"] = curves(series, axis="sparsity", label="relative accuracy", title=title)
     return found
 
 
-DROPS = {
-    architecture: Claim(
-        "8, figure 8",
-        f"{title}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically",
-        "plot",
-        f"at {SPARSE:.0%}, interpolated between penalties, it is below {COLLAPSED} in every pair",
-    )
-    for architecture, title in TITLES.items()
-}
+def _by_penalty(runs: Mapping[str, Any]) -> Iterator[tuple[str, list[float], list[float], float]]:
+    """Yield method, sparsities and relative accuracies of the pairs, and penalty."""
+    for method in next(iter(runs.values())):
+        for some in zip(*(run[method] for run in runs.values()), strict=True):
+            yield method, [p["sparsity"] for p in some], [p["score"]["value"] for p in some], some[0]["penalty"]
+
+
+DROPS = Claim(
+    "8, figure 8", "{}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically", "plot",
+    f"at {SPARSE:.0%}, interpolated between penalties, it is below {COLLAPSED} in every pair",
+)  # fmt: skip
 PAPERS_L1 = Claim(
-    "8, figure 8",
-    "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%",
+    "8, figure 8", "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%",
     "plot",
-    f"at {SPARSE:.0%}, it is above direct matching, by the interval over pairs",
-)
+    f"at {SPARSE:.0%}, it keeps {COLLAPSED} or more, and is above direct matching, by the intervals over pairs",
+)  # fmt: skip
 TAKES = "a log grid of some ten weights of L1, ten pairs of Tiny-10, 6,000 steps each"
-OURS = {
-    method: study.Claim(
-        study.OWN,
-        "after paper 1, figure 8",
-        f"At a sparsity of 80%, {method}, is more accurate than direct matching",
-        "–",
-        "it is above direct matching in every pair, of both architectures",
-        stand_in=False,
-    )
-    for method in (PROXIMAL, SUPPORT)
-}
+OURS = question(
+    "after paper 1, figure 8", "At a sparsity of 80%, {}, is more accurate than direct matching", "–",
+    "it is above direct matching in every pair, of both architectures",
+)  # fmt: skip
 
-PAGE = """# Experiment 7: sparsity (Csiszárik et al., NeurIPS 2021, section 8, figure 8)
-
-**What to do**: to make a stitch sparse, train it on the task with a soft threshold, and then again on the entries that
-remain. Lasso alone loses most of the accuracy at a sparsity of 80%.
-
-{verdicts}
-
-{own}
-
-Until this version, two other methods stood for it and carried three refutations, by a bound of .7 that the paper
-does not have; they are questions of our own now, and were added when the first figures were known.
-
-Setting: {networks}, CIFAR-10; lasso on the moments, and task loss from least squares with an L1 penalty, in the loss or
-as a soft threshold after each step (proximal gradient); entries below 1e-4 are set to zero; {setting}. The penalty
-also shrinks the entries that remain: the sparsest maps of the soft threshold are therefore trained again without it, on
-their support alone. Mean over the pairs, in parentheses the worst and the best pair. The bound {collapsed} was written
-before these figures were seen, interpolation (at first, the next sparsity that was reached) when they were known.
-
-{architectures}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, found in record["architectures"].items():
-        rows, runs = [], found["runs"]
-        for method in next(iter(runs.values())):
-            for points in zip(*(run[method] for run in runs.values()), strict=True):
-                shares, values = [p["sparsity"] for p in points], [p["score"]["value"] for p in points]
-                rows.append((method, f"{points[0]['penalty']:g}", _spread(shares), _spread(values)))
-        at = [(method, *(_at(run[method]) for run in runs.values())) for method in next(iter(runs.values()))]
-        cells = [(method, *("not reached" if np.isnan(v) else f"{v:.3f}" for v in values)) for method, *values in at]
+        runs = found["runs"]
+        rows = [(m, f"{weight:g}", study.spread(x), study.spread(y)) for m, x, y, weight in _by_penalty(runs)]
+        at = {method: [_at(run[method]) for run in runs.values()] for method in next(iter(runs.values()))}
+        cells = [(m, *("not reached" if np.isnan(v) else f"{v:.3f}" for v in values)) for m, values in at.items()]
         sections += [
             f"## {TITLES[architecture]}, {found['layer']}",
             f"![Relative accuracy over sparsity](sparsity_{architecture}.png)",
@@ -251,10 +200,9 @@ def page(record: dict[str, Any]) -> str:
             f"Relative accuracy at a sparsity of {SPARSE:.0%}, by pair:",
             study.markdown(("method", *runs), cells),
         ]
-    return PAGE.format(
-        footer=experiment.footer("sparsity"), verdicts=study.verdicts(claims(record)),
-        own=_own_text(record.get("in the loss")), networks=record["networks"], setting=record["setting"],
-        collapsed=COLLAPSED, architectures="\n\n".join(sections),
+    return experiment.written(
+        PAGE, "sparsity", record, claims(record), own=_own_text(record.get("in the loss")), collapsed=COLLAPSED,
+        architectures="\n\n".join(sections),
     )  # fmt: skip
 
 
@@ -274,13 +222,9 @@ def _own_text(found: Mapping[str, Any] | None) -> str:
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f} ({min(values):.3f}, {max(values):.3f})"
-
-
-def _at(points: Sequence[Mapping[str, Any]]) -> float:
+def _at(some: Sequence[Mapping[str, Any]]) -> float:
     """Interpolate the relative accuracy of a method at the sparsity SPARSE; NaN if it is not reached."""
-    shares, values = zip(*sorted((point["sparsity"], point["score"]["value"]) for point in points), strict=True)
+    shares, values = zip(*sorted((point["sparsity"], point["score"]["value"]) for point in some), strict=True)
     return float(np.interp(SPARSE, shares, values)) if shares[0] <= SPARSE <= shares[-1] else float("nan")
 
 
@@ -296,30 +240,29 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n, units = experiment.counted(found["runs"])
         values = [_at(run[DIRECT]) for run in found["runs"].values()]
         parts = [None if np.isnan(value) else value < COLLAPSED for value in values]
-        rows.append(DROPS[architecture].row(_spread(values), n, parts, units))
+        rows.append(DROPS.of(TITLES[architecture]).row(study.spread(values), n, parts, units))
         pairs |= {f"{architecture} {pair}": run for pair, run in found["runs"].items()}
     rows.append(_papers_own(record["in the loss"]) if "in the loss" in record else PAPERS_L1.untested(TAKES))
-    for method, asked in OURS.items():
+    for method in (PROXIMAL, SUPPORT):
         at = compared(pairs, method).values()
         parts = [None if np.isnan(one + other) else other > one for one, other in at]
-        direct, ours = (_spread(values) for values in zip(*at, strict=True))
+        direct, ours = (study.spread(values) for values in zip(*at, strict=True))
         shown = f"more accurate in {parts.count(True)} of {len(parts)} pairs: {ours}; direct matching {direct}"
-        rows.append(asked.row(shown, f"{len(parts)} pairs, 2 architectures", parts, len(parts)))
+        rows.append(OURS.of(method).row(shown, f"{len(parts)} pairs, 2 architectures", parts, len(parts)))
     return rows
 
 
 def _papers_own(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the row of L1 in the loss: accuracy at the sparsity SPARSE, less that of the lasso, over pairs."""
+    """Return the row of L1 in the loss: accuracy at the sparsity SPARSE, and less that of the lasso, over pairs."""
     at = compared(found["runs"], TASK)
-    gains = [ours - direct for direct, ours in at.values() if not np.isnan(ours + direct)]
     n, units = experiment.counted(at)
-    if len(gains) < len(at):
+    if np.isnan([*at.values()]).any():
         most = ", ".join(f"{max(p['sparsity'] for p in run[TASK]):.0%}" for run in found["runs"].values())
         return PAPERS_L1.row(f"not reached in every pair: most sparsity {most}", n, [None], units)
-    gain = experiment.over(gains)
-    direct, ours = (_spread(values) for values in zip(*at.values(), strict=True))
-    text = f"{ours}; direct matching {direct}; difference {study.shown(gain)}"
-    return PAPERS_L1.row(text, n, [study.above(gain, 0)], units)
+    direct, ours = map(list, zip(*at.values(), strict=True))
+    keeps, gain = study.over(ours), study.over(np.subtract(ours, direct))
+    text = f"{study.shown(keeps)}; direct matching {study.spread(direct)}; difference {study.shown(gain)}"
+    return PAPERS_L1.row(text, n, [study.above(keeps, COLLAPSED), study.above(gain, 0)], units)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,9 @@ BATCH = 500
 
 
 def direct(
-    source: hf_stitch.Adapter,
-    target: hf_stitch.Adapter,
-    layer: str,
-    matchers: Sequence[str | Matcher],
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, matchers: Sequence[str | Matcher],
     train: hf_stitch.Samples,
-) -> list[hf_stitch.StitchedModel]:
+) -> list[hf_stitch.StitchedModel]:  # fmt: skip
     """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
     collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
     stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
@@ -35,13 +32,9 @@ def direct(
 
 
 def trained(
-    matcher: TaskLoss,
-    starts: Sequence[hf_stitch.StitchedModel],
-    target: hf_stitch.Adapter,
-    train: hf_stitch.Samples,
-    preset: Preset,
-    callback: StepCallback | None = None,
-) -> list[StitchingLayer]:
+    matcher: TaskLoss, starts: Sequence[hf_stitch.StitchedModel], target: hf_stitch.Adapter, train: hf_stitch.Samples,
+    preset: Preset, callback: StepCallback | None = None,
+) -> list[StitchingLayer]:  # fmt: skip
     """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)

@@ -12,7 +12,7 @@ network is fitted on the anchors alone, as in ``hf_stitch.swap``. On TREC, the e
 import copy
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import permutations
@@ -23,8 +23,9 @@ import pandas as pd
 import study
 import torch
 from dr_frankenstein import experiment, images, networks
-from dr_frankenstein.experiment import CUTS
+from dr_frankenstein.experiment import CUTS, question
 from matplotlib.figure import Figure
+from scipy.stats import t
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoTokenizer
@@ -33,7 +34,6 @@ import hf_stitch
 from hf_stitch.analysis import extract_activations
 from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import read_data
-from hf_stitch.matchers import Matcher
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 from hf_stitch.workflows._swap import choices, held_out_errors
@@ -48,20 +48,20 @@ NAMES = {
 }
 TITLES = experiment.TITLES | {"minilm": "MiniLM"}
 DEFAULT, BEFORE, RIDGE, IDENTITY = "auto (default)", "procrustes", "ridge", "identity"
-MAPS: Mapping[str, Callable[[], Matcher]] = {
-    BEFORE: lambda: registries.matchers.build("procrustes", scale=True),
-    "procrustes, scale=False": lambda: registries.matchers.build("procrustes", scale=False),
-    RIDGE: lambda: registries.matchers.build("ridge"),
-    "ridge_to_identity": lambda: registries.matchers.build("ridge_to_identity"),
-    "lstsq": lambda: registries.matchers.build("lstsq"),
-    "low_rank, rank=16": lambda: registries.matchers.build("low_rank", rank=16),
-    "permutation": lambda: registries.matchers.build("permutation"),
-    "inverse_relative": lambda: registries.matchers.build("inverse_relative"),
-    "inverse_relative, rcond=.01": lambda: registries.matchers.build("inverse_relative", rcond=0.01),
-    "inverse_relative, rcond=1e-7": lambda: registries.matchers.build("inverse_relative", rcond=1e-7),
-    IDENTITY: lambda: registries.matchers.build("identity"),
+MAPS: dict[str, dict[str, Any]] = {
+    BEFORE: {"name": "procrustes", "scale": True},
+    "procrustes, scale=False": {"name": "procrustes", "scale": False},
+    RIDGE: {"name": "ridge"},
+    "ridge_to_identity": {"name": "ridge_to_identity"},
+    "lstsq": {"name": "lstsq"},
+    "low_rank, rank=16": {"name": "low_rank", "rank": 16},
+    "permutation": {"name": "permutation"},
+    "inverse_relative": {"name": "inverse_relative"},
+    "inverse_relative, rcond=.01": {"name": "inverse_relative", "rcond": 0.01},
+    "inverse_relative, rcond=1e-7": {"name": "inverse_relative", "rcond": 1e-7},
+    IDENTITY: {"name": "identity"},
 }
-"""Name -> function that creates the matcher."""
+"""Name -> matcher and its options."""
 LAYERS, CLASSES = (2, 4, 6), 6
 WITHIN, NOISE = 0.01, 0.005
 """What the default may be below the best single map, on average, and below the identity in a row."""
@@ -71,23 +71,14 @@ KEPT, FEW = 0.95, 100
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        networks: Maximum number of networks of each architecture; all ordered pairs are swapped.
-        pool: Number of images from which anchors are drawn, and on which heads for the other task are trained.
-        test: Number of images to score on.
-        draws: Number of draws of the anchors.
-        anchors: Numbers of anchors.
-        texts: Whether layers of MiniLM are swapped, too.
-    """
-
-    networks: int
-    pool: int
+    networks: int  # of each architecture, at most; all ordered pairs are swapped
+    pool: int  # images from which anchors are drawn, and on which heads for the other task are trained
     test: int
-    draws: int
+    draws: int  # of the anchors
     anchors: Sequence[int]
-    texts: bool = True
+    texts: bool = True  # whether layers of MiniLM are swapped, too
 
 
 PRESETS = {
@@ -208,11 +199,6 @@ def regression(features: Tensor, labels: Tensor) -> nn.Linear:
 def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[dict[str, Any]]:
     """Score the head of every network on every other network, by every map.
 
-    Args:
-        sides: The networks.
-        labels: Labels of the test images.
-        preset: Sizes of the experiment.
-
     Returns:
         One row per pair, draw, number of anchors and map: accuracy of the swapped head and of the head on its own
         network, and R² of the map on the test images.
@@ -232,10 +218,10 @@ def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[di
                 candidates = choices(x, y)
                 errors = held_out_errors(candidates, x, y, target.head)
                 chosen = candidates[min(errors, key=errors.__getitem__)]
-                for name, make in {DEFAULT: lambda chosen=chosen: chosen, **MAPS}.items():
+                for name, options in {DEFAULT: chosen, **MAPS}.items():
                     row = {"pair": [a, b], "draw": draw, "anchors": number, "map": name, "own": own}
                     try:
-                        stitch = make().fit(moments)
+                        stitch = registries.matchers.build(options).fit(moments)
                     except ValueError:  # least squares needs more anchors than features
                         rows.append({**row, "accuracy": None, "r2": None})
                         continue
@@ -249,65 +235,14 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return mean and standard deviation over pairs and draws, one row per task, architecture, map and number."""
     grouped = table.groupby(["task", "architecture", "map", "anchors"], sort=False)
     found = grouped.agg(
-        own=("own", "mean"),
-        accuracy=("accuracy", "mean"),
-        std=("accuracy", "std"),
-        r2=("r2", "mean"),
+        own=("own", "mean"), accuracy=("accuracy", "mean"), std=("accuracy", "std"), r2=("r2", "mean"),
         n=("accuracy", "count"),
-    )
+    )  # fmt: skip
     rows: list[dict[str, Any]] = json.loads(found.round(4).reset_index().to_json(orient="records"))
     return rows
 
 
-PAGE = """# Swapping encoders: which map, how many anchors?
-
-**What to do**: swap with the default map, `auto`, and some fifty anchors on the task of the encoders; on another task,
-expect to lose a seventh even with a thousand.
-
-{verdicts}
-
-A head accepts another encoder through a map that is fitted on anchors alone (`hf_stitch.swap`). This page compares all
-closed-form maps on the networks of Csiszárik et al. 2021, trained on CIFAR-10 from different initialisations, up to
-their spatial mean (64 features): up to {networks} of each architecture. On CIFAR-10, the head is that of the network.
-On Fashion-MNIST, on which no encoder was trained, it is a logistic regression on {pool:,} training images. On TREC, the
-encoders are layers 2, 4 and 6 of all-MiniLM-L6-v2 (means over tokens, 384 features) under heads of each other, trained
-on all training questions. Anchors are training samples of the same data set.
-
-Accuracy on {test:,} test images or 500 questions: mean ± standard deviation over all ordered pairs of encoders and
-{draws} draws of anchors. Least squares needs more anchors than features (–). `procrustes` is with `scale=True` where
-nothing else is said. In the table of all experiments, few anchors are {few} or less, and accuracy is kept with
-{kept:.0%} of that of the own network: a rule that was written when these figures were known.
-
-## The default
-
-`auto` holds out each fifth of the anchors once, fits `procrustes`, `ridge` and `identity` on the others, and takes the
-one with which the outputs of the head change least (squared error; no labels). `procrustes` was the default before.
-Means over the numbers of anchors; *best map*: the best of all others at each number, which nobody knows without labels.
-
-{overview}
-
-The rule, written before `auto` was scored: it becomes the default if its mean over all rows (a row: encoders and number
-of anchors) is at least that of `procrustes` and at most {within} below that of the best single map that can be fitted
-everywhere, and if it is in no row more than {noise} below the identity; but if `ridge` alone is as good (at most
-{noise} less), `ridge`.
-
-{verdict}
-
-- The squared error of the vectors instead of the outputs, and their cosine, took `ridge` in nearly all rows of
-  CIFAR-10, where it is not the best.
-- The measure (the divergence of class probabilities does as well) and the identity as a candidate were chosen when
-  figures of such rows were known: without the identity, `auto` was below it in a row (MiniLM, 20 anchors).
-- With other Tiny-10 networks, draws and heads, and more text encoders (54 rows, which this script does not repeat),
-  `auto` had .648, `ridge` .643 and `procrustes` .597: by the mean alone, `ridge` would have been as good there. More
-  than .01 below the best of the three were `procrustes` in 33 rows, `ridge` in 8 and `auto` in 1.
-
-## All maps
-
-{tables}
-
-{findings}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -319,9 +254,8 @@ def page(record: dict[str, Any]) -> str:
         findings += _findings(part, f"{TITLES[architecture]}, {NAMES[task]}")
     sizes = {key: preset[key] for key in ("networks", "pool", "test", "draws")}
     return PAGE.format(
-        verdicts=study.verdicts(claims(record)),
-        few=FEW, kept=KEPT, within=WITHIN, noise=NOISE, overview=_overview(table), verdict=_verdict(table), **sizes,
-        tables="\n\n".join(tables), findings="\n".join(findings),
+        verdicts=study.verdicts(claims(record)), few=FEW, kept=KEPT, within=WITHIN, noise=NOISE, **sizes,
+        overview=_overview(table), verdict=_verdict(table), tables="\n\n".join(tables), findings="\n".join(findings),
         footer=experiment.footer("swapping", "swaps"),
     )  # fmt: skip
 
@@ -359,17 +293,12 @@ def _verdict(table: pd.DataFrame) -> str:
     best, least = means.drop(DEFAULT).idxmax(), (wide[DEFAULT] - wide[IDENTITY]).min()
     kept = means[DEFAULT] >= max(means[BEFORE], means[best] - WITHIN) and least >= -NOISE
     simple = means[RIDGE] >= means[DEFAULT] - NOISE
-    worse = {
-        name: int((wide[[BEFORE, RIDGE, IDENTITY]].max(axis=1) - wide[name] > WITHIN).sum()) for name in means.index
-    }
-    return (
-        f"Over {len(wide)} rows, `auto` has {means[DEFAULT]:.3f}, `procrustes` {means[BEFORE]:.3f}, `ridge` "
-        f"{means[RIDGE]:.3f}, and the best single\nmap, `{best}`, {means[best]:.3f}; the least difference of a row "
-        f"from the identity is {least:+.3f}. The rule is\n{'met' if kept and not simple else 'not met'}. The gain over "
-        f"`ridge` is small on average. It is in the rows where `ridge` fails: more than {WITHIN}\nbelow the best of "
-        f"the three candidates are `procrustes` in {worse[BEFORE]} rows, `ridge` in {worse[RIDGE]}, and `auto` in "
-        f"{worse[DEFAULT]}."
-    )
+    below = (wide[[BEFORE, RIDGE, IDENTITY]].max(axis=1) - wide[name] > WITHIN for name in (BEFORE, RIDGE, DEFAULT))
+    return study.text(__file__, "verdict").format(
+        rows=len(wide), auto=means[DEFAULT], before=means[BEFORE], ridge=means[RIDGE], best=best, top=means[best],
+        least=least, met="met" if kept and not simple else "not met", within=WITHIN,
+        below=[int(each.sum()) for each in below],
+    )  # fmt: skip
 
 
 def _findings(part: pd.DataFrame, title: str) -> list[str]:
@@ -385,19 +314,44 @@ def _findings(part: pd.DataFrame, title: str) -> list[str]:
     ]
 
 
+KEEPS = question(
+    "after paper 2", f"Tiny-10, {{}}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
+    f"with {FEW} anchors or some smaller number, it keeps {KEPT:.0%}, by the widest interval that dependence among "
+    "pairs and draws allows, and for the choice of the number (Bonferroni)",
+)  # fmt: skip
+
+
+def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
+    """Return number of anchors -> share of the accuracy that the default map keeps, with its interval.
+
+    The record has a standard deviation over pairs and draws, which share networks. A mean over all pairs of some
+    networks has at most the variance of a value over their number; with the bias of the standard deviation, that of
+    their number less 1.
+    """
+    reach = float(t.ppf(0.975, networks - 1)) / (networks - 1) ** 0.5
+    rows = part[part["map"] == DEFAULT].set_index("anchors")
+    return {
+        number: {
+            "value": row.accuracy / row.own, "low": (row.accuracy - reach * row["std"]) / row.own,
+            "high": (row.accuracy + reach * row["std"]) / row.own,
+        }
+        for number, row in rows.iterrows()
+    }  # fmt: skip
+
+
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
-    table, rows = pd.DataFrame(record["scores"]), []
+    table, rows, networks = pd.DataFrame(record["scores"]), [], record["preset"]["networks"]
     for task in (OWN, OTHER):
-        part = table[(table.task == task) & (table.architecture == "tiny10") & (table["map"] == DEFAULT)]
-        shares = part.accuracy / part.own
-        few = part.anchors.iloc[int((shares >= KEPT).argmax())] if (shares >= KEPT).any() else None
-        rows.append(study.claim(
-            study.OWN, "after paper 2",
-            f"Tiny-10, {NAMES[task]}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
-            f"with {few:,} anchors" if few else f"{shares.max():.0%} with {part.anchors.max():,} anchors",
-            f"{part.n.max()} pairs and draws", "confirmed" if few and few <= FEW else "refuted",
-        ))  # fmt: skip
+        part = table[(table.task == task) & (table.architecture == "tiny10")]
+        shares = kept(part, networks)
+        few = [number for number in shares if number <= FEW]
+        held = [study.above(study.adjusted(shares[number], len(few), networks - 1), KEPT) for number in few]
+        least = next((number for number, share in shares.items() if share["value"] >= KEPT), max(shares))
+        shown = "{value:.0%} [{low:.0%}, {high:.0%}]".format(**shares[least])
+        ours = f"{shown} with {least:,} anchors"
+        n = f"{networks} networks, {part.n.max()} pairs and draws"
+        rows.append(KEEPS.of(NAMES[task]).row(ours, n, [study.at_least(1, held)], networks))
     return rows
 
 
@@ -407,9 +361,8 @@ def _curve(part: pd.DataFrame) -> Figure:
         mean, std = cells.accuracy.mean(), cells.accuracy.std(ddof=1) if len(cells) > 1 else 0.0
         series.setdefault(name, {})[float(number)] = (mean, mean - std, mean + std)
     (task, architecture) = part.task.iloc[0], part.architecture.iloc[0]
-    figure = curves(
-        series, axis="anchors", label="accuracy", title=f"Swapped heads: {TITLES[architecture]}, {NAMES[task]}"
-    )
+    title = f"Swapped heads: {TITLES[architecture]}, {NAMES[task]}"
+    figure = curves(series, axis="anchors", label="accuracy", title=title)
     figure.axes[0].set_xscale("log")
     return figure
 

@@ -12,25 +12,18 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import base_training, experiment, frankenstein, images, networks
-from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
-from dr_frankenstein.experiment import PAPER, TASK, TEST, Claim, Kind, Preset
+from dr_frankenstein import experiment, frankenstein, networks
+from dr_frankenstein.base_training import Base
+from dr_frankenstein.experiment import PAPER, TASK, TEST, Claim, Preset
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Networks of a preset.
-
-    Attributes:
-        preset: Sizes of matching.
-        kinds: Name -> width and training epochs.
-        pairs: Names of a narrow kind and of a wide one that are compared.
-        layers: Layers to stitch at.
-    """
+    """Sizes of matching, and the networks of a preset."""
 
     preset: Preset
-    kinds: dict[str, tuple[float, int]]
-    pairs: tuple[tuple[str, str], ...]
+    kinds: dict[str, tuple[float, int]]  # name -> width and training epochs
+    pairs: tuple[tuple[str, str], ...]  # a narrow kind and a wide one
     layers: tuple[str, ...]
 
 
@@ -54,86 +47,48 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    sizes = PRESETS[arguments.preset]
-    preset = sizes.preset
-    train, test = preset.samples("cifar10", arguments.data_dir)
-    kinds = {}
+    run = experiment.Run.of(__doc__, {name: sizes.preset for name, sizes in PRESETS.items()})
+    sizes, preset, kinds = PRESETS[run.name], run.preset, {}
     for name, (width, epochs) in sizes.kinds.items():
         bases = [Base("resnet20", epochs, preset.base[0], seed, width=width) for seed in range(preset.seeds)]
-        loaded = adapted(bases, arguments.networks, arguments.data_dir)
-        accuracies = [recorded_accuracy(base, arguments.networks) for base in bases]
-        kinds[name] = Kind(loaded, accuracies, sizes.layers)
-    if arguments.published:
-        loaded = experiment.loaded("resnet20", arguments, preset)
-        tested = images.read("cifar10", "test", 10_000, arguments.data_dir)
-        kinds[FULL] = Kind(loaded, [base_training.accuracy(n.model, *tested) for n in loaded.values()], sizes.layers)
-    pairs = [pair for pair in sizes.pairs if set(pair) <= set(kinds)]
-    found = experiment.by_kind(kinds, preset, train, test)
-    epochs = {name: count for name, (_, count) in sizes.kinds.items()}
-    record = {"preset": preset, "setting": str(preset), "epochs": epochs, "pairs": pairs, "kinds": found}
-    pictures = {
-        f"widths_{method.replace(' ', '_')}": experiment.lines(
-            {
-                layer: [kind["relative_accuracy"][method][i] for kind in found.values()]
-                for i, layer in enumerate(sizes.layers)
-            },
-            list(kinds), "relative accuracy", f"ResNet-20 by width: {method}",
-        )
-        for method in (TASK, frankenstein.START)
+        kinds[name] = run.kind(bases, sizes.layers)
+    if run.arguments.published:
+        kinds[FULL] = run.published("resnet20", preset.seeds, sizes.layers)
+    found = experiment.by_kind(kinds, preset, *run.samples())
+    record = {
+        "preset": preset, "setting": str(preset), "epochs": {name: count for name, (_, count) in sizes.kinds.items()},
+        "pairs": [pair for pair in sizes.pairs if set(pair) <= set(kinds)], "kinds": found,
     }  # fmt: skip
-    study.leave("widths", record, page, pictures, arguments.out)
+    pictures = {}
+    for method in (TASK, frankenstein.START):
+        by_layer = zip(*(kind["relative_accuracy"][method] for kind in found.values()), strict=True)
+        series = dict(zip(sizes.layers, by_layer, strict=True))
+        picture = experiment.lines(series, list(kinds), f"ResNet-20 by width: {method}")
+        pictures[f"widths_{method.replace(' ', '_')}"] = picture
+    study.leave("widths", record, page, pictures, run.arguments.out)
 
 
-def grows(narrow: str, wide: str) -> study.Claim:
-    """Return the claim on two widths."""
-    return Claim(
-        "5.2, figure 3", f"ResNet-20, width {narrow} → {wide}: relative accuracy grows with width",
-        "plot, widths 1 to 5",
-        "the difference of task loss is above 0 at half of the layers or more, by the interval, and below 0 at none. "
-        "Not "
-        f"known if the wider networks are more accurate by more than {ALIKE}. One pair of a kind decides nothing",
-        stand_in=True,
-    )  # fmt: skip
+GROWS = Claim(
+    "5.2, figure 3", "ResNet-20, width {} → {}: relative accuracy grows with width", "plot, widths 1 to 5",
+    "the difference of task loss is above 0 at half of the layers or more, by the interval, and below 0 at none. Not "
+    f"known if the wider networks are more accurate by more than {ALIKE}. One pair of a kind decides nothing",
+    stand_in=True,
+)  # fmt: skip
 
-
-PAGE = """# Experiment 2: widths (Csiszárik et al., NeurIPS 2021, section 5.2, figure 3)
-
-**What to do**: expect wider networks to be stitched more accurately, but do not rely on it: here, each width has one
-pair of networks, and widths of the paper (1 to 5) are out of reach.
-
-{verdicts}
-
-The paper uses ResNet-20 with 1 to 5 times 16, 32 and 64 channels. Setting: ResNet-20 of the widths below, two networks
-of each kind, CIFAR-10; trained on 50,000 images with a learning rate of .1 that is divided by 10 after each third of
-the training ({epochs}); kinds that are not in this list are the authors' published networks. {setting}; mean of both
-directions, 95% intervals over images. Widths 2 to 5 take 5 to 30 minutes of one processor core for each pass over the
-training images.
-
-Wider networks are also more accurate: kinds that stopped early tell width from accuracy. The bound {alike} was written
-before these figures were seen (at first, accuracies had to differ by at most this much either way; wider networks that
-are less accurate work against the claim). Until this version, intervals that do not overlap stood for the interval of
-the difference, and one pair of each width decided.
-
-{table}
-
-{findings}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    epochs = "; ".join(f"{name}: {count} epochs" for name, count in record["epochs"].items())
     findings = [
         f"- {narrow} → {wide}: "
         + ", ".join(f"{layer} {study.shown(gain)}" for layer, gain in gains(record, narrow, wide).items())
         for narrow, wide in record["pairs"]
     ]
-    return PAGE.format(
-        footer=experiment.footer("widths"), verdicts=study.verdicts(claims(record)), alike=ALIKE,
-        epochs=epochs, setting=record["setting"], findings="Differences of task loss:\n\n" + "\n".join(findings),
-        table=experiment.table_of_kinds(record["kinds"], "width"),
+    return experiment.written(
+        PAGE, "widths", record, claims(record), alike=ALIKE, table=experiment.table_of_kinds(record["kinds"], "width"),
+        epochs="; ".join(f"{name}: {count} epochs" for name, count in record["epochs"].items()),
+        findings="\n".join(findings),
     )  # fmt: skip
 
 
@@ -154,7 +109,7 @@ def parts(record: dict[str, Any], narrow: str, wide: str) -> list[bool | None]:
     above = [study.above(gain, 0) for gain in gains(record, narrow, wide).values()]
     if more_accurate(record, narrow, wide) > ALIKE:
         return [None]
-    return [experiment.at_least(-(-len(above) // 2), above), False not in above]
+    return [study.at_least(-(-len(above) // 2), above), False not in above]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -167,8 +122,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             f"{more_accurate(record, narrow, wide):+.3f}"
         )
         count = len(record["kinds"][narrow]["accuracies"])
-        n = f"{count} networks of each kind"
-        rows.append(grows(narrow, wide).row(ours, n, parts(record, narrow, wide), math.comb(count, 2)))
+        held, n = parts(record, narrow, wide), f"{count} networks of each kind"
+        rows.append(GROWS.of(narrow, wide).row(ours, n, held, math.comb(count, 2)))
     return rows
 
 

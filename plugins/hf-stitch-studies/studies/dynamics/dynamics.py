@@ -31,29 +31,19 @@ from hf_stitch.training.dynamics import THRESHOLDS
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 NAME = "training_dynamics"
-REFERENCE = 100
-"""Seed of the reference."""
-STRONG = 0.7
-"""Rank correlation from which on an order counts."""
+REFERENCE = 100  # seed of the reference
+STRONG = 0.7  # rank correlation from which on an order counts
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        train: Number of training images.
-        probe: Number of test images to record activations on.
-        stitch: Number of other test images, half for fitting stitching layers and half for scoring them.
-        epochs: Passes over the training images.
-        seeds: Number of watched networks.
-    """
-
-    train: int
-    probe: int
-    stitch: int
-    epochs: int
-    seeds: int
+    train: int  # number of training images
+    probe: int  # number of test images to record activations on
+    stitch: int  # number of other test images, half for fitting stitching layers and half for scoring them
+    epochs: int  # passes over the training images
+    seeds: int  # number of watched networks
 
 
 PRESETS = {
@@ -245,18 +235,26 @@ def covered(run: dict[str, Any]) -> dict[str, float]:
     return {layer: float(((curve[1:-1] - curve[0]) / (1 - curve[0])).mean()) for layer, curve in curves.items()}
 
 
+BOTTOM_UP = study.Claim(
+    study.OWN, "Raghu et al. 2017, section 4", "Lower layers reach their final representation first", "bottom-up",
+    "in every network, the epoch from which on a layer's CKA with its last state stays at or above a threshold rises "
+    f"with depth at every threshold (rank correlation of at least {STRONG}), and the share of the distance from the "
+    f"first CKA to 1 that is covered falls with depth (at most −{STRONG}); in part: the first, in some network",
+)  # fmt: skip
+
+
 def judged(run: dict[str, Any]) -> tuple[bool, bool]:
     """Return whether lower layers settle first, and whether they also lead relative to their initial state."""
     found = order(run)
     return all(found[threshold] >= STRONG for threshold in run["settled"]), found["share"] <= -STRONG
 
 
-def verdict(record: dict[str, Any]) -> str:
-    """Return the verdict by the rule of the page."""
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of this experiment in the table of all experiments."""
     found = [judged(run) for run in record["runs"]]
-    if all(first and leads for first, leads in found):
-        return "confirmed"
-    return "in part" if any(first for first, _ in found) else "refuted"
+    first, leads = map(list, zip(*found, strict=True))
+    ours = f"settle first in {sum(first)} networks, lead relative to their start in {sum(leads)}"
+    return [BOTTOM_UP.row(ours, f"{len(found)} networks", [any(first), all(map(all, found))], len(found))]
 
 
 PAGE = """# Training dynamics: do lower layers settle first?
@@ -277,15 +275,8 @@ and one network of another seed as the reference of all. Linear CKA on the first
 scored on the other. Final accuracy on these images: {accuracy}.
 Values are means ± standard deviation over the seeds.
 
-The rule, fixed before the figures of this run were seen (one seed with another reference was known): in a network,
-lower layers settle first if the epoch from which on a layer's CKA with its last state stays at or above a threshold
-rises with depth at every threshold ({thresholds}; rank correlation of at least {strong}). They lead relative to their
-initial state if the covered share of the distance from the first CKA to 1, as the mean over the epochs between, falls
-with depth (at most −{strong}). Confirmed: both in every network. In part: lower layers settle first in at least one.
-Refuted: in none.
-
-**{verdict}**: lower layers settle first in {first} of {seeds} networks, and lead relative to their initial state in
-{leads}.
+The rule was fixed before the figures of this run were seen (one seed with another reference was known). The covered
+share of a layer is that of the distance from its first CKA to 1, as the mean over the epochs between.
 
 {orders}
 
@@ -310,32 +301,34 @@ python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     runs, sizes = record["runs"], record["sizes"]
-    found, layers = [judged(run) for run in runs], list(runs[0]["to_final"])
+    layers = list(runs[0]["to_final"])
     names = [*(f"settles at {threshold}" for threshold in runs[0]["settled"]), "covered share"]
-    orders = [(run["seed"], *(f"{value:.2f}" for value in order(run).values())) for run in runs]
-    curves = [
-        (
-            layer, *(_spread([run["to_final"][layer][epoch] for run in runs]) for epoch in range(sizes["epochs"])),
-            *(_spread([run["settled"][str(each)][layer] for run in runs], 1) for each in THRESHOLDS),
-            _spread([covered(run)[layer] for run in runs], 2),
-        )
-        for layer in layers
-    ]  # fmt: skip
-    keys = ("cka with start", "cka with reference", "stitched before", "stitched after", "mean only")
-    ends = [(layer, *(_spread([run[key][layer] for run in runs]) for key in keys)) for layer in layers]
+    correlated = {f"rank correlation of depth with: {names[0]}": 0} | {name: n for n, name in enumerate(names[1:], 1)}
+    ends = {"CKA with its own start": "cka with start", "CKA with the reference": "cka with reference",
+            "stitched into it: before training": "stitched before", "after": "stitched after",
+            "mean only": "mean only"}  # fmt: skip
     accuracy = ", ".join(f"{run['accuracy']['watched']:.3f}" for run in runs)
     return PAGE.format(
-        verdicts=study.verdicts(claims(record)),
-        **sizes, accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}", strong=STRONG,
-        thresholds=", ".join(map(str, THRESHOLDS)), verdict=verdict(record).capitalize(), preset=record["preset"],
-        first=sum(first for first, _ in found), leads=sum(leads for _, leads in found),
-        orders=study.markdown(("seed", *(f"rank correlation of depth with: {names[0]}", *names[1:])), orders),
-        curves=study.markdown(
-            ("layer", *range(sizes["epochs"]), *(f"settles at {each}" for each in THRESHOLDS), "covered share"), curves
+        verdicts=study.verdicts(claims(record)), **sizes, preset=record["preset"],
+        accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}",
+        orders=study.table(
+            [(run["seed"], list(order(run).values())) for run in runs],
+            {"seed": lambda seed, _: seed}
+            | {title: lambda _, values, place=place: f"{values[place]:.2f}" for title, place in correlated.items()},
         ),
-        ends=study.markdown(
-            ("layer", "CKA with its own start", "CKA with the reference", "stitched into it: before training", "after",
-             "mean only"), ends,
+        curves=study.table(
+            layers,
+            {"layer": str}
+            | {f"{epoch}": lambda layer, epoch=epoch: _spread([run["to_final"][layer][epoch] for run in runs])
+               for epoch in range(sizes["epochs"])}
+            | {f"settles at {at}": lambda layer, at=at: _spread([run["settled"][str(at)][layer] for run in runs], 1)
+               for at in THRESHOLDS}
+            | {"covered share": lambda layer: _spread([covered(run)[layer] for run in runs], 2)},
+        ),
+        ends=study.table(
+            layers,
+            {"layer": str} | {title: lambda layer, key=key: _spread([run[key][layer] for run in runs])
+                              for title, key in ends.items()},
         ),
         findings="\n".join(f"- {finding}" for finding in _findings(runs)),
     )  # fmt: skip
@@ -359,21 +352,6 @@ def _findings(runs: list[dict[str, Any]]) -> Iterator[str]:
 
 def _spread(values: list[float], digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
-
-
-def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
-    runs = record["runs"]
-    found = [judged(run) for run in runs]
-    return [
-        {
-            "paper": study.OWN, "place": "Raghu et al. 2017, section 4", "published": "bottom-up",
-            "claim": "Lower layers reach their final representation first",
-            "ours": f"settle first in {sum(first for first, _ in found)} networks, lead relative to their start in "
-            f"{sum(leads for _, leads in found)}",
-            "n": f"{len(runs)} networks", "verdict": f"stand-in {verdict(record)}",
-        }
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

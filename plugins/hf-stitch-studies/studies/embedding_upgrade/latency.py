@@ -149,61 +149,56 @@ def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
+PAGE = """# What a map costs
+
+One thread on a machine of {cores} cores that was {state} (load {load:.1f} when the maps were fitted and about to be
+timed; quiet: less than half of the cores). A query has width {width}; the map and the normalisation of its output are
+timed, {calls} calls each.
+
+Median (95th percentile) in microseconds:
+
+{latency}
+
+`EmbeddingMap` includes the checks of its input. Embedding one text with all-MiniLM-L6-v2 takes {text:.0f} ms here.
+
+## Rewriting an index
+
+Vectors of width {width} in a file, mapped with `EmbeddingMap` (ridge) in batches of {batch:,} into another file:
+
+{rewriting}
+
+Re-embedding is extrapolated from {texts:,} texts of the index ({rate:.0f} texts per processor second, cut off after 64
+tokens); the ratio is that of processor times. Rule: memory is flat if the peak with {many:,} rows is at most 1.1 times
+that with {few:,}. **Verdict: {verdict}.**
+
+```bash
+python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+```
+"""
+
+
 def page(record: dict[str, Any]) -> str:
     """Write the page from the record."""
-    runtimes = list(dict.fromkeys(name for found in record["latency"].values() for name in found))
+    runtimes = dict.fromkeys(name for found in record["latency"].values() for name in found)
     quiet = record["load"] < record["cores"] / 2
-    state = "quiet" if quiet else "**not quiet**: times are upper bounds"
-    lines = [
-        "# What a map costs",
-        "",
-        f"One thread on a machine of {record['cores']} cores that was {state} (load {record['load']:.1f} when the maps "
-        "were fitted and about to be timed; quiet: less than half of the cores). A query has width "
-        f"{record['width']}; the map and the normalisation of its output are timed, {record['calls']} calls each.",
-        "",
-        "Median (95th percentile) in microseconds:",
-        "",
-        "| map | " + " | ".join(runtimes) + " |",
-        "|---|" + "---|" * len(runtimes),
-    ]
-    for name, found in record["latency"].items():
-        cells = [f"{found[key][0]:.0f} ({found[key][1]:.0f})" if key in found else "–" for key in runtimes]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    rate = record["embedding"]
-    lines += [
-        "",
-        "`EmbeddingMap` includes the checks of its input. Embedding one text with all-MiniLM-L6-v2 takes "
-        f"{rate['one_text'] / 1000:.0f} ms here.",
-        "",
-        "## Rewriting an index",
-        "",
-        f"Vectors of width {record['width']} in a file, mapped with `EmbeddingMap` (ridge) in batches of {BATCH:,} "
-        "into another file:",
-        "",
-        "| rows | seconds | processor seconds | peak memory (MiB) | more than before (MiB) | "
-        "re-embedding, seconds | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in record["rewriting"]:
-        again = row["rows"] / rate["per_processor_second"]
-        lines.append(
-            f"| {row['rows']:,} | {row['seconds']:.1f} | {row['processor_seconds']:.1f} | {row['peak_mib']:,} | "
-            f"{row['more_mib']:,} | {again:,.0f} | {again / max(row['processor_seconds'], 1e-4):,.0f} |"
-        )
-    few, many = record["rewriting"][0], record["rewriting"][-1]
-    flat = many["peak_mib"] <= 1.1 * few["peak_mib"]
-    return "\n".join([
-        *lines,
-        "",
-        f"Re-embedding is extrapolated from {rate['texts']:,} texts of the index ({rate['per_processor_second']:.0f} "
-        "texts per processor second, cut off after 64 tokens); the ratio is that of processor times. Rule: memory is "
-        f"flat if the peak with {many['rows']:,} rows is at most 1.1 times that with {few['rows']:,}. **Verdict: "
-        f"{'flat' if flat else 'not flat'}.**",
-        "",
-        "```bash",
-        "python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
-        "```",
-    ]) + "\n"  # fmt: skip
+    few, *_, many = rows = record["rewriting"]
+    rate = record["embedding"]["per_processor_second"]
+    return PAGE.format(
+        **{key: record[key] for key in ("cores", "load", "width", "calls")}, batch=BATCH, rate=rate,
+        state="quiet" if quiet else "**not quiet**: times are upper bounds", texts=record["embedding"]["texts"],
+        text=record["embedding"]["one_text"] / 1000, few=few["rows"], many=many["rows"],
+        verdict="flat" if many["peak_mib"] <= 1.1 * few["peak_mib"] else "not flat",
+        latency=study.table(record["latency"].items(), {"map": "{0}"} | {
+            key: lambda _, found, key=key: "{:.0f} ({:.0f})".format(*found[key]) if key in found else "–"
+            for key in runtimes
+        }),
+        rewriting=study.table(rows, {
+            "rows": "{rows:,}", "seconds": "{seconds:.1f}", "processor seconds": "{processor_seconds:.1f}",
+            "peak memory (MiB)": "{peak_mib:,}", "more than before (MiB)": "{more_mib:,}",
+            "re-embedding, seconds": lambda row: f"{row['rows'] / rate:,.0f}",
+            "ratio": lambda row: f"{row['rows'] / rate / max(row['processor_seconds'], 1e-4):,.0f}",
+        }),
+    )  # fmt: skip
 
 
 def main() -> None:

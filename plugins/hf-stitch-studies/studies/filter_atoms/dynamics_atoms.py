@@ -8,7 +8,7 @@ one start on two tasks: in which layers do they differ?
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import study
 import torch
 from filter_atoms import networks
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
-from filter_atoms.networks import VGG11, AlexNet, Images, Recipe, Schedule
+from filter_atoms.experiment import OPTIONS, TRAINED, Claim, filled, leave
+from filter_atoms.networks import Images, Recipe, Schedule, alexnet, vgg11
 from filter_atoms.pairwise import spearman
 from hf_stitch_filter_atoms import FilterAtoms, atomize, train_atoms_only
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from study import markdown, parser
+from study import parser, table
 from torch import nn
 
 import hf_stitch
@@ -49,78 +48,52 @@ LEARNT = 0.9
 
 @dataclass(frozen=True)
 class Sizes:
-    """An architecture, its data and its training.
+    """An architecture, its data and its training."""
 
-    Attributes:
-        architecture: ``alexnet`` or ``vgg11``.
-        width: Multiplier of its channels.
-        data: Name of the data set.
-        classes: Number of its classes. Half of them are a task.
-        images: Number of training images.
-        recipe: How the network is trained. The learning rate decays in one arm and is constant in the other.
-        task_epochs: Epochs of training on each of two tasks.
-    """
-
-    architecture: str
-    width: float
-    data: str
-    classes: int
-    images: int
-    recipe: Recipe
-    task_epochs: int
+    architecture: str  # ``alexnet`` or ``vgg11``
+    width: float  # multiplier of its channels
+    data: str  # name of the data set
+    classes: int  # number of its classes. Half of them are a task
+    images: int  # number of training images
+    recipe: Recipe  # how the network is trained. The learning rate decays in one arm and is constant in the other
+    task_epochs: int  # epochs of training on each of two tasks
 
     def build(self, classes: int, seed: int) -> nn.Module:
         """Create the network with random weights."""
-        made = {"alexnet": lambda: AlexNet(5, classes, self.width), "vgg11": lambda: VGG11(classes, self.width)}
+        made = {"alexnet": lambda: alexnet(5, classes, self.width), "vgg11": lambda: vgg11(classes, self.width)}
         return networks.seeded(made[self.architecture], seed)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        networks: The architectures.
-        seeds: Number of starts of each.
-        walks: Number of random walks for each training.
-        test: Number of test images.
-        probe: Number of test images for CKA.
-    """
-
-    networks: tuple[Sizes, ...]
-    seeds: int
-    walks: int
-    test: int
-    probe: int
+    networks: tuple[Sizes, ...]  # the architectures
+    seeds: int  # number of starts of each
+    walks: int  # number of random walks for each training
+    test: int  # number of test images
+    probe: int  # number of test images for CKA
 
 
-def _recipe(epochs: int) -> Recipe:
-    return Recipe(epochs, lr=0.01, augment=True)
+Pair = tuple[int, int]
+
+
+def _networks(width: float, images: Pair, epochs: Pair, tasks: Pair) -> tuple[Sizes, ...]:
+    """Return the sizes of AlexNet and VGG11."""
+    kinds = (("alexnet", "cifar100", 100), ("vgg11", "cifar10", 10))
+    return tuple(
+        Sizes(name, width, data, classes, images[i], Recipe(epochs[i], lr=0.01, augment=True), tasks[i])
+        for i, (name, data, classes) in enumerate(kinds)
+    )
 
 
 PRESETS = {
-    "small": Preset(
-        (
-            Sizes("alexnet", 0.25, "cifar100", 100, 6_000, _recipe(20), 8),
-            Sizes("vgg11", 0.25, "cifar10", 10, 1_500, _recipe(12), 8),
-        ),
-        seeds=3, walks=1_000, test=2_000, probe=300,
-    ),
+    "small": Preset(_networks(0.25, (6_000, 1_500), (20, 12), (8, 8)), seeds=3, walks=1_000, test=2_000, probe=300),
     "paper": Preset(
-        (
-            Sizes("alexnet", 1, "cifar100", 100, 50_000, _recipe(150), 150),
-            Sizes("vgg11", 1, "cifar10", 10, 50_000, _recipe(20), 20),
-        ),
-        seeds=5, walks=1_000, test=10_000, probe=1_000,
+        _networks(1, (50_000, 50_000), (150, 20), (150, 20)), seeds=5, walks=1_000, test=10_000, probe=1_000
     ),
-    "test": Preset(
-        (
-            Sizes("alexnet", 0.1, "cifar100", 100, 60, _recipe(2), 2),
-            Sizes("vgg11", 0.1, "cifar10", 10, 60, _recipe(2), 2),
-        ),
-        seeds=2, walks=20, test=60, probe=40,
-    ),
-}  # fmt: skip
+    "test": Preset(_networks(0.1, (60, 60), (2, 2), (2, 2)), seeds=2, walks=20, test=60, probe=40),
+}
 
 
 def main() -> None:
@@ -147,15 +120,7 @@ def main() -> None:
 
 
 def trained(network: nn.Module, data: Images, recipe: Recipe, seed: int, folder: Path) -> nn.Module:
-    """Train a network and record its atoms at each epoch, or load it if that is done.
-
-    Args:
-        network: The network with atoms. Parameters that require a gradient are trained.
-        data: Training images.
-        recipe: Hyperparameters.
-        seed: Seed of the order.
-        folder: Folder of the network and of its recordings.
-    """
+    """Train a network and record its atoms at each epoch, or load it if that is done."""
 
     def fit(model: nn.Module) -> None:
         shutil.rmtree(folder / "recordings", ignore_errors=True)  # of a training that was interrupted
@@ -190,15 +155,7 @@ def recorded(folder: Path) -> dict[str, Array]:
 
 
 def settling(curves: Array, threshold: float) -> Array:
-    """Return the epochs from which on curves stay at or above a threshold, interpolated linearly between epochs.
-
-    Args:
-        curves: Similarity to the last epoch ``(..., epochs)``, from epoch 0 on.
-        threshold: The threshold.
-
-    Returns:
-        Epochs ``(...)``; 0 for a curve that is nowhere below.
-    """
+    """Return the epochs from which on curves stay at or above a threshold, interpolated linearly between epochs."""
     below = curves < threshold
     count = curves.shape[-1]
     last = np.where(below.any(-1), count - 1 - below[..., ::-1].argmax(-1), 0)
@@ -218,14 +175,6 @@ def walks(states: Array, count: int, random: np.random.Generator) -> Array:
 
     Only inner products matter, so that vectors are drawn in the coordinates of their own Gram-Schmidt basis, where a
     normal vector has a triangle of normal entries with a diagonal of χ variables.
-
-    Args:
-        states: What was recorded of a layer ``(moments, numbers)``.
-        count: Number of walks.
-        random: Random numbers.
-
-    Returns:
-        Cosine of each moment with the last one ``(count, moments)``.
     """
     steps, entries = np.linalg.norm(np.diff(states, axis=0), axis=1), states.shape[1]
     k = min(len(states), entries)
@@ -280,14 +229,7 @@ def settled(curves: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def settled_walks(drawn: Sequence[Array]) -> dict[float, dict[str, Any]]:
-    """Return when random walks settle.
-
-    Args:
-        drawn: For each seed, the similarity to the last moment ``(walks, layers, moments)``.
-
-    Returns:
-        Threshold -> median settling epoch of each layer, and the quantiles of the mean over seeds of the correlation.
-    """
+    """Return by threshold when random walks settle, and quantiles of their mean correlation with depth."""
     found = {}
     for threshold in THRESHOLDS:
         epochs = np.stack([settling(each, threshold) for each in drawn])
@@ -303,12 +245,7 @@ def settled_walks(drawn: Sequence[Array]) -> dict[float, dict[str, Any]]:
 def tasks(
     sizes: Sizes, preset: Preset, train: Images, test: Images, folder: Path
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Train a network from each start on two tasks, and on the first one in another order.
-
-    Returns:
-        Similarities of the trained networks by pair, metric and layer; and for the first start, layer ->
-        ``(epochs, epochs)``: S_Atom of each epoch on one task with each on the other.
-    """
+    """Train a network from each start on two tasks, and on the first one in another order."""
     recipe, classes = replace(sizes.recipe, epochs=sizes.task_epochs), sizes.classes // 2
     runs: list[dict[str, Any]] = []
     for seed in range(preset.seeds):
@@ -373,16 +310,14 @@ def between(values: Mapping[str, Array], title: str) -> Figure:
     return figure
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
+# -- claims ------------------------------------------------------------------------------------------------------------
 
 SETTLE = {
     name: Claim(
         place, f"{TITLES[name]}: layers near the input settle first", published,
-        "with the decaying and with the constant rate, the rank correlation of depth and settling epoch is positive "
-        "in all "
-        "starts, and its mean above the walks; not known where it is inside the interval of the walks, or where "
-        "networks "
-        f"have not learnt their training images (accuracy below {LEARNT:g})",
+        "with the decaying and with the constant rate, the rank correlation of depth and settling epoch is positive in "
+        "all starts, and its mean above the walks; not known where it is inside the interval of the walks, or where "
+        f"networks have not learnt their training images (accuracy below {LEARNT:g})",
     )
     for name, place, published in (
         ("alexnet", "section 3.2, figures 4a-c, 11", "first layer at .99 at epoch 36 of 150"),
@@ -393,11 +328,92 @@ MIDDLE = {
     name: Claim(
         place, f"{TITLES[name]}: two tasks differ most in the middle layers", "–",
         "in every start, S_Atom of the middle layers is below those of the first and of the last ones, and by more "
-        "than with "
-        f"one task in two orders; not known where networks have not learnt their training images (below {LEARNT:g})",
+        "than with one task in two orders; not known where networks have not learnt their training images (below "
+        f"{LEARNT:g})",
     )
     for name, place in (("alexnet", "figure 13"), ("vgg11", "figure 14"))
 }  # fmt: skip
+
+
+def _of_atoms(record: Mapping[str, Any], architecture: str) -> list[Mapping[str, Any]]:
+    """Return the arms of an architecture, one for each rate, as S_Atom sees them."""
+    return [arm for arm in record["arms"] if (arm["architecture"], arm["metric"]) == (architecture, ATOM)]
+
+
+def _correlations(arm: Mapping[str, Any], threshold: float = THRESHOLDS[0]) -> list[float]:
+    """Return the rank correlation of depth and settling epoch of each start."""
+    return [seed["order"][f"{threshold}"] for seed in arm["seeds"]]
+
+
+def conditions(record: Mapping[str, Any], architecture: str) -> dict[str, bool | None]:
+    """Return which of the four conditions of the rule hold; ``None`` where the walks explain the order."""
+    found: dict[str, bool | None] = {}
+    for arm in _of_atoms(record, architecture):
+        orders, rate, null = _correlations(arm), RATES[arm["schedule"]], arm["walks"]["0.99"]
+        found[f"positive in all starts, {rate} rate"] = min(orders) > 0
+        inside = null["low"] <= np.mean(orders) <= null["high"]
+        found[f"above the walks, {rate} rate"] = None if inside else bool(np.mean(orders) > null["high"])
+    return found
+
+
+def learnt(record: Mapping[str, Any], architecture: str) -> list[float]:
+    """Return the accuracies on the training images of all networks that were trained to the end."""
+    return [each["train"] for arm in _of_atoms(record, architecture) for each in arm["accuracy"]]
+
+
+def parts(record: Mapping[str, Any], architecture: str) -> list[bool | None]:
+    """Return which conditions hold; none is known where networks have not learnt."""
+    known = min(learnt(record, architecture)) >= LEARNT
+    return list(conditions(record, architecture).values()) if known else [None]
+
+
+def groups(layers: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return the first, the middle and the last layers; a quarter, rounded down, is first and a quarter last."""
+    end = max(1, len(layers) // 4)
+    return layers[:end], layers[end:-end], layers[-end:]
+
+
+def gaps(found: Mapping[str, Any], pair: str) -> list[tuple[float, float]]:
+    """Return by how much the mean S_Atom of the middle layers is below those of the first and of the last layers."""
+    result = []
+    for run in found["runs"]:
+        values = run["similarity"][pair][ATOM]
+        first, middle, last = (float(np.mean([values[layer] for layer in group])) for group in groups(list(values)))
+        result.append((first - middle, last - middle))
+    return result
+
+
+def task_parts(found: Mapping[str, Any]) -> list[bool]:
+    """Return whether the middle layers differ more than the first, than the last, and than with one task."""
+    differ, control = gaps(found, TASKS), gaps(found, ORDERS)
+    more = all(min(gap) > min(other) for gap, other in zip(differ, control, strict=True))
+    first, last = (all(gap[side] > 0 for gap in differ) for side in (0, 1))
+    return [first, first and last, first and last and more]
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    rows = []
+    for found in record["tasks"]:
+        name, count = found["architecture"], len(found["runs"])
+        shown = "; ".join(
+            f"{np.mean(_correlations(arm)):.2f}, walks {arm['walks']['0.99']['low']:.2f} to "
+            f"{arm['walks']['0.99']['high']:.2f} ({RATES[arm['schedule']]} rate)"
+            for arm in _of_atoms(record, name)
+        )
+        ours = f"rank correlation of depth and epoch {shown}"
+        rows.append(SETTLE[name].row(ours, f"{count} starts", parts(record, name), count))
+        (first, last), again = np.mean(gaps(found, TASKS), 0), np.mean(gaps(found, ORDERS), 0)
+        ours = (
+            f"S_Atom of first minus middle layers {first:+.4f}, last minus middle {last:+.4f}; one task in two orders "
+            f"{again[0]:+.4f}, {again[1]:+.4f}"
+        )
+        known = min(learnt(record, name)) >= LEARNT
+        rows.append(MIDDLE[name].row(ours, f"{count} starts", task_parts(found) if known else [None], count))
+    return rows
+
+
+# -- page --------------------------------------------------------------------------------------------------------------
 
 PAGE = """# Training dynamics from filter atoms
 
@@ -406,7 +422,7 @@ alone explain it. Whether the paper's order holds is open: these networks are fa
 
 {verdicts}
 
-{paper}: section 3.2 and appendix A.4; figures 4 and 11 to 14. The paper: in AlexNet on CIFAR-100 (150 epochs) and in
+{title}: section 3.2 and appendix A.4; figures 4 and 11 to 14. The paper: in AlexNet on CIFAR-100 (150 epochs) and in
 VGG11 on ImageNet (20 epochs of fine-tuning), layers near the input reach their final atoms first (the first layer of
 AlexNet reaches a similarity of .99 with the last epoch at epoch 36); and networks trained from one start on two tasks
 differ less in the first layers, more in the middle ones.
@@ -467,150 +483,81 @@ classes.
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes = {each["architecture"]: each for each in record["sizes"]["networks"]}
-    arms, stored = record["arms"], {arm["architecture"]: arm["bytes"] for arm in record["arms"]}
-    layers = {each["architecture"]: list(each["runs"][0]["similarity"][TASKS][ATOM]) for each in record["tasks"]}
-    return PAGE.format(
-        paper=PAPER_TITLE,
-        demonstration=DEMONSTRATION,
+    arms, tasks = record["arms"], record["tasks"]
+    middle = {each["architecture"]: groups(list(each["runs"][0]["similarity"][TASKS][ATOM]))[1] for each in tasks}
+    reached = [learnt(record, name) for name in sizes]
+    return filled(
+        PAGE, NAME, claims(record), TRAINED,
         setting="; ".join(
             f"{TITLES[name]} of {each['width']:g} of its width, {each['images']:,} images of "
             f"{networks.TITLES[each['data']]}, {each['recipe']['epochs']} epochs"
             for name, each in sizes.items()
         ),
-        seeds=record["sizes"]["seeds"],
-        walks=record["sizes"]["walks"],
-        bytes=" or ".join(f"{size:,} bytes ({TITLES[name]})" for name, size in stored.items()),
-        verdicts=study.verdicts(claims(record)),
-        conditions="\n\n".join(_sentence(record, name) for name in sizes),
-        learnt=" and ".join(f"{min(each):.0%} to {max(each):.0%}" for each in map(partial(_learnt, record), sizes)),
-        walked=_walked(arms),
-        orders=_orders(arms),
+        **{key: record["sizes"][key] for key in ("seeds", "walks", "probe")},
+        bytes=" or ".join(f"{_of_atoms(record, name)[0]['bytes']:,} bytes ({TITLES[name]})" for name in sizes),
+        conditions="\n\n".join(
+            f"{TITLES[name]}, the conditions: "
+            + "; ".join(f"{about}: {'yes' if held else 'no'}" for about, held in conditions(record, name).items()) + "."
+            for name in sizes
+        ),
+        learnt=" and ".join(f"{min(each):.0%} to {max(each):.0%}" for each in reached),
+        walked=_walked(arms), orders=_orders(arms),
         layers="\n\n".join(_layers([arm for arm in arms if arm["architecture"] == name]) for name in sizes),
         task_epochs=", ".join(f"{TITLES[name]} for {each['task_epochs']} epochs" for name, each in sizes.items()),
-        groups="; ".join(
-            f"{TITLES[name]}: {' to '.join((middle[0], middle[-1]))} are the middle"
-            for name, (_, middle, _) in ((name, groups(found)) for name, found in layers.items())
-        ),
-        probe=record["sizes"]["probe"],
-        task_verdicts="\n\n".join(_task_sentence(found) for found in record["tasks"]),
-        most="\n".join(_most(found) for found in record["tasks"]),
-        task_table="\n\n".join(_task_table(found) for found in record["tasks"]),
-        footer=footer(NAME, "--networks NETWORKS --data-dir DATA --out OUT"),
-    )
-
-
-def conditions(record: Mapping[str, Any], architecture: str) -> dict[str, bool]:
-    """Return which of the four conditions of the rule hold."""
-    found = {}
-    for arm in record["arms"]:
-        if (arm["architecture"], arm["metric"]) == (architecture, ATOM):
-            orders, rate = [seed["order"]["0.99"] for seed in arm["seeds"]], RATES[arm["schedule"]]
-            found[f"positive in all starts, {rate} rate"] = min(orders) > 0
-            found[f"above the walks, {rate} rate"] = float(np.mean(orders)) > arm["walks"]["0.99"]["high"]
-    return found
-
-
-def _learnt(record: Mapping[str, Any], architecture: str) -> list[float]:
-    """Return the accuracies on the training images of all networks that were trained to the end."""
-    arms = (arm for arm in record["arms"] if (arm["architecture"], arm["metric"]) == (architecture, ATOM))
-    return [each["train"] for arm in arms for each in arm["accuracy"]]
-
-
-def parts(record: Mapping[str, Any], architecture: str) -> list[bool | None]:
-    """Return which conditions hold; none is known where networks have not learnt, or inside the walks' interval."""
-    if min(_learnt(record, architecture)) < LEARNT:
-        return [None]
-    found: list[bool | None] = []
-    for (name, held), arm in zip(conditions(record, architecture).items(), _arms_of(record, architecture), strict=True):
-        null, mean = arm["walks"]["0.99"], float(np.mean([seed["order"]["0.99"] for seed in arm["seeds"]]))
-        found.append(None if name.startswith("above") and null["low"] <= mean <= null["high"] else held)
-    return found
-
-
-def _arms_of(record: Mapping[str, Any], architecture: str) -> list[Mapping[str, Any]]:
-    """Return the arm of each condition: both conditions of a rate have the same."""
-    arms = [arm for arm in record["arms"] if (arm["architecture"], arm["metric"]) == (architecture, ATOM)]
-    return [arm for arm in arms for _ in range(2)]
-
-
-def _sentence(record: Mapping[str, Any], architecture: str) -> str:
-    held = conditions(record, architecture)
-    listed = "; ".join(f"{name}: {'yes' if holds else 'no'}" for name, holds in held.items())
-    return f"{TITLES[architecture]}, the conditions: {listed}."
+        groups="; ".join(f"{TITLES[name]}: {each[0]} to {each[-1]} are the middle" for name, each in middle.items()),
+        task_verdicts="\n\n".join(map(_task_sentence, tasks)),
+        most="\n".join(map(_most, tasks)), task_table="\n\n".join(map(_task_table, tasks)),
+    )  # fmt: skip
 
 
 def _walked(arms: Iterable[Mapping[str, Any]]) -> str:
     """Say how often the mean correlation is inside, above and below the interval of the walks."""
-    counts = {"inside": 0, "above": 0, "below": 0}
-    negative = 0
-    for arm, threshold in product((arm for arm in arms if arm["walks"]), map(str, THRESHOLDS)):
-        mean, null = float(np.mean([seed["order"][threshold] for seed in arm["seeds"]])), arm["walks"][threshold]
-        counts["above" if mean > null["high"] else "below" if mean < null["low"] else "inside"] += 1
-        negative += mean < 0
-    total = sum(counts.values())
+    cases = [
+        (float(np.mean(_correlations(arm, threshold))), arm["walks"][f"{threshold}"])
+        for arm in arms if arm["walks"] for threshold in THRESHOLDS
+    ]  # fmt: skip
+    above, below = (sum(mean > null["high"] for mean, null in cases), sum(mean < null["low"] for mean, null in cases))
     return (
         "Counted when the figures were known: over both networks, rates and thresholds, the mean correlation is "
-        f"negative (layers near the input settle last) in {negative} of {total} cases. It is inside the 95% interval "
-        f"of the walks in {counts['inside']}, above it in {counts['above']} and below it in {counts['below']}: where "
-        "it is inside, the lengths of the steps are enough to explain the order. These networks are narrow, trained "
-        "for few epochs, and their coefficients stay random; longer training of all weights can differ."
+        f"negative (layers near the input settle last) in {sum(mean < 0 for mean, _ in cases)} of {len(cases)} cases. "
+        f"It is inside the 95% interval of the walks in {len(cases) - above - below}, above it in {above} and below it "
+        f"in {below}: where it is inside, the lengths of the steps are enough to explain the order. These networks are "
+        "narrow, trained for few epochs, and their coefficients stay random; longer training of all weights can differ."
     )
 
 
 def _orders(arms: Iterable[Mapping[str, Any]]) -> str:
-    header = ["network", "rate", "compared by", "at .99: each start", "mean", "walks: median, 95%"]
-    header += ["at .999: each start", "mean", "walks: median, 95%", "accuracy: test, train"]
-    rows = []
-    for arm in arms:
-        cells = [TITLES[arm["architecture"]], RATES[arm["schedule"]], arm["metric"]]
-        for threshold in map(str, THRESHOLDS):
-            orders = [seed["order"][threshold] for seed in arm["seeds"]]
-            null = arm["walks"] and arm["walks"][threshold]
-            walked = f"{null['median']:.2f} [{null['low']:.2f}, {null['high']:.2f}]" if null else "–"
-            cells += [", ".join(f"{each:.2f}" for each in orders), f"{np.mean(orders):.2f}", walked]
-        accuracy = [np.mean([each[split] for each in arm["accuracy"]]) for split in ("test", "train")]
-        rows.append([*cells, f"{accuracy[0]:.3f}, {accuracy[1]:.3f}"])
-    return "Rank correlation of depth and settling epoch:\n\n" + markdown(header, rows)
+    columns: dict[str, Callable[..., str]] = {
+        "network": lambda arm: TITLES[arm["architecture"]], "rate": lambda arm: RATES[arm["schedule"]],
+        "compared by": lambda arm: arm["metric"],
+    }  # fmt: skip
+    for at, threshold in zip((".99", ".999"), THRESHOLDS, strict=True):
+        columns |= {
+            f"at {at}: each start": lambda arm, t=threshold: ", ".join(f"{r:.2f}" for r in _correlations(arm, t)),
+            f"at {at}: mean": lambda arm, t=threshold: f"{np.mean(_correlations(arm, t)):.2f}",
+            f"at {at}: walks: median, 95%": lambda arm, t=threshold: (
+                "{median:.2f} [{low:.2f}, {high:.2f}]".format(**arm["walks"][f"{t}"]) if arm["walks"] else "–"
+            ),
+        }
+    columns["accuracy: test, train"] = lambda arm: ", ".join(
+        f"{np.mean([each[split] for each in arm['accuracy']]):.3f}" for split in ("test", "train")
+    )
+    return "Rank correlation of depth and settling epoch:\n\n" + table(arms, columns)
 
 
 def _layers(arms: Sequence[Mapping[str, Any]]) -> str:
-    names = list(arms[0]["curves"])
-    rows = []
-    for arm, threshold in product(arms, map(str, THRESHOLDS)):
-        cells = [RATES[arm["schedule"]], arm["metric"], threshold.lstrip("0")]
-        for place, layer in enumerate(names):
-            values = [seed["settled"][threshold][layer] for seed in arm["seeds"]]
-            cell = f"{np.mean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
-            cells.append(f"{cell}; walks {arm['walks'][threshold]['settled'][place]:.1f}" if arm["walks"] else cell)
-        rows.append(cells)
-    return markdown([f"{TITLES[arms[0]['architecture']]}: rate", "compared by", "at", *names], rows)
+    def cell(arm: Mapping[str, Any], threshold: str, place: int, layer: str) -> str:
+        values = [seed["settled"][threshold][layer] for seed in arm["seeds"]]
+        shown = f"{np.mean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+        return f"{shown}; walks {arm['walks'][threshold]['settled'][place]:.1f}" if arm["walks"] else shown
 
-
-# -- page: two tasks ---------------------------------------------------------------------------------------------------
-
-
-def groups(layers: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the first, the middle and the last layers; a quarter, rounded down, is first and a quarter last."""
-    end = max(1, len(layers) // 4)
-    return layers[:end], layers[end:-end], layers[-end:]
-
-
-def gaps(found: Mapping[str, Any], pair: str) -> list[tuple[float, float]]:
-    """Return by how much the mean S_Atom of the middle layers is below those of the first and of the last layers."""
-    result = []
-    for run in found["runs"]:
-        values = run["similarity"][pair][ATOM]
-        first, middle, last = (float(np.mean([values[layer] for layer in group])) for group in groups(list(values)))
-        result.append((first - middle, last - middle))
-    return result
-
-
-def task_parts(found: Mapping[str, Any]) -> list[bool]:
-    """Return whether the middle layers differ more than the first, than the last, and than with one task."""
-    differ, control = gaps(found, TASKS), gaps(found, ORDERS)
-    more = all(min(gap) > min(other) for gap, other in zip(differ, control, strict=True))
-    first, last = (all(gap[side] > 0 for gap in differ) for side in (0, 1))
-    return [first, first and last, first and last and more]
+    return table(
+        [(arm, f"{threshold}") for arm, threshold in product(arms, THRESHOLDS)],
+        {
+            f"{TITLES[arms[0]['architecture']]}: rate": lambda arm, _: RATES[arm["schedule"]],
+            "compared by": lambda arm, _: arm["metric"], "at": lambda _, threshold: threshold.lstrip("0"),
+        } | {layer: partial(cell, place=place, layer=layer) for place, layer in enumerate(arms[0]["curves"])},
+    )  # fmt: skip
 
 
 def _task_sentence(found: Mapping[str, Any]) -> str:
@@ -624,43 +571,32 @@ def _task_sentence(found: Mapping[str, Any]) -> str:
     return f"{title}: S_Atom, mean over starts, {'; '.join(shown)}. {reached}"
 
 
+def _values(found: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Return the similarities of all starts by metric and pair, and by layer."""
+    runs = [run["similarity"] for run in found["runs"]]
+    return {
+        (metric, pair): {layer: [run[pair][metric][layer] for run in runs] for layer in runs[0][pair][metric]}
+        for metric, pair in product((ATOM, COSINE, CKA), (TASKS, ORDERS))
+    }
+
+
 def _most(found: Mapping[str, Any]) -> str:
     """Name the layers that differ most and least, by metric and pair."""
-    runs, shown = [run["similarity"] for run in found["runs"]], []
-    for metric, pair in product((ATOM, COSINE, CKA), (TASKS, ORDERS)):
-        means = {layer: np.mean([run[pair][metric][layer] for run in runs]) for layer in runs[0][pair][metric]}
+    shown = []
+    for (metric, pair), layers in _values(found).items():
+        means = {layer: float(np.mean(values)) for layer, values in layers.items()}
         shown.append(f"{metric}, {pair}: {min(means, key=means.__getitem__)}, {max(means, key=means.__getitem__)}")
     return f"- {TITLES[found['architecture']]}: layers that differ most and least by {'; '.join(shown)}."
 
 
 def _task_table(found: Mapping[str, Any]) -> str:
-    runs = [run["similarity"] for run in found["runs"]]
-    names = list(runs[0][TASKS][ATOM])
-    rows = []
-    for metric, pair in product((ATOM, COSINE, CKA), (TASKS, ORDERS)):
-        values = [[run[pair][metric][layer] for run in runs] for layer in names]
-        rows.append([metric, pair, *(f"{np.mean(each):.4f} ({min(each):.4f}–{max(each):.4f})" for each in values)])
-    return markdown([TITLES[found["architecture"]], "", *names], rows)
-
-
-def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
-    rows = []
-    for found in record["tasks"]:
-        name, shown = found["architecture"], []
-        for arm in _arms_of(record, name)[::2]:
-            mean, null = np.mean([seed["order"]["0.99"] for seed in arm["seeds"]]), arm["walks"]["0.99"]
-            shown.append(f"{mean:.2f}, walks {null['low']:.2f} to {null['high']:.2f} ({RATES[arm['schedule']]} rate)")
-        count, learnt = len(found["runs"]), min(_learnt(record, name)) >= LEARNT
-        ours = f"rank correlation of depth and epoch {'; '.join(shown)}"
-        rows.append(SETTLE[name].row(ours, f"{count} starts", parts(record, name), count))
-        (first, last), again = np.mean(gaps(found, TASKS), 0), np.mean(gaps(found, ORDERS), 0)
-        ours = (
-            f"S_Atom of first minus middle layers {first:+.4f}, last minus middle {last:+.4f}; one task in two orders "
-            f"{again[0]:+.4f}, {again[1]:+.4f}"
-        )
-        rows.append(MIDDLE[name].row(ours, f"{count} starts", task_parts(found) if learnt else [None], count))
-    return rows
+    values = _values(found)
+    return table(values.items(), {
+        TITLES[found["architecture"]]: lambda key, _: key[0], "": lambda key, _: key[1],
+    } | {
+        layer: lambda _, of, n=layer: f"{np.mean(of[n]):.4f} ({min(of[n]):.4f}–{max(of[n]):.4f})"
+        for layer in values[ATOM, TASKS]
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

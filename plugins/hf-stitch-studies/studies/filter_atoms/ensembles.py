@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,10 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 T = TypeVar("T")
-GRID = 2
-"""Activations are averaged over GRID × GRID regions of the image, and regions count as samples."""
-
-# -- similarities from weights -----------------------------------------------------------------------------------------
+GRID = 2  # activations are averaged over GRID × GRID regions of the image, and regions count as samples
 
 
 def atoms(states: Sequence[State]) -> dict[str, Tensor]:
@@ -49,21 +45,9 @@ def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([values @ values.T for values in units]).mean(0)
 
 
-# -- similarities from activations -------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> dict[str, Tensor]:
-    """Run probes through networks.
-
-    Args:
-        network: Network of the parameters' shapes. Its parameters change.
-        states: Parameters of each network.
-        probes: Normalised images ``(n, 3, 32, 32)``.
-
-    Returns:
-        Layer ``relu1``, … -> centred activations ``(networks, n · GRID², channels)``.
-    """
+    """Run probes through networks: layer ``relu1``, … -> centred activations ``(networks, n · GRID², channels)``."""
     read: dict[str, list[Tensor]] = {}
     watched = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
 
@@ -80,11 +64,8 @@ def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> 
         network(probes.contiguous(memory_format=torch.channels_last))
     for hook in hooks:
         hook.remove()
-    return {name: _centred(torch.stack(values)) for name, values in read.items()}
-
-
-def _centred(rows: Tensor) -> Tensor:
-    return rows - rows.mean(1, keepdim=True)
+    stacked = {name: torch.stack(values) for name, values in read.items()}
+    return {name: rows - rows.mean(1, keepdim=True) for name, rows in stacked.items()}
 
 
 def cka(layers: Mapping[str, Tensor]) -> Tensor:
@@ -130,33 +111,20 @@ def _squared_products(rows: Tensor) -> Tensor:
     return found
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of the similarities of all pairs of networks.
-
-    Attributes:
-        operations: Multiplications and additions by formula.
-        seconds: CPU time.
-    """
-
-    operations: float
-    seconds: float
-
-
-def measured(network: nn.Module, states: Sequence[State], probes: Tensor) -> tuple[dict[str, Tensor], dict[str, Cost]]:
+def measured(
+    network: nn.Module, states: Sequence[State], probes: Tensor
+) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """Compute S_Atom, CKA and CCA of all pairs of networks, with their costs.
 
-    Each network runs once through the probes for CKA and CCA; their costs contain that.
-
-    Returns:
-        Name -> similarities ``(networks, networks)``, and name -> cost.
+    Costs are operations by formula, and CPU seconds. Each network runs once through the probes, for CKA and CCA both.
     """
     count, pairs = len(states), len(states) * (len(states) - 1) / 2
     read, seconds = _timed(lambda: atoms(states))
     found = {}
     cosines(read)  # the first call prepares the library
     found["atom"], more = _timed(lambda: cosines(read))
-    costs = {"atom": Cost(pairs * sum(2 * values.shape[1] for values in read.values()), seconds + more)}
+    operations = pairs * sum(2 * values.shape[1] for values in read.values())
+    costs = {"atom": {"operations": operations, "seconds": seconds + more}}
     layers, forward = _timed(lambda: activations(network, states, probes))
     forwards = count * len(probes) * 2 * multiplications(network, probes[:1])
     sizes = [(values.shape[1], values.shape[2]) for values in layers.values()]
@@ -164,7 +132,7 @@ def measured(network: nn.Module, states: Sequence[State], probes: Tensor) -> tup
     bases = sum(count * (4 * n * channels**2 + 10 * channels**3) for n, channels in sizes)
     for name, compute, own in (("cka", cka, 0.0), ("cca", cca, bases)):
         found[name], seconds = _timed(partial(compute, layers))
-        costs[name] = Cost(forwards + products + own, forward + seconds)
+        costs[name] = {"operations": forwards + products + own, "seconds": forward + seconds}
     return found, costs
 
 
@@ -190,9 +158,6 @@ def multiplications(network: nn.Module, image: Tensor) -> int:
     return sum(counts)
 
 
-# -- ensembles ---------------------------------------------------------------------------------------------------------
-
-
 def most_similar(similarity: Tensor, one: int, count: int, *, least: bool = False) -> list[int]:
     """Return the networks most (or least) similar to one, without itself."""
     order = similarity[one].argsort(descending=not least, stable=True).tolist()
@@ -212,18 +177,6 @@ def ensemble_accuracies(
 
     The linear layer of each member is fine-tuned on the training images, restricted to the classes that occur there;
     its convolutions stay. The ensemble averages the probabilities.
-
-    Args:
-        network: Network of the parameters' shapes.
-        states: Parameters of all networks.
-        train: Training images of the client.
-        test: Test images of the client, of the same classes.
-        choices: Name -> members.
-        recipe: Fine-tuning by SGD, at a constant rate.
-        seed: Seed of the order of images.
-
-    Returns:
-        Name -> accuracy on the test images.
     """
     members = sorted({member for chosen in choices.values() for member in chosen})
     classes = train.labels.unique()
@@ -256,19 +209,7 @@ def _features(network: nn.Module, states: Sequence[State], inputs: Tensor) -> Te
 def tuned(
     features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Fine-tune the linear layers of networks, each on its own features of the same images.
-
-    Args:
-        features: ``(networks, n, features)``.
-        labels: ``(n,)``.
-        weight: Initial weights ``(networks, classes, features)``.
-        bias: Initial biases ``(networks, classes)``.
-        recipe: Epochs, learning rate and batch size of SGD with momentum .9.
-        seed: Seed of the order of images.
-
-    Returns:
-        Weights and biases.
-    """
+    """Fine-tune the linear layers of networks, each on its features ``(networks, n, features)`` of the same images."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     optimizer = torch.optim.SGD([weight, bias], recipe.lr, momentum=0.9)
     random = torch.Generator().manual_seed(seed)

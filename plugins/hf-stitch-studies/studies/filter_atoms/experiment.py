@@ -1,6 +1,8 @@
-"""Shared parts of the experiments: options, pages and claims."""
+"""Shared parts of the experiments: options, claims, and what all pages have."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import study
 
@@ -10,11 +12,22 @@ DEMONSTRATION = (
     "classes, and its split is not the official one."
 )
 OPTIONS = ("data-dir", "published", "networks")
-claim = partial(study.claim, "3")
+TRAINED = "--networks NETWORKS --data-dir DATA --out OUT"  # options of a script that starts from no published network
 Claim = partial(study.Claim, "3")
 leave = partial(study.leave, null=True)
 
 
-def footer(name: str, options: str = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT") -> str:
-    """Return the end of a page: the record, and the command of the script, which has the same name."""
-    return study.footer(name, f"filter_atoms.{name}", options)
+def filled(
+    template: str, name: str, rows: Sequence[dict[str, str]], options: str = f"--published PUBLISHED {TRAINED}",
+    /, **figures: Any,
+) -> str:  # fmt: skip
+    """Return a page from its template: the rows with their verdicts, the paper, figures, and the command at the end."""
+    return template.format(
+        verdicts=study.verdicts(rows), title=PAPER_TITLE, demonstration=DEMONSTRATION,
+        footer=study.footer(name, f"filter_atoms.{name}", options), **figures,
+    )  # fmt: skip
+
+
+def above(interval: study.Interval, bound: float) -> bool | None:
+    """Return :func:`study.above`, ``None`` also where the record has no figures because they are undefined."""
+    return None if None in interval.values() else study.above(interval, bound)

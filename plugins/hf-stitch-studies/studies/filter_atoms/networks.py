@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import timm
@@ -20,84 +20,49 @@ import hf_stitch
 from hf_stitch.data import read_data
 from hf_stitch.storage.files import write_whole
 
-# -- networks ----------------------------------------------------------------------------------------------------------
 
+class Convolutions(nn.Module):
+    """3×3 convolutions ``conv1``, … with ReLU ``relu1``, …, and a linear layer ``fc``, for images of 32×32 pixels.
 
-class AlexNet(nn.Module):
-    """AlexNet for small images: 3×3 convolutions with ReLU, three of them with max pooling, and one linear layer.
-
-    Layers are ``conv1`` to ``conv3`` or ``conv5``, and ``fc``. Activations are ``relu1`` and so on.
-
-    Args:
-        convolutions: 3 or 5.
-        classes: Number of outputs.
-        width: Multiplier of the channels.
+    Behind convolutions may be BatchNorm, ``bn1``, …; behind those in ``pooled`` is max pooling.
     """
 
-    CHANNELS: ClassVar = {3: (64, 128, 256), 5: (64, 192, 384, 256, 256)}
-    POOLED: ClassVar = {3: (1, 2, 3), 5: (1, 2, 5)}
-
-    def __init__(self, convolutions: Literal[3, 5] = 5, classes: int = 10, width: float = 1) -> None:
+    def __init__(self, channels: Sequence[int], pooled: Sequence[int], classes: int, batch_norm: bool) -> None:
         super().__init__()
-        self._pooled = self.POOLED[convolutions]
-        before = 3
-        for i, channels in enumerate(self.CHANNELS[convolutions], 1):
-            wide = round(channels * width)
-            self.add_module(f"conv{i}", nn.Conv2d(before, wide, 3, padding=1))
-            self.add_module(f"relu{i}", nn.ReLU())
+        self.pooled, self.steps = pooled, ("conv", "bn", "relu") if batch_norm else ("conv", "relu")
+        self.count, before = len(channels), 3
+        for i, wide in enumerate(channels, 1):
+            convolution = nn.Conv2d(before, wide, 3, padding=1, bias=not batch_norm)
+            made = {"conv": convolution, "bn": nn.BatchNorm2d(wide), "relu": nn.ReLU()}
+            for step in self.steps:
+                self.add_module(f"{step}{i}", made[step])
             before = wide
-        _initialise(self)
-        self.count = convolutions
-        self.fc = nn.Linear(before * 16, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        self.fc = nn.Linear(before * (32 >> len(pooled)) ** 2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, classes)``."""
         for i in range(1, self.count + 1):
-            x = self.get_submodule(f"relu{i}")(self.get_submodule(f"conv{i}")(x))
-            if i in self._pooled:
+            for step in self.steps:
+                x = self.get_submodule(f"{step}{i}")(x)
+            if i in self.pooled:
                 x = functional.max_pool2d(x, 2)
         return self.fc(x.flatten(1))
 
 
-class VGG11(nn.Module):
-    """VGG-11 for small images: eight 3×3 convolutions, each with BatchNorm and ReLU, and one linear layer.
-
-    Layers are ``conv1`` to ``conv8``, ``bn1`` to ``bn8`` and ``fc``. Activations are ``relu1`` and so on.
-
-    Args:
-        classes: Number of outputs.
-        width: Multiplier of the channels.
-    """
-
-    CHANNELS = (64, 128, 256, 256, 512, 512, 512, 512)
-    POOLED = (1, 2, 4, 6, 8)
-
-    def __init__(self, classes: int = 10, width: float = 1) -> None:
-        super().__init__()
-        before = 3
-        for i, channels in enumerate(self.CHANNELS, 1):
-            wide = round(channels * width)
-            self.add_module(f"conv{i}", nn.Conv2d(before, wide, 3, padding=1, bias=False))
-            self.add_module(f"bn{i}", nn.BatchNorm2d(wide))
-            self.add_module(f"relu{i}", nn.ReLU())
-            before = wide
-        _initialise(self)
-        self.fc = nn.Linear(before, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, classes)``."""
-        for i in range(1, len(self.CHANNELS) + 1):
-            x = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x))
-            x = self.get_submodule(f"relu{i}")(x)
-            if i in self.POOLED:
-                x = functional.max_pool2d(x, 2)
-        return self.fc(x.flatten(1))
+def alexnet(convolutions: Literal[3, 5], classes: int, width: float) -> nn.Module:
+    """Create AlexNet for small images, with channels times a width."""
+    channels = {3: (64, 128, 256), 5: (64, 192, 384, 256, 256)}[convolutions]
+    pooled = {3: (1, 2, 3), 5: (1, 2, 5)}[convolutions]
+    return Convolutions([round(each * width) for each in channels], pooled, classes, batch_norm=False)
 
 
-def _initialise(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+def vgg11(classes: int, width: float) -> nn.Module:
+    """Create VGG-11 for small images, with channels times a width."""
+    channels = (64, 128, 256, 256, 512, 512, 512, 512)
+    return Convolutions([round(each * width) for each in channels], (1, 2, 4, 6, 8), classes, batch_norm=True)
 
 
 def resnet18(classes: int = 10) -> nn.Module:
@@ -127,11 +92,7 @@ def published(folder: Path, number: int) -> Tiny10:
 
 
 def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn.Module:
-    """Load trained weights into a network from a file, after training and saving it if the file is missing.
-
-    Returns:
-        The network in eval mode.
-    """
+    """Load trained weights into a network from a file, after training and saving it if the file is missing."""
     if not path.is_file():
         fit(network)
         state = {name: value.contiguous() for name, value in network.state_dict().items()}
@@ -139,8 +100,6 @@ def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn
     network.load_state_dict(load_file(path))
     return network.eval()
 
-
-# -- images ------------------------------------------------------------------------------------------------------------
 
 SOURCES = {
     "cifar10": ("uoft-cs/cifar10", "label"),
@@ -155,15 +114,10 @@ TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fash
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images with their classes.
+    """Images with their classes."""
 
-    Attributes:
-        pixels: The images ``(n, 3, 32, 32)`` uint8.
-        labels: Their classes ``(n,)`` int64.
-    """
-
-    pixels: Tensor
-    labels: Tensor
+    pixels: Tensor  # the images ``(n, 3, 32, 32)`` uint8
+    labels: Tensor  # their classes ``(n,)`` int64
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -199,14 +153,7 @@ def joined(parts: Iterable[Images]) -> Images:
 
 
 def read(name: str, split: str, data_dir: str | None, count: int | None = None) -> Images:
-    """Read images of a data set as RGB of 32×32 pixels; smaller ones get a black frame.
-
-    Args:
-        name: A key of ``SOURCES``. Labels of ``cifar100`` are its 100 classes, of ``cifar100_coarse`` its 20.
-        split: ``train`` or ``test``.
-        data_dir: Local folder of the data sets. ``None``: the Hub.
-        count: Number of images, from the first on. ``None``: all.
-    """
+    """Read images of a data set as RGB of 32×32 pixels; smaller ones get a black frame."""
     source, label = SOURCES[name]
     samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
     samples = samples if count is None else samples.take(min(count, len(samples)))
@@ -234,34 +181,22 @@ def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
     return chosen.permute(0, 3, 1, 2)
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
 Schedule = Literal["constant", "cosine", "step"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters of training.
+    """Hyperparameters of training."""
 
-    Attributes:
-        epochs: Passes over the images.
-        lr: Learning rate, at its maximum.
-        batch: Batch size. The last batch may be smaller.
-        optimizer: ``sgd`` (with momentum .9) or ``adam``.
-        schedule: ``constant``; ``cosine``: down to 0; ``step``: ÷ 10 after a third and after two thirds of the steps.
-        weight_decay: L2 penalty.
-        augment: Whether images are flipped and cropped at random.
-        frozen_statistics: Whether BatchNorm keeps its running statistics and uses them in training.
-    """
-
-    epochs: int
-    lr: float = 0.01
-    batch: int = 64
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    epochs: int  # passes over the images
+    lr: float = 0.01  # learning rate, at its maximum
+    batch: int = 64  # batch size. The last batch may be smaller
+    optimizer: Literal["sgd", "adam"] = "sgd"  # ``sgd`` (with momentum .9) or ``adam``
+    # ``constant``; ``cosine``: down to 0; ``step``: ÷ 10 after a third and after two thirds of the steps
     schedule: Schedule = "cosine"
-    weight_decay: float = 0.0
-    augment: bool = False
-    frozen_statistics: bool = False
+    weight_decay: float = 0.0  # L2 penalty
+    augment: bool = False  # whether images are flipped and cropped at random
+    frozen_statistics: bool = False  # whether BatchNorm keeps its running statistics and uses them in training
 
     def share(self, done: float) -> float:
         """Return the factor of the learning rate after a share of the steps."""
@@ -284,17 +219,7 @@ def train(
     after_epoch: Callable[[int], None] | None = None,
     name: str = "training",
 ) -> None:
-    """Minimise cross-entropy in bfloat16, and switch the network to eval mode.
-
-    Args:
-        network: The network. Parameters that require a gradient are trained.
-        data: Training images.
-        recipe: Hyperparameters.
-        seed: Seed of order and augmentation.
-        penalty: Called after each forward pass, returns a scalar that is added to the loss.
-        after_epoch: Called after each epoch with its number, from 1 on, with the network in eval mode.
-        name: Label of the progress bar.
-    """
+    """Minimise cross-entropy, plus a penalty on the last forward pass, in bfloat16; switch the network to eval mode."""
     generator = torch.Generator().manual_seed(seed)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer
@@ -307,7 +232,9 @@ def train(
     inputs = data.pixels if recipe.augment else data.inputs()
     with tqdm(total=steps, desc=name, delay=3, disable=not sys.stderr.isatty()) as bar:
         for epoch in range(1, recipe.epochs + 1):
-            _training_mode(network, recipe.frozen_statistics)
+            network.train()
+            for module in network.modules() if recipe.frozen_statistics else ():
+                module.train(not isinstance(module, nn.BatchNorm2d))
             for places in torch.randperm(len(data), generator=generator).split(recipe.batch):
                 some = inputs[places]
                 if recipe.augment:
@@ -325,13 +252,6 @@ def train(
             network.eval()
             if after_epoch is not None:
                 after_epoch(epoch)
-
-
-def _training_mode(network: nn.Module, frozen_statistics: bool) -> None:
-    network.train()
-    for module in network.modules():
-        if frozen_statistics and isinstance(module, nn.BatchNorm2d):
-            module.eval()
 
 
 @torch.no_grad()

@@ -9,24 +9,17 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
-Pairs = Callable[[str], Array]
-"""Returns the values of a similarity for some pairs, by its name."""
+Pairs = Callable[[str], Array]  # returns the values of a similarity for some pairs, by its name
 Statistic = Callable[[Pairs], float]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic with its 95% bootstrap interval over models.
+    """A statistic with its 95% bootstrap interval over models."""
 
-    Attributes:
-        value: The statistic of all models, averaged over the groups.
-        low: 2.5% quantile.
-        high: 97.5% quantile.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # the statistic of all models, averaged over the groups
+    low: float  # 2.5% quantile
+    high: float  # 97.5% quantile
 
     def __str__(self) -> str:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -34,9 +27,7 @@ class Interval:
 
 def shown(interval: Mapping[str, Any] | None) -> str:
     """Format an interval as it is read from JSON; ``–`` if the statistic is undefined."""
-    if interval is None or None in interval.values():
-        return "–"
-    return str(Interval(**interval))
+    return "–" if interval is None or None in interval.values() else str(Interval(**interval))
 
 
 def pearson(x: Array, y: Array) -> float:
@@ -73,12 +64,6 @@ def bootstrap(
     """Compute a statistic of all pairs, and its bootstrap interval over models.
 
     Each resample draws the models of each group with replacement, and keeps the pairs of two distinct models.
-
-    Args:
-        groups: Groups of models: name -> symmetric matrix ``(models, models)``. Pairs are within groups.
-        statistic: The statistic of the pairs of a group. The result is its mean over groups.
-        resamples: Number of resamples.
-        seed: Seed of the resamples.
     """
     draw = np.random.default_rng(seed)
     found = []
@@ -101,11 +86,7 @@ def bootstrap(
 
 
 def additive(matrix: Array) -> Array:
-    """Return the least-squares fit ``c + aᵢ + aⱼ`` of the similarities of distinct models: what single models explain.
-
-    Args:
-        matrix: Symmetric ``(k, k)``, k ≥ 3. The diagonal is not used.
-    """
+    """Return the least-squares fit ``c + aᵢ + aⱼ`` to similarities of distinct models: what single models explain."""
     k = len(matrix)
     own = np.nansum(np.where(np.eye(k, dtype=bool), 0.0, matrix), axis=1) / (k - 1)
     mean = own.mean()

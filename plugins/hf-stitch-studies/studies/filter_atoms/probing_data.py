@@ -3,25 +3,23 @@
 python -m filter_atoms.probing_data --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
-import argparse
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import study
 from filter_atoms import correlation, networks, task_networks
 from filter_atoms.correlation import ARMS, MAIN, TARGETS
-from filter_atoms.experiment import DEMONSTRATION, OPTIONS, PAPER_TITLE, Claim, footer, leave
-from filter_atoms.networks import TITLES, Images
+from filter_atoms.experiment import OPTIONS, Claim, filled, leave
+from filter_atoms.networks import TITLES
 from filter_atoms.pairwise import Array, Interval, bootstrap, correlations, mean_of, shown, spearman, upper
-from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
+from filter_atoms.task_networks import PRESETS, Cifar100
 from hf_stitch_filter_atoms import FilterAtoms
-from study import markdown, parser
+from study import parser, table
 
 NAME = "probing_data"
 OWN = "cifar100"
-IN_DISTRIBUTION = "cifar10"
-"""Probing data on which the networks began."""
+IN_DISTRIBUTION = "cifar10"  # probing data on which the networks began
 OTHERS = {"cifar10": TITLES["cifar10"], "fashion_mnist": "Fashion-MNIST (for SVHN)", "mnist": "MNIST (for CelebA)",
           "noise": "uniform noise"}  # fmt: skip
 FALL = 0.1
@@ -41,7 +39,12 @@ def main() -> None:
     layers = len(task_networks.spatial(common))
     groups: dict[str, dict[str, Array]] = {}
     found: dict[str, dict[str, dict[str, Interval]]] = {}
-    for name, probe in probes(data.probe(tasks, sizes.probe), sizes, arguments).items():
+    own = data.probe(tasks, sizes.probe)
+    probes = {OWN: own, "noise": networks.noise(len(own))} | {
+        name: networks.read(name, "test", arguments.data_dir, len(own)) for name in OTHERS if name != "noise"
+    }
+    for name in (OWN, *OTHERS):
+        probe = probes[name]
         by_layer = task_networks.probed(models, probe, sizes.positions)
         groups[name] = {"atom": atoms, **{target: np.mean(by_layer[target], axis=0) for target in TARGETS}}
     for name, group in groups.items():
@@ -59,17 +62,6 @@ def main() -> None:
         "recipe": str(sizes.recipe), "atom": {"mean": upper(atoms).mean(), "sd": upper(atoms).std()}, "probes": found,
     }  # fmt: skip
     leave(NAME, record, page, {}, arguments.out)
-
-
-def probes(own: Images, sizes: Sizes, arguments: argparse.Namespace) -> dict[str, Images]:
-    """Return the probing data by name, as many images of each."""
-    found = {OWN: own}
-    for name in OTHERS:
-        count = len(own)
-        found[name] = (
-            networks.noise(count) if name == "noise" else networks.read(name, "test", arguments.data_dir, count)
-        )
-    return found
 
 
 FALLS = {
@@ -114,32 +106,23 @@ SVHN.
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    header = ("probe", *(
-        f"{title}{figure}" for title in TARGETS.values()
-        for figure in (", mean", ": fall", ": rank correlation with that on CIFAR-100", ": r with S_Atom")
-    ))  # fmt: skip
-    rows = [
-        ({OWN: TITLES[OWN], **OTHERS}[name], *(
-            "–" if name == OWN and key in ("fall", "spearman_own") else shown(figures[target][key])
-            for target in TARGETS for key in ("mean", "fall", "spearman_own", "pearson_atom")
-        ))
-        for name, figures in record["probes"].items()
-    ]  # fmt: skip
-    return PAGE.format(
-        title=PAPER_TITLE, demonstration=DEMONSTRATION, main=MAIN, origin=record["origin"],
-        tasks=record["sizes"]["tasks"], recipe=record["recipe"], layers=record["layers"],
-        probe=record["sizes"]["probe"], table=markdown(header, rows),
+    figures = {", mean": "mean", ": fall": "fall", ": rank correlation with that on CIFAR-100": "spearman_own",
+               ": r with S_Atom": "pearson_atom"}  # fmt: skip
+
+    def cell(name: str, found: Mapping[str, Any], target: str, key: str) -> str:
+        return "–" if name == OWN and key in ("fall", "spearman_own") else shown(found[target][key])
+
+    return filled(
+        PAGE, NAME, claims(record), main=MAIN, tasks=record["sizes"]["tasks"], probe=record["sizes"]["probe"],
+        **{key: record[key] for key in ("origin", "recipe", "layers")},
+        table=table(
+            record["probes"].items(),
+            {"probe": lambda name, _: {OWN: TITLES[OWN], **OTHERS}[name]}
+            | {f"{title}{about}": partial(cell, target=target, key=key)
+               for target, title in TARGETS.items() for about, key in figures.items()},
+        ),
         atom=f"{record['atom']['mean']:.3f} ± {record['atom']['sd']:.3f} (standard deviation of the pairs)",
-        verdicts=study.verdicts(claims(record)), footer=footer(NAME),
     )  # fmt: skip
-
-
-def fallen(record: Mapping[str, Any], target: str) -> list[bool | None]:
-    """Return whether a similarity falls with each other data set of images."""
-    falls = {name: record["probes"][name][target]["fall"] for name in OTHERS if name != "noise"}
-    return [
-        None if name == IN_DISTRIBUTION else fall["value"] > FALL and fall["low"] > 0 for name, fall in falls.items()
-    ]
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -148,7 +131,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     for target, claim in FALLS.items():
         means = " / ".join(f"{record['probes'][name][target]['mean']['value']:.2f}" for name in (OWN, *OTHERS))
         ours = f"{means} ({', '.join((TITLES[OWN], *OTHERS.values()))}); S_Atom {record['atom']['mean']:.2f}"
-        rows.append(claim.row(ours, f"{count * (count - 1) // 2} pairs", fallen(record, target), count))
+        falls = {name: record["probes"][name][target]["fall"] for name in OTHERS if name != "noise"}
+        parts = [
+            None if name == IN_DISTRIBUTION else fall["value"] > FALL and fall["low"] > 0
+            for name, fall in falls.items()
+        ]
+        rows.append(claim.row(ours, f"{count * (count - 1) // 2} pairs", parts, count))
     return rows
 
 

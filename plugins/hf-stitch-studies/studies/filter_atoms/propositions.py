@@ -5,39 +5,32 @@ python -m filter_atoms.propositions --out OUT
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from filter_atoms.experiment import PAPER_TITLE, claim, footer, leave
+import study
+from filter_atoms.experiment import Claim, filled, leave
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from study import markdown, parser, verdicts
+from study import parser, table
 
 NAME = "propositions"
 Array = NDArray[np.float64]
 SIDE = 3
 ATOMS = (1, 2, 3, 6, 9)
-EQUAL = 1e-6
-"""Largest difference that counts as rounding."""
-CONSTANT = 0.1
-"""Largest coefficient of variation of S_CCA / S_Atom with which the relation counts as linear."""
-LEAST = 0.1
-"""Least S_Atom of the pairs whose ratio is looked at: below, a small denominator decides."""
-NEAR = 0.8
-"""S_Atom of networks that were trained from one start is above this."""
+EQUAL = 1e-6  # largest difference that counts as rounding
+CONSTANT = 0.1  # largest coefficient of variation of S_CCA / S_Atom with which the relation counts as linear
+LEAST = 0.1  # least S_Atom of the pairs whose ratio is looked at: below, a small denominator decides
+NEAR = 0.8  # S_Atom of networks that were trained from one start is above this
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        draws: Number of random pairs of sets of atoms, for each setting.
-        positions: Number of rows of the features.
-    """
-
-    draws: int
-    positions: int
+    draws: int  # number of random pairs of sets of atoms, for each setting
+    positions: int  # number of rows of the features
 
 
 PRESETS = {"small": Preset(2_000, 500), "paper": Preset(20_000, 2_000), "test": Preset(60, 60)}
@@ -66,15 +59,8 @@ def main() -> None:
     leave(NAME, record, page, {"propositions": picture(features, bounds)}, arguments.out)
 
 
-# -- Proposition 2.1 ---------------------------------------------------------------------------------------------------
-
-
 def changes(random: np.random.Generator, draws: int) -> tuple[Array, Array]:
-    """Draw pairs of sets of 9 atoms for one layer of 3 × 4 channels and one image of 8×8 pixels, all normal.
-
-    Returns:
-        Changes of the features ``(draws,)`` and their bounds by proposition 2.1.
-    """
+    """Draw pairs of sets of 9 atoms for one layer of 3 × 4 channels and one image of 8×8 pixels, all normal."""
     image = np.pad(random.standard_normal((3, 8, 8)), ((0, 0), (1, 1), (1, 1)))
     patches = np.lib.stride_tricks.sliding_window_view(image, (SIDE, SIDE), axis=(1, 2)).reshape(3, 64, 9)
     coefficients = random.standard_normal((4, 3, 9))
@@ -95,9 +81,6 @@ def picture(features: Array, bounds: Array) -> Figure:
     axes.set(xlabel="bound", ylabel="change of the features", yscale="symlog")
     axes.legend(frameon=False)
     return figure
-
-
-# -- Proposition 2.4 ---------------------------------------------------------------------------------------------------
 
 
 def orthonormal(random: np.random.Generator, atoms: int, draws: int) -> dict[str, Any]:
@@ -122,9 +105,6 @@ def _frames(random: np.random.Generator, atoms: int, draws: int) -> Array:
     """Draw orthonormal atoms ``(draws, 9, atoms)`` uniformly."""
     frames, triangles = np.linalg.qr(random.standard_normal((draws, 9, atoms)))
     return frames * np.sign(np.einsum("nii->ni", triangles))[:, None, :]
-
-
-# -- Theorems 2.5 and 2.7 ----------------------------------------------------------------------------------------------
 
 
 def inputs(random: np.random.Generator, positions: int, white: bool) -> Array:
@@ -174,14 +154,7 @@ def independent(random: np.random.Generator, preset: Preset, atoms: int, white: 
 
 
 def mixed(random: np.random.Generator, preset: Preset, decorrelated: bool, white: bool) -> dict[str, Any]:
-    """Measure S_CCA / S_Atom for pairs of 6 atoms with S_Atom from about .1 to 1.
-
-    Args:
-        random: Random numbers.
-        preset: Sizes.
-        decorrelated: Whether the features of each side are uncorrelated (assumption 2.6 holds exactly).
-        white: Whether inputs are uncorrelated.
-    """
+    """Measure S_CCA / S_Atom for pairs of 6 atoms with S_Atom from about .1 to 1."""
     given = inputs(random, preset.positions, white)
     one, noise = random.standard_normal((2, preset.draws, 9, 6))
     angle = random.uniform(0, 0.47 * np.pi, (preset.draws, 1, 1))
@@ -226,7 +199,53 @@ def quantiles(values: Array, percents: tuple[int, ...]) -> dict[str, float]:
     return {str(percent): float(np.percentile(values, percent)) for percent in percents}
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
+THEORY = partial(Claim, stand_in=False)
+BOUNDED = THEORY(
+    "Proposition 2.1, figure 8a", "The change of features is bounded by that of atoms.", "never exceeded",
+    "no pair exceeds the bound",
+)  # fmt: skip
+EQUALS = THEORY(
+    "Proposition 2.4", "S_Gras equals S_Atom for orthonormal atoms.", "equal", f"no pair differs by more than {EQUAL:g}"
+)
+AT_MOST = THEORY("Theorem 2.5", "S_CCA times a constant is at most S_Atom.", "always", "it is, for every pair of atoms")
+LINEAR = THEORY(
+    "Theorem 2.7", "S_CCA is about linear in S_Atom.", "–",
+    f"the coefficient of variation of S_CCA / S_Atom is at most {CONSTANT:g} in all four settings, for pairs with "
+    f"S_Atom above {LEAST:g}; in part: where channels are uncorrelated and inputs white; not known where pairs above "
+    f"{NEAR:g} give another verdict",
+)  # fmt: skip
+
+
+def linear(record: Mapping[str, Any], variation: str) -> list[bool]:
+    """Return whether S_CCA / S_Atom is about constant where channels are uncorrelated and inputs white, and always."""
+    settings = record["theorem_2_7"]
+    ideal = [row for row in settings if row["decorrelated"] and row["white"]]
+    return [all(row[variation] <= CONSTANT for row in some) for some in (ideal, settings)]
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    draws, n = record["sizes"]["draws"], f"{record['sizes']['draws']:,} pairs"
+    first, rows_4, rows_5, rows_7 = (
+        record[key] for key in ("proposition_2_1", "proposition_2_4", "theorem_2_5", "theorem_2_7")
+    )
+    six = next(row for row in rows_4 if row["atoms"] == 6)
+    failed = next(row for row in rows_5 if row["atoms"] == 6 and row["white"])
+    wide, near = ([row[key] for row in rows_7] for key in ("variation", "variation_near"))
+    pairs = [row["pairs"] for row in rows_7]
+    same = linear(record, "variation") == linear(record, "variation_near")
+    return [
+        BOUNDED.row(f"{first['exceeded']} exceed it; at most {first['ratio']['100']:.2f} of the bound", n,
+                    [first["exceeded"] == 0], draws),
+        EQUALS.row(f"6 atoms: S_Gras {six['grassmann']:.2f}, S_Atom {six['atom']:.2f}; S_Atom ≤ S_Gras in "
+                   f"{six['at_most']:.0%}", n, [all(row["equal"] == 1 for row in rows_4)], draws),
+        AT_MOST.row(f"fails for {failed['failed']} of {failed['draws']} pairs, S_Atom < 0 in {failed['negative']}", n,
+                    [not any(row["failed"] for row in rows_5)], draws),
+        LINEAR.row(f"coefficient of variation of S_CCA / S_Atom {min(wide):.2f} to {max(wide):.2f} if S_Atom > "
+                   f"{LEAST:g}, {min(near):.2f} to {max(near):.2f} if it is > {NEAR:g}",
+                   f"{min(pairs):,} to {max(pairs):,} pairs", linear(record, "variation") if same else [None], draws),
+    ]  # fmt: skip
+
 
 PAGE = """# Propositions and theorems, measured
 
@@ -236,134 +255,65 @@ half of random atoms, and 2.7 depends on how far atoms are apart.
 {verdicts}
 
 {title}: section 2 and appendix A.1; figure 8a. All atoms, coefficients and inputs are random; there is no network.
-{draws} pairs are drawn for each row.
+Each row has {draws} random pairs. The last condition on theorem 2.7 was added when the figures were known; without it,
+the theorem is {without}.
 
 **Proposition 2.1** bounds the change of the features by that of the atoms: ‖Z_u − Z_v‖ ≤ ‖α‖ λ √|B| ‖D_u − D_v‖. The
-rule: confirmed if no pair exceeds the bound. **{verdict_1}**: {exceeded} of {draws} pairs exceed it; the change is at
-most {largest:.3f} of the bound, {median:.3f} in the median. The bound is loose, and says nothing from below: features
-can stay while atoms change.
+change is at most {largest:.3f} of the bound, and {median:.3f} in the median. The bound is loose. It does not say that
+features change when atoms do.
 
-**Proposition 2.4** says that S_Gras = S_Atom for orthonormal atoms. The rule: refuted if any pair differs by more than
-{equal:g}. **{verdict_4}**. The proof takes the trace of DᵤᵀDᵥ for the sum of its singular values, which holds only
-where DᵤᵀDᵥ is symmetric and positive semidefinite. What holds for all pairs is S_Atom ≤ S_Gras. With 9 atoms of 3×3 the
-subspaces are the whole space, and S_Gras is 1 whatever the atoms are.
+**Proposition 2.4** says that S_Gras = S_Atom for orthonormal atoms. The proof takes the trace of DᵤᵀDᵥ for the sum of
+its singular values. The two are equal only if DᵤᵀDᵥ is symmetric and positive semidefinite. What holds for all pairs is
+S_Atom ≤ S_Gras. Nine atoms of 3×3 span the whole space, so that their S_Gras is always 1.
 
 {table_4}
 
-**Theorem 2.5** says that 𝒞 / (γ c^1.5 𝒯) · S_CCA ≤ S_Atom. Its left side is positive, so that it fails where S_Atom is
-negative. The rule: refuted if any pair of atoms fails. **{verdict_5}**. Where S_Atom is positive, the left side is so
-small (next to last column; S_CCA itself is at most 1) that the theorem excludes nearly nothing, although inequality 27
-of its proof, Tr(DᵤᵀGDᵥ) ≤ Tr(G) Tr(DᵤᵀDᵥ), fails for some (last column).
+**Theorem 2.5** says that 𝒞 / (γ c^1.5 𝒯) · S_CCA ≤ S_Atom. Its left side is positive, so that it fails wherever S_Atom
+is negative. Where S_Atom is positive, the theorem excludes nearly nothing: S_CCA is at most 1, and its factor is tiny
+(next to last column). Inequality 27 of the proof, Tr(DᵤᵀGDᵥ) ≤ Tr(G) Tr(DᵤᵀDᵥ), fails for some pairs (last column).
 
 {table_5}
 
-**Theorem 2.7** says that S_CCA is about S_Atom times γ₁γ₂γ₃ / √c. This is a linear relation only if the γ are constant
-between pairs. The rule: confirmed if the coefficient of variation of S_CCA / S_Atom is at most {constant:g} in all four
-settings, in part if it is where channels are uncorrelated and inputs white, refuted otherwise. Only pairs with S_Atom
-above {least:g} count, and the answer hangs on this number: a narrow range of S_Atom makes the ratio vary little. So the
-claim is undecided where pairs with S_Atom above {near:g}, as of networks trained from one start, give another verdict
-(added after the figures were seen; without it: {without}). **{verdict_7}**. A
-correlation of S_CCA and S_Atom over a wide range of random atoms is not yet one over trained networks: see
-[correlation](correlation.md).
+**Theorem 2.7** says that S_CCA is about S_Atom times γ₁γ₂γ₃ / √c. This is a linear relation only if the γ are the same
+for all pairs. The answer depends on the least S_Atom of the pairs that count: where S_Atom varies little, so does the
+ratio. Networks that were trained from one start have an S_Atom above {near:g}. That random atoms correlate over a wide
+range does not show that trained networks do: see [correlation](correlation.md).
 
 {table_7}
 
-"Uncorrelated": the atoms of each side are transformed so that ZᵀZ is the identity, which is assumption 2.6 at its
-strongest. "Smooth": neighbouring pixels of patches have a correlation of .95.
+"Uncorrelated": the atoms of each side are transformed so that ZᵀZ is the identity, the strongest form of assumption
+2.6. "Smooth": neighbouring pixels of patches have a correlation of .95.
 
 {footer}"""
+INPUTS = {True: "white", False: "smooth"}
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    said, first = decided(record), record["proposition_2_1"]
-    rows_4 = [
-        (row["atoms"], f"{row['grassmann']:.3f}", f"{row['atom']:.3f}", f"{row['first'][0]:.3f}, {row['first'][1]:.3f}",
-         f"{row['equal']:.1%}", f"{row['at_most']:.1%}", f"{row['equal_if_psd']:.1%}")
-        for row in record["proposition_2_4"]
-    ]  # fmt: skip
-    rows_5 = [
-        (row["atoms"], "white" if row["white"] else "smooth", f"{row['negative']} of {row['draws']}", row["failed"],
-         row["failed_positive"], f"{row['bound']['50']:.1e}, {row['bound']['100']:.1e}", row["step_failed_positive"])
-        for row in record["theorem_2_5"]
-    ]  # fmt: skip
-    rows_7 = [
-        ("uncorrelated" if row["decorrelated"] else "as drawn", "white" if row["white"] else "smooth",
-         row["pairs"], f"{row['correlation_of_channels']:.2f}",
-         " / ".join(f"{row['ratio'][key]:.2f}" for key in ("5", "50", "95")), f"{row['variation']:.2f}",
-         f"{row['variation_near']:.3f}",
-         f"{row['pearson']:.2f}", f"{row['pearson_near']:.2f}")
-        for row in record["theorem_2_7"]
-    ]  # fmt: skip
-    return PAGE.format(
-        verdicts=verdicts(claims(record)),
-        title=PAPER_TITLE, draws=f"{record['sizes']['draws']:,}", exceeded=first["exceeded"], equal=EQUAL,
-        largest=first["ratio"]["100"], median=first["ratio"]["50"], constant=CONSTANT,
-        least=LEAST, near=NEAR, without=linear(record, "variation"),
-        verdict_1=said["2.1"].capitalize(), verdict_4=said["2.4"].capitalize(),
-        verdict_5=said["2.5"].capitalize(), verdict_7=said["2.7"].capitalize(),
-        table_4=markdown(
-            ("atoms", "mean S_Gras", "mean S_Atom", "first pair: S_Gras, S_Atom", "equal", "S_Atom ≤ S_Gras",
-             "equal if DᵤᵀDᵥ is symmetric psd"), rows_4,
-        ),
-        table_5=markdown(
-            ("atoms", "inputs", "S_Atom < 0", "theorem fails", "fails where S_Atom > 0", "left side: median, maximum",
-             "inequality 27 fails where S_Atom > 0"), rows_5,
-        ),
-        table_7=markdown(
-            ("channels", "inputs", "pairs", "mean absolute correlation of channels", "S_CCA / S_Atom: 5 / 50 / 95%",
-             "coefficient of variation", f"of those with S_Atom > {NEAR:g}",
-             "Pearson of S_CCA and S_Atom", f"Pearson where S_Atom > {NEAR:g}"), rows_7,
-        ),
-        footer=footer(NAME, "--out OUT"),
+    ratio = record["proposition_2_1"]["ratio"]
+    return filled(
+        PAGE, NAME, claims(record), "--out OUT", draws=f"{record['sizes']['draws']:,}", largest=ratio["100"],
+        median=ratio["50"], near=NEAR, without=study.decided(linear(record, "variation")),
+        table_4=table(record["proposition_2_4"], {
+            "atoms": "{atoms}", "mean S_Gras": "{grassmann:.3f}", "mean S_Atom": "{atom:.3f}",
+            "first pair: S_Gras, S_Atom": "{first[0]:.3f}, {first[1]:.3f}", "equal": "{equal:.1%}",
+            "S_Atom ≤ S_Gras": "{at_most:.1%}", "equal if DᵤᵀDᵥ is symmetric psd": "{equal_if_psd:.1%}",
+        }),
+        table_5=table(record["theorem_2_5"], {
+            "atoms": "{atoms}", "inputs": lambda row: INPUTS[row["white"]], "S_Atom < 0": "{negative} of {draws}",
+            "theorem fails": "{failed}", "fails where S_Atom > 0": "{failed_positive}",
+            "left side: median, maximum": lambda row: f"{row['bound']['50']:.1e}, {row['bound']['100']:.1e}",
+            "inequality 27 fails where S_Atom > 0": "{step_failed_positive}",
+        }),
+        table_7=table(record["theorem_2_7"], {
+            "channels": lambda row: "uncorrelated" if row["decorrelated"] else "as drawn",
+            "inputs": lambda row: INPUTS[row["white"]], "pairs": "{pairs}",
+            "mean absolute correlation of channels": "{correlation_of_channels:.2f}",
+            "S_CCA / S_Atom: 5 / 50 / 95%": lambda row: " / ".join(f"{row['ratio'][k]:.2f}" for k in ("5", "50", "95")),
+            "coefficient of variation": "{variation:.2f}", f"of those with S_Atom > {NEAR:g}": "{variation_near:.3f}",
+            "Pearson of S_CCA and S_Atom": "{pearson:.2f}", f"Pearson where S_Atom > {NEAR:g}": "{pearson_near:.2f}",
+        }),
     )  # fmt: skip
-
-
-def decided(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the verdicts by the rules of the page: proposition or theorem -> verdict."""
-    wide, near = (linear(record, key) for key in ("variation", "variation_near"))
-    return {
-        "2.1": "refuted" if record["proposition_2_1"]["exceeded"] else "confirmed",
-        "2.4": "confirmed" if all(row["equal"] == 1 for row in record["proposition_2_4"]) else "refuted",
-        "2.5": "refuted" if any(row["failed"] for row in record["theorem_2_5"]) else "confirmed",
-        "2.7": wide if wide == near else "undecided",
-    }
-
-
-def linear(record: Mapping[str, Any], variation: str) -> str:
-    """Return the verdict on theorem 2.7 by one of the coefficients of variation."""
-    settings = record["theorem_2_7"]
-    if all(row[variation] <= CONSTANT for row in settings):
-        return "confirmed"
-    ideal = (row for row in settings if row["decorrelated"] and row["white"])
-    return "in part" if all(row[variation] <= CONSTANT for row in ideal) else "refuted"
-
-
-def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
-    said, draws = decided(record), f"{record['sizes']['draws']:,} pairs"
-    first, rows_4, rows_5, rows_7 = (
-        record[key] for key in ("proposition_2_1", "proposition_2_4", "theorem_2_5", "theorem_2_7")
-    )
-    six = next(row for row in rows_4 if row["atoms"] == 6)
-    failed = next(row for row in rows_5 if row["atoms"] == 6 and row["white"])
-    wide, near = ([row[key] for row in rows_7] for key in ("variation", "variation_near"))
-    return [
-        claim("Proposition 2.1, figure 8a", "The change of features is bounded by that of atoms.", "never exceeded",
-              f"{first['exceeded']} exceed it; at most {first['ratio']['100']:.2f} of the bound", draws,
-              said["2.1"]),
-        claim("Proposition 2.4", "S_Gras equals S_Atom for orthonormal atoms.", "equal",
-              f"6 atoms: S_Gras {six['grassmann']:.2f}, S_Atom {six['atom']:.2f}; S_Atom ≤ S_Gras in "
-              f"{six['at_most']:.0%}", draws, said["2.4"]),
-        claim("Theorem 2.5", "S_CCA times a constant is at most S_Atom.", "always",
-              f"fails for {failed['failed']} of {failed['draws']} pairs, S_Atom < 0 in {failed['negative']}", draws,
-              said["2.5"]),
-        claim("Theorem 2.7", "S_CCA is about linear in S_Atom.", "–",
-              f"coefficient of variation of S_CCA / S_Atom {min(wide):.2f} to {max(wide):.2f} if S_Atom > {LEAST:g}, "
-              f"{min(near):.2f} to {max(near):.2f} if it is > {NEAR:g}",
-              f"{min(row['pairs'] for row in rows_7):,} to {max(row['pairs'] for row in rows_7):,} pairs",
-              said["2.7"]),
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

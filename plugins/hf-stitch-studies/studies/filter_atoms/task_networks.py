@@ -13,7 +13,7 @@ import torch
 from filter_atoms import networks
 from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import symmetric
-from hf_stitch_filter_atoms import PatchCovariance, atomize, set_gauge, train_atoms_only
+from hf_stitch_filter_atoms import atomize, train_atoms_only
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,46 +21,30 @@ from hf_stitch.metrics import WeightMetric, linear_cka
 
 Array = NDArray[np.float64]
 Task = tuple[int, ...]
-PER_TASK = 10
-"""Classes of a task."""
-PUBLISHED_STARTS = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11)
-"""Numbers of the published networks."""
+PER_TASK = 10  # classes of a task
+PUBLISHED_STARTS = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11)  # numbers of the published networks
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of networks that are trained on tasks.
+    """Sizes of networks that are trained on tasks."""
 
-    Attributes:
-        architecture: ``tiny10`` or ``resnet18``.
-        base: How the common start is trained on CIFAR-10 where no published one is given.
-        base_images: Number of images for that.
-        recipe: How atoms and head are trained on a task.
-        tasks: Number of tasks.
-        probe: Number of images on which activations are compared.
-        positions: Number of random positions in each image whose vectors of channels are compared.
-    """
-
-    architecture: str
-    base: Recipe
-    base_images: int
-    recipe: Recipe
-    tasks: int
-    probe: int
-    positions: int = 8
+    architecture: str  # ``tiny10`` or ``resnet18``
+    base: Recipe  # how the common start is trained on CIFAR-10 where no published one is given
+    base_images: int  # number of images for that
+    recipe: Recipe  # how atoms and head are trained on a task
+    tasks: int  # number of tasks
+    probe: int  # number of images on which activations are compared
+    positions: int = 8  # number of random positions in each image whose vectors of channels are compared
 
 
-TUNED = Recipe(epochs=30, lr=0.05, augment=True)
-"""Atoms move, and networks get better than their start with a new head."""
+TUNED = Recipe(epochs=30, lr=0.05, augment=True)  # atoms move, and networks get better than their start with a new head
 PRESETS = {
     "small": Sizes("tiny10", Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000, TUNED, 10, 500),
     "paper": Sizes("resnet18", Recipe(100, 0.1, 128, augment=True, weight_decay=5e-4), 50_000,
                    replace(TUNED, epochs=100), 10, 10_000),
     "test": Sizes("tiny10", Recipe(1, 0.05), 60, Recipe(1, 0.05, 20), 4, 40),
 }  # fmt: skip
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 def disjoint_tasks(count: int, seed: int) -> list[Task]:
@@ -104,9 +88,6 @@ class Cifar100:
         return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
 def start(arguments: argparse.Namespace, sizes: Sizes, number: int) -> nn.Module:
     """Return the common start: a published network, or one that is trained on CIFAR-10."""
     if arguments.published and sizes.architecture == "tiny10":
@@ -133,17 +114,7 @@ def on_task(
     common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *,
     head_only: bool = False, penalty: Callable[[nn.Module], Callable[[], Tensor]] | None = None,
 ) -> nn.Module:  # fmt: skip
-    """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept.
-
-    Args:
-        common: The atomic start, which stays as it is.
-        images: Training images of the task.
-        recipe: Hyperparameters. A network of which only the head is trained keeps the statistics of BatchNorm.
-        seed: Seed of head, order and augmentation.
-        path: File of the trained network.
-        head_only: Whether to train the head alone.
-        penalty: Maps the network to the penalty of its training.
-    """
+    """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept."""
     network = copy.deepcopy(common)
     networks.fresh_head(network, PER_TASK, seed)
 
@@ -170,16 +141,9 @@ def spatial(network: nn.Module) -> list[str]:
     return [n for n, m in network.named_modules() if isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1]
 
 
-# -- similarities ------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def features(network: nn.Module, layers: Sequence[str], probe: Images, positions: int) -> dict[str, Tensor]:
-    """Return the outputs of convolutions at random positions, which are the same for all layers of all networks.
-
-    Returns:
-        Layer -> ``(images · positions, channels)`` float64.
-    """
+    """Return outputs of convolutions at random positions, equal in all networks: ``(images · positions, channels)``."""
     found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
 
@@ -201,12 +165,7 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images, positions
 
 
 def probed(models: Sequence[nn.Module], probe: Images, positions: int) -> dict[str, list[Array]]:
-    """Compare activations of all pairs of models, layer by layer.
-
-    Returns:
-        ``cka`` (linear, debiased) and ``cca`` (the paper's: root mean square of the canonical correlations) -> one
-        matrix ``(models, models)`` per layer.
-    """
+    """Compare activations of all pairs of models: ``cka`` (debiased) and ``cca`` (the paper's) -> matrix by layer."""
     layers = spatial(models[0])
     rows = [features(model, layers, probe, positions) for model in models]
     found: dict[str, list[Array]] = {"cka": [], "cca": []}
@@ -243,17 +202,3 @@ def by_weights(models: Sequence[nn.Module], metric: WeightMetric) -> list[Array]
         symmetric(len(models), partial(lambda layer, i, j: metric.value(read[i][layer], read[j][layer]), layer))
         for layer in spatial(models[0])
     ]
-
-
-def in_gauge(models: Sequence[nn.Module], gauge: Any) -> list[nn.Module]:
-    """Return copies of models in a gauge."""
-    copies = [copy.deepcopy(model) for model in models]
-    set_gauge(copies, gauge)
-    return copies
-
-
-def patch_covariance(common: nn.Module, probe: Images, path: Path) -> Path:
-    """Measure the covariance of the input patches of a network, and save it to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PatchCovariance.of(common, probe.inputs().split(100)).save(path)
-    return path

@@ -8,17 +8,18 @@ architecture: Tiny-10, ResNet-20 or the small ViT.
     python -m how_not_to_stitch.bench --data-dir DATA --networks TINY10 VITS --out OUT
 """
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import study
-from dr_frankenstein import images, networks
+from dr_frankenstein import networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
-from how_not_to_stitch.experiment import claim, question
+from how_not_to_stitch.experiment import cifar, claim, parser, question
 from rich.console import Console
 
 import hf_stitch
@@ -55,15 +56,13 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
-    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
-    train, test = (images.samples("cifar10", split, preset[split], arguments.data_dir) for split in ("train", "test"))
+    samples = cifar(arguments, preset["train"], preset["test"])
     record: dict[str, Any] = {"preset": {"name": arguments.preset, **preset}, "architectures": {}}
     for folder in arguments.networks:
         start = time.process_time()
-        found = measured(*networks.read_folder(folder), train, test, preset)
+        found = measured(*networks.read_folder(folder), *samples, preset)
         Console(width=140).print(found)
         name = folder.name.removeprefix("drfrankenstein_")
         record["architectures"][name] = {**summary(found), "seconds": round(time.process_time() - start)}
@@ -71,12 +70,9 @@ def main() -> None:
 
 
 def measured(
-    loaded: dict[str, hf_stitch.Adapter],
-    layers: Sequence[str],
-    train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
+    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples,
     preset: dict[str, int],
-) -> Bench:
+) -> Bench:  # fmt: skip
     """Run the bench on networks of one architecture."""
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
@@ -94,7 +90,6 @@ def summary(found: Bench) -> dict[str, Any]:
         ``references``: group -> the best reference; ``undefined``: method -> number of pairs and the most
         frequent reason.
     """
-    record = found.to_dict()
     specificity = found.groups[-1]
     accuracies = {
         layer: round(float(specificity.accuracy[[own == layer for own in specificity.layers]].mean()), 4)
@@ -104,13 +99,10 @@ def summary(found: Bench) -> dict[str, Any]:
         group.layer or "specificity": [group.networks[group.references[0]], group.layers[group.references[0]]]
         for group in found.groups
     }
-    undefined = {
-        method: [sum(reasons.values()), max(reasons, key=lambda reason: reasons[reason])]
-        for method, reasons in found.undefined.items()
-    }
+    undefined = {m: [sum(why.values()), max(why, key=why.__getitem__)] for m, why in found.undefined.items()}
     return {
         "networks": len(found.networks), "layers": list(found.layers), "pooling": found.pooling, "n": found.n,
-        "scores": record["scores"], "accuracies": accuracies, "references": references,
+        "scores": found.to_dict()["scores"], "accuracies": accuracies, "references": references,
         "undefined": undefined,
     }  # fmt: skip
 
@@ -146,61 +138,24 @@ UNSPECIFIC = claim(
 )  # fmt: skip
 INCONSISTENT = claim(
     "5.2, tables 2 and 3", "Orthogonal Procrustes shows inconsistent results", "τ ≈ 0 to .93",
-    "between tests or architectures, τ differs by more than .3, by the interval of the difference (MOVER)",
+    "between tests or architectures, τ differs by more than .3, by the interval of the difference (MOVER) that allows "
+    "for the choice among all pairs of them (Bonferroni)",
 )  # fmt: skip
 CONSISTENT = claim(
-    "5.2",
-    "Sensitivity is consistent for individual layers",
-    "–",
-    "τ of each layer within .1 of the mean",
+    "5.2", "Sensitivity is consistent for individual layers", "–", "τ of each layer within .1 of the mean"
 )
 ELSEWHERE = claim("tables 2 and 3", "The same on SVHN and ImageNet", "four of six rows", "as on CIFAR-10")
 BASELINES = {
     test: question(
         f"after paper 4, table {table}", f"Some measure is a better test of {test} than depth and rank alone", "–",
-        "a measure beats each baseline that is defined: the lower end of the interval of the difference of τ (a "
-        f"jackknife over networks) is above 0; refuted if each measure has one that it cannot beat{DECIDES}",
+        "a measure beats each baseline that is defined: the interval of the difference of τ (a jackknife over "
+        "networks) lies above 0, and allows for the choice among measures (Bonferroni); refuted if each measure has "
+        "one that it cannot beat, whose interval lies below 0 and allows for the choice of the baseline" + DECIDES,
     )
     for table, test in ((2, "sensitivity"), (3, "specificity"))
 }  # fmt: skip
 
-PAGE = """# Which similarity predicts functional differences? (Balogh & Jelasity, AAAI 2025, tables 2 and 3)
-
-**What to do**: report depth and rank beside every measure. On layers that correspond, the distance in depth predicts
-differences of probing accuracy better than all measures here, and the rank as well as the best; which measure is best
-hardly matters beside that.
-
-{claims}
-
-The test of Ding et al. (2021): a distance d of representations is good if it ranks them as the difference of their
-linear probing accuracies F does. A is the representation with the best F. The tables have Kendall's τ and Spearman's
-ρ of d(A, B) and |F(A) − F(B)|.
-
-- *Sensitivity*: B are low-rank approximations of one layer of all networks, at the paper's ranks by width; the basis is
-  that of the training images. τ is the mean over the last half of the layers. Within one network, every distance that
-  grows as the rank falls has the same τ, so that only several networks tell such distances apart.
-- *Specificity*: B are all layers of all networks.
-
-Here: CIFAR-10, {train} training images (probes, bases, stitches on pooled features), {test} test images. A is chosen
-on half of the test images, among representations of full rank; F and d are those of the other half. No network is
-compared with itself. 95% intervals: a jackknife that leaves out one network at a time, with another A if its
-network is left out; they cover the choice of networks, not of images. "references": smallest and largest τ, if A is the
-best representation of each of the {references} best networks. "rank only" and "depth only" ignore the
-activations; the rule for them was fixed before any figure was seen (that an interval with 0 in it decides nothing,
-after), those for the paper's claims after this run, from its text. A row in bold beats each of the two that is defined.
-"depth only" is constant within a layer, so it is undefined for sensitivity; "rank only" is the difference of widths in
-the specificity test. "probing, other half", a row that was added later, is the difference of F itself on the half of
-the images that chose A: how far F predicts itself. A distance without noise may exceed it a little. τ-b leaves out
-ties: "depth only" need not order the seeds of a layer, whose differences in F are largely noise, and every measure
-must.
-
-Metrics have the reference as their first argument, on means over positions (CLS for the ViT; the paper flattens for
-CKA); a similarity s is the distance 1 − s. *Structural*: relative squared error on test images of the stitch from B to
-A, fitted to pooled training features. *Functional*: 1 minus the relative accuracy of the stitched model, all positions,
-fitted to {functional_samples} images. For sensitivity, it is fitted to approximated positions, whose basis is that of
-these images. The rule of this row was written before its figure; architectures without it were measured before.
-{sections}
-{footer}"""
+PAGE = study.text(__file__)
 
 TITLES = {
     "tiny10": "published Tiny-10 networks, beside the paper's ResNet-18",
@@ -230,37 +185,25 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     scores, count = benches[name]["scores"], benches[name]["networks"]
     sensitive, specific = ({_plain(m): s["tau"] for m, s in scores[test].items()} for test in BASELINES)
     n = f"{count} networks ({name}), {len(benches[name]['layers'])} layers"
-    others = [specific[measure] for measure in (CKA, PWCCA, OPD, STRUCTURAL)]
-    close = [study.above(study.difference(specific[FUNCTIONAL], other), -LEADER) for other in others]
-    leader = max((CKA, PWCCA, OPD, STRUCTURAL), key=lambda measure: specific[measure]["value"])
+    functional = specific[FUNCTIONAL]
+    rivals = {measure: specific[measure] for measure in (CKA, PWCCA, OPD, STRUCTURAL)}
+    close = [study.above(study.difference(functional, other), -LEADER) for other in rivals.values()]
+    leader = max(rivals, key=lambda measure: rivals[measure]["value"])
+    tau = f"τ {study.shown(functional, 2)}"
 
-    def lower(of: Mapping[str, Any], measure: str, *than: str) -> dict[str, Any]:
+    def lower(asked: study.Claim, of: Mapping[str, Any], measure: str, *than: str) -> dict[str, str]:
         apart = {other: study.difference(of[measure], of[other]) for other in than}
         text = "; ".join(f"less {other} {study.shown(found, 2)}" for other, found in apart.items())
-        return {
-            "ours": f"τ {study.shown(of[measure], 2)}; {text}", "n": n, "units": count,
-            "parts": [study.below(found, 0) for found in apart.values()],
-        }  # fmt: skip
+        held = [study.below(found, 0) for found in apart.values()]
+        return asked.row(f"τ {study.shown(of[measure], 2)}; {text}", n, held, count)
 
-    taus = [
-        (f"{test}, {each}", found["scores"][test][OPD]["tau"])
-        for each, found in record["architectures"].items() for test in BASELINES
-    ]  # fmt: skip
-    most, least = (choose(taus, key=lambda pair: pair[1]["value"]) for choose in (max, min))
     return [
         _sensitive(sensitive, n, count),
-        SPECIFIC.row(
-            f"τ {study.shown(specific[FUNCTIONAL], 2)}", n, [study.above(specific[FUNCTIONAL], LEAST)], count
-        ),
-        CLOSE.row(
-            f"τ {study.shown(specific[FUNCTIONAL], 2)}; {leader} {study.shown(specific[leader], 2)}", n, close, count
-        ),
-        POOR.row(**lower(sensitive, CKA, PWCCA, STRUCTURAL)),
-        UNSPECIFIC.row(**lower(specific, PWCCA, CKA, FUNCTIONAL)),
-        INCONSISTENT.row(
-            f"τ {study.shown(least[1], 2)} ({least[0]}) to {study.shown(most[1], 2)} ({most[0]})", n,
-            [study.above(study.difference(most[1], least[1]), 0.3)], count,
-        ),
+        SPECIFIC.row(tau, n, [study.above(functional, LEAST)], count),
+        CLOSE.row(f"{tau}; {leader} {study.shown(rivals[leader], 2)}", n, close, count),
+        lower(POOR, sensitive, CKA, PWCCA, STRUCTURAL),
+        lower(UNSPECIFIC, specific, PWCCA, CKA, FUNCTIONAL),
+        _inconsistent(record["architectures"], n, count),
         CONSISTENT.untested("τ of every layer in the record of the bench"),
         ELSEWHERE.untested("these data, and ten and five networks trained on them"),
         *(_baselines(test, asked, scores[test], n, count) for test, asked in BASELINES.items()),
@@ -274,18 +217,48 @@ def _sensitive(scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
     return SENSITIVE.row(f"τ {study.shown(found, 2)}", n, [study.above(found, LEAST)], count)
 
 
+def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
+    """Compare τ of Procrustes between all tests and architectures."""
+    taus = {
+        (test, each): found["scores"][test][OPD]["tau"] for each, found in architectures.items() for test in BASELINES
+    }
+    wide, choices = {}, len(taus) * (len(taus) - 1) // 2
+    for (test, each), tau in taus.items():
+        z = {end: float(np.arctanh(np.clip(value, -0.999999, 0.999999))) for end, value in tau.items()}
+        widened = study.adjusted(z, choices, architectures[each]["networks"] - 1)
+        wide[test, each] = {end: float(np.tanh(value)) for end, value in widened.items()}
+    apart = [study.above(study.difference(one, other), 0.3) for one, other in itertools.permutations(wide.values(), 2)]
+    least, most = (choose(taus, key=lambda name: taus[name]["value"]) for choose in (min, max))
+    ours = " to ".join(f"{study.shown(taus[name], 2)} ({', '.join(name)})" for name in (least, most))
+    return INCONSISTENT.row(f"τ {ours}", n, [study.at_least(1, apart)], count)
+
+
 def _baselines(test: str, asked: study.Claim, scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
-    measures = {name: score for name, score in scores.items() if score["beyond"] and name != RELIABILITY}
-    winners = [name for name, score in measures.items() if beaten(score)]
-    best = max(measures, key=lambda name: _finite(measures[name]["tau"]["value"]))
+    found = beaten(scores, count)
+    winners = [name for name, won in found.items() if won]
+    best = max(found, key=lambda name: _finite(scores[name]["tau"]["value"]))
     ours = (
-        f"{len(winners)} of {len(measures)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
-        f"{_score(measures[best]['tau'])}; "
+        f"{len(winners)} of {len(found)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
+        f"{_score(scores[best]['tau'])}; "
         + ", ".join(f"{name} {_score(scores[name]['tau'])}" for name in ("rank only", "depth only"))
         + f"; F itself on other images {_score(scores[RELIABILITY]['tau'])}"
     )
-    found = [beaten(score) for score in measures.values()]
-    return asked.row(ours, n, [True if True in found else None if None in found else False], count)
+    return asked.row(ours, n, [study.at_least(1, found.values())], count)
+
+
+def beaten(scores: Mapping[str, Any], count: int) -> dict[str, bool | None]:
+    """Return whether each measure beats each baseline that is defined; ``None`` where the intervals do not tell."""
+    known = {
+        name: [each for each in score["beyond"].values() if not math.isnan(float(each["value"]))]
+        for name, score in scores.items() if score["beyond"] and name != RELIABILITY
+    }  # fmt: skip
+
+    def won(differences: Sequence[Mapping[str, float]]) -> bool | None:
+        wins = [study.above(study.adjusted(each, len(known), count - 1), 0) for each in differences]
+        losses = [study.below(study.adjusted(each, len(differences), count - 1), 0) for each in differences]
+        return False if True in losses or not differences else study.at_least(len(wins), wins)
+
+    return {name: won(differences) for name, differences in known.items()}
 
 
 def _finite(value: Any) -> float:
@@ -297,11 +270,10 @@ def _section(name: str, found: dict[str, Any]) -> str:
     accuracies = ", ".join(f"{layer} {value:.3f}" for layer, value in found["accuracies"].items())
     text = f"\n## {found['networks']} {TITLES.get(name, name)}\n\nProbing accuracy, mean over networks: {accuracies}.\n"
     for test, scores in found["scores"].items():
-        lines = [_line(method, score, PUBLISHED[test][kind]) for method, score in scores.items()]
-        text += (
-            f"\n### {test.capitalize()}\n\n| measure | paper, τ / ρ | τ | ρ | references | τ − rank only | "
-            f"τ − depth only |\n|---|---|---|---|---|---|---|\n{chr(10).join(lines)}\n"
-        )
+        won = beaten(scores, found["networks"])
+        lines = [_line(method, score, PUBLISHED[test][kind], won.get(method)) for method, score in scores.items()]
+        head = ["measure", "paper, τ / ρ", "τ", "ρ", "references", "τ − rank only", "τ − depth only"]
+        text += f"\n### {test.capitalize()}\n\n{study.markdown(head, lines)}\n"
     if found["networks"] < FEW:
         text += (
             f"\nWith {found['networks']} networks, the jackknife rests on as many values: an interval without width is "
@@ -313,30 +285,21 @@ def _section(name: str, found: dict[str, Any]) -> str:
     return text
 
 
-def _line(method: str, score: dict[str, Any], published: dict[str, tuple[float, float]]) -> str:
+def _line(method: str, score: dict[str, Any], published: Mapping[str, tuple[float, float]], won: Any) -> list[str]:
     paper = published.get(_plain(method))
-    label = f"**{method}**" if beaten(score) else method
+    label = f"**{method}**" if won else method
     missing = f" ({score['undefined']} of {score['pairs']} pairs undefined)" if score["undefined"] else ""
     low, high = map(float, score["spread"])
-    cells = [
+    return [
         label + missing, "–" if paper is None else f"{paper[0]:.2f} / {paper[1]:.2f}",
         *(_score(score[name]) for name in ("tau", "rho")), "–" if math.isnan(low) else f"{low:.2f} to {high:.2f}",
         *(_score(score["beyond"].get(name)) for name in ("rank only", "depth only")),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 def _score(score: dict[str, Any] | None) -> str:
     figures = [math.nan] * 3 if score is None else [float(score[name]) for name in ("value", "low", "high")]
     return "–" if math.isnan(figures[0]) else "{:.2f} [{:.2f}, {:.2f}]".format(*figures)
-
-
-def beaten(score: dict[str, Any]) -> bool | None:
-    """Return whether a measure beats each baseline that is defined; ``None`` where the intervals do not tell."""
-    known = [study.above(found, 0) for found in score["beyond"].values() if not math.isnan(float(found["value"]))]
-    if False in known or not known:
-        return False
-    return None if None in known else True
 
 
 def _plain(method: str) -> str:

@@ -7,16 +7,16 @@ are, and those of another data set, and must not take test images for strange.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, question
+from how_not_to_stitch.experiment import NAMES, cifar, folders, footer, parser, question
 
 import hf_stitch
 from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN
@@ -45,42 +45,36 @@ PRESETS = {
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", presets=PRESETS, required={"out"})
-    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    arguments = parser.parse_args()
+    asked = parser(__doc__, PRESETS, required={"out"})
+    asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
+    arguments = asked.parse_args()
     preset = PRESETS[arguments.preset]
-    train, test = (
-        images.samples("cifar10", split, count, arguments.data_dir)
-        for split, count in (("train", preset.train), ("test", preset.test))
-    )
+    train, test = cifar(arguments, preset.train, preset.test)
     far = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
     outliers = {
         "Fashion-MNIST": images.samples("fashion_mnist", "train", preset.train, arguments.data_dir),
         "superposed images": superposed(preset.train, arguments.data_dir),
     }
-    record: dict[str, Any] = {
-        "preset": {"name": arguments.preset, **dataclasses.asdict(preset)}, "families": {},
-    }  # fmt: skip
+    record: dict[str, Any] = {"preset": {"name": arguments.preset, **dataclasses.asdict(preset)}, "families": {}}
     for folder in arguments.networks:
         loaded, layers = networks.read_folder(folder)
         kind = type(next(iter(loaded.values())).model).__name__
         names, found = list(loaded), dict[str, Any]()
         for number in range(preset.targets):
             a, b = names[number], names[(number + 1) % len(names)]
-            asked: dict[str, tuple[Any, Any, list[str]]] = {
+            tries: dict[str, tuple[Any, Any, list[str]]] = {
                 name: (name, None, list(layers)) for name in arguments.detectors
             }
             if kind == "Tiny10" and not number:  # minutes for each layer
                 places = np.linspace(0, len(layers) - 1, preset.layers + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]
-                asked |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
+                tries |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
             found[b] = {
                 name: study.kept(
                     arguments.out / "parts" / f"{arguments.preset} {kind} {b} {name}.json",
                     partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
                 )
-                for name, (detector, other, at) in asked.items()
+                for name, (detector, other, at) in tries.items()
             }
         record["families"][kind] = {"layers": list(layers), "targets": found}
     study.leave("detector_gate", record, page, {}, arguments.out)
@@ -111,36 +105,20 @@ def tried(
     }
 
 
-PAGE = """# Which detectors work at which layers?
-
-**What to do**: read a detector only at layers where it passes. `likelihood_ratio` and `classifier` learn from the
-stitched activations themselves; they pass because noise that large is easy to learn, and also tell apart what hardly
-differs, so read their equivalent dose, not their AUROC.
-
-{claims}
-
-Figure 1 of Balogh & Jelasity (AAAI 2025) says that a detector finds stitches trained on the task out of distribution
-nearly everywhere, and direct matches only where they are inaccurate. Is the detector able to judge?
-
-{verdict}
-
-**Rule**, written before any stitch was scored: at a layer, a detector must tell the target's own activations from the
-same with coloured noise as large as they are (relative residual 1) with an AUROC of at least {least}, and those of
-{test} images of Fashion-MNIST from those of test images with at least {far}; and the AUROC of test images against those
-to which it was fitted must be within {own} of .5, up to chance. Else its figures are NaN there
-(`hf_stitch.stitch_grid`, `hf_stitch.audit`).
-
-{families}
-*energy* is the paper's detector, with {energy}; it was fitted with other images in the loss: Fashion-MNIST, or images
-of CIFAR-10 with another image on top. {train} images of CIFAR-10 for the detectors, {test} test images.
-
-{footer}"""
+WORKS = question(
+    "after paper 4, figure 1", "{} works at most layers", "–",
+    "it passes the gate at half of the layers of each target, or more",
+)  # fmt: skip
+PAGE = study.text(__file__)
 
 
-def passing(one: dict[str, Any], name: str) -> tuple[int, int]:
-    """Return at how many layers of all targets a detector passes, and at how many it was tried."""
-    tried_ = [each for of in one["targets"].values() for each in of.get(name, {}).values()]
-    return sum(not each["why"] for each in tried_), len(tried_)
+def passing(targets: Iterable[dict[str, Any]], name: str) -> list[tuple[int, int]]:
+    """Return at how many layers of each target a detector passes, and at how many it was tried."""
+    return [(sum(not each["why"] for each in of[name].values()), len(of[name])) for of in targets if name in of]
+
+
+def _of(counts: Iterable[tuple[int, int]]) -> str:
+    return "{} of {}".format(*map(sum, zip(*counts, strict=True)))
 
 
 def page(record: dict[str, Any]) -> str:
@@ -150,15 +128,14 @@ def page(record: dict[str, Any]) -> str:
     sentences = []
     for kind, one in families.items():
         names = list(next(iter(one["targets"].values())))
-        counts = (f"`{name}` {'{} of {}'.format(*passing(one, name))}" for name in names)
+        counts = (f"`{name}` {_of(passing(one['targets'].values(), name))}" for name in names)
         sentences.append(f"- **{NAMES[kind]}**, layers at which the detector passes: {', '.join(counts)}.")
-    options = f"--preset {preset['name']} --data-dir DATA --networks {' '.join(map(str.upper, families))} --out OUT"
     return PAGE.format(
         verdict="\n".join(sentences), claims=study.verdicts(claims(record)), least=MIN_AUROC, far=FAR, own=OWN,
         train=preset["train"], test=preset["test"],
         families="\n".join(_family(kind, one) for kind, one in families.items()),
         energy=f"width {energy['width']}, {energy['epochs']} epochs and {energy['fine_tune_epochs']} of fine-tuning",
-        footer=study.footer("detector_gate", "how_not_to_stitch.detector_gate", options),
+        footer=footer("detector_gate", folders(record, families)),
     )  # fmt: skip
 
 
@@ -167,20 +144,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
     targets = [of for one in record["families"].values() for of in one["targets"].values()]
     for name in dict.fromkeys(name for of in targets for name in of):
-        counts = [(sum(not each["why"] for each in of[name].values()), len(of[name])) for of in targets if name in of]
-        asked = question(
-            "after paper 4, figure 1", f"`{name}` works at most layers", "–",
-            "it passes the gate at half of the layers of each target, or more",
-        )  # fmt: skip
-        ours = f"passes at {sum(good for good, _ in counts)} of {sum(of for _, of in counts)} layers"
-        rows.append(
-            asked.row(
-                ours,
-                f"{len(counts)} target network{'s'[: len(counts) != 1]}",
-                [2 * g >= of for g, of in counts],
-                len(counts),
-            )
-        )
+        counts = passing(targets, name)
+        held, n = [2 * good >= of for good, of in counts], study.counted(len(counts), "target network")
+        rows.append(WORKS.of(f"`{name}`").row(f"passes at {_of(counts)} layers", n, held, len(counts)))
     return rows
 
 

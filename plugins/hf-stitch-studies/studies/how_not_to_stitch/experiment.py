@@ -1,8 +1,15 @@
-"""Shared parts of the studies of the fourth paper: its table 1, and claims."""
+"""Shared parts of the studies of the fourth paper: arguments, images, its table 1, and claims."""
 
+import argparse
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import study
+from dr_frankenstein import images
+
+import hf_stitch
 
 PAPER_TITLE = "How not to stitch representations to measure similarity (Balogh & Jelasity, AAAI 2025)"
 claim, question = partial(study.Claim, "4"), partial(study.Claim, study.OWN)
@@ -24,6 +31,19 @@ NAMES |= {"tiny10": "Tiny-10", "resnet20": "ResNet-20", "vits": "small ViT"}
 """Class of networks, or name of their folder -> its name on pages."""
 
 
+def parser(description: str | None, presets: Collection[str], **options: Any) -> argparse.ArgumentParser:
+    """Create the parser of a study of several folders of networks, each of one architecture."""
+    made = study.parser(description, "data-dir", presets=presets, **options)
+    made.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
+    return made
+
+
+def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
+    """Read training and test images of CIFAR-10."""
+    read = partial(images.samples, "cifar10", data_dir=arguments.data_dir)
+    return read("train", count=train), read("test", count=test)
+
+
 def between(method: str, vit: bool = False) -> str:
     """Return the paper's share of layers that a method identifies between two networks."""
     return f"{TABLE_1[method][3 if vit else 1]:.2%}"
@@ -32,3 +52,13 @@ def between(method: str, vit: bool = False) -> str:
 def pairs_of(count: int) -> str:
     """Return how many pairs some networks have, as text."""
     return "1 pair" if count == 2 else f"{count} networks, {count * (count - 1) // 2} pairs"
+
+
+def footer(name: str, options: str = "--data-dir DATA --networks NETWORKS --out OUT") -> str:
+    """Return the end of a page: the record and the command of the script of the same name."""
+    return study.footer(name, f"how_not_to_stitch.{name}", options)
+
+
+def folders(record: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the options of a study of several folders of networks."""
+    return f"--preset {record['preset']['name']} --data-dir DATA --networks {' '.join(map(str.upper, names))} --out OUT"

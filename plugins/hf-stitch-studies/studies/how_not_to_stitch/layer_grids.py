@@ -10,13 +10,12 @@ ResNet-20 or the small ViT.
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, claim, pairs_of
+from dr_frankenstein import networks
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, cifar, claim, folders, footer, pairs_of, parser
 from tqdm.auto import tqdm
 
 import hf_stitch
@@ -33,14 +32,9 @@ PRESETS = {"small": (600, 1000), "paper": (100, 10_000), "test": (150, 60)}
 
 def main() -> None:
     """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
-    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, PRESETS).parse_args()
     fitted, scored = PRESETS[arguments.preset]
-    train, test = (
-        images.samples("cifar10", split, count, arguments.data_dir)
-        for split, count in (("train", fitted), ("test", scored))
-    )
+    train, test = cifar(arguments, fitted, scored)
     record = {
         "preset": {"name": arguments.preset, "train": fitted, "test": scored},
         "architectures": {
@@ -88,11 +82,9 @@ def measured(
     values["depth only"] = dict.fromkeys(pairs, depth)
     distant = ~np.eye(len(layers), dtype=bool)
     return {
-        "networks": list(loaded),
-        "layers": list(layers),
+        "networks": list(loaded), "layers": list(layers),
         "accuracy": {name: round(float(accuracy[name]), 4) for name in loaded},
-        "identified": identified(values, layers),
-        "itself": identified(itself, layers),
+        "identified": identified(values, layers), "itself": identified(itself, layers),
         "distant": {
             matcher: [int((v[distant] >= ACCURATE).sum()) for v in values[f"{matcher}, functional"].values()]
             for matcher in MATCHERS
@@ -139,53 +131,18 @@ VIT = claim(
     f"{between(FUNCTIONAL, vit=True)}, {between(STRUCTURAL, vit=True)}",
     f"both find fewer than {POORLY} of the layers along both axes, by the interval",
 )  # fmt: skip
-PAGE = """# Direct matching between all layers (Balogh & Jelasity, AAAI 2025, table 1)
+PAGE = study.text(__file__)
 
-**What to do**: to find corresponding layers of convolutional networks, take the accuracy of direct matches or CKA; the
-structural error finds fewer here. On small ViTs, where nearly every stitch is accurate, none of them is of use.
-
-{claims}
-
-Networks that differ only in their seed: published Tiny-10 and ResNet-20, and small ViTs trained for this page
-(`base_training.py --architecture vit --optimizer adamw`), beside the paper's ResNet-18 and ViT-Ti (10 networks, 45
-pairs); CIFAR-10; stitches fitted to {train} training images (the paper: 100), all scores on {test} test images. A layer
-of one network is identified if its best stitch, or its most similar layer, is the corresponding layer. 95% intervals,
-clustered by network; those of differences follow from the two (MOVER), as the record has no hits of each pair. The
-rules were written after this run, from the paper's text. Within a network, the first one asked for every layer: of 80
-layers, the accuracy of direct matches has another layer as accurate at one, and more accurate by .002 at another.
-
-"depth only" is the distance of the layers' numbers, which is right by construction: on networks with corresponding
-layers, this test alone does not show that a measure sees more than depth. `recoloured` is least squares whose outputs
-keep the covariance of the target.
-
-{sections}
-{footer}"""
-
-SECTION = """## {title}
-
-{pairs}, {layers} layers, accuracy {accuracy}. Chance: {chance:.3f}.
-
-{identified}
-
-How many of the {distant_pairs} distant pairs of layers of two networks are accurate, at least {accurate:.0%} of the
-target's accuracy (mean over the pairs of networks, smallest to largest)?
-
-{distant}
-
-Relative accuracy of least squares from row to column, mean over all pairs of networks (the others are in the JSON):
-
-{means}
-"""
+SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     preset, found = record["preset"], record["architectures"]
-    options = f"--preset {preset['name']} --data-dir DATA --networks {' '.join(name.upper() for name in found)}"
     return PAGE.format(
         claims=study.verdicts(claims(record)), train=preset["train"], test=preset["test"],
         sections="\n".join(_section(name, of) for name, of in found.items()),
-        footer=study.footer("layer_grids", "how_not_to_stitch.layer_grids", f"{options} --out OUT"),
+        footer=footer("layer_grids", folders(record, found)),
     )  # fmt: skip
 
 
@@ -193,8 +150,7 @@ def _section(name: str, found: dict[str, Any]) -> str:
     vit, layers = name.startswith("vit"), found["layers"]
     published = {CKA: "linear CKA", "Procrustes": "Procrustes", FUNCTIONAL: FUNCTIONAL, STRUCTURAL: STRUCTURAL}
     identified = [
-        [measure, between(published[measure], vit) if measure in published else "–"]
-        + [study.shown(axes[axis]) for axis in "ab"]
+        [measure, between(published[measure], vit) if measure in published else "–", *map(study.shown, axes.values())]
         for measure, axes in found["identified"].items()
     ]
     distant = []
@@ -219,24 +175,20 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     found, rows = record["architectures"], []
     plain = {name: of for name, of in found.items() if not name.startswith("vit")}
     if plain:
-        name = max(plain, key=lambda each: len(plain[each]["networks"]))
-        most = plain[name]
+        most = max(plain.values(), key=lambda of: len(of["networks"]))
         n, units = _count(most)
-        itself = most["itself"]
-        ours = f"functional {_both(itself, FUNCTIONAL)}; structural {_both(itself, STRUCTURAL)}"
-        parts = [study.above(score, WELL) for axes in itself.values() for score in axes.values()]
+        parts = [study.above(score, WELL) for axes in most["itself"].values() for score in axes.values()]
         alone = len(most["networks"])
-        rows.append(WITHIN.row(ours, f"{alone} networks, {len(most['layers'])} layers", parts, alone))
+        counted = f"{alone} networks, {len(most['layers'])} layers"
+        rows.append(WITHIN.row(_two(most["itself"]), counted, parts, alone))
         for method, asked in CLAIMS.items():
-            rates = {NAMES.get(each, each): _both(of["identified"], method) for each, of in plain.items()}
-            ours = "; ".join(f"{title} {both}" for title, both in rates.items())
-            rows.append(asked.row(ours, n, [_holds(most["identified"], method, axis) for axis in "ab"], units))
-    for name, of in found.items():
-        if name not in plain:
-            parts = [study.below(of["identified"][m][axis], POORLY) for m in (FUNCTIONAL, STRUCTURAL) for axis in "ab"]
-            ours = f"functional {_both(of['identified'], FUNCTIONAL)}; structural {_both(of['identified'], STRUCTURAL)}"
-            n, units = _count(of)
-            rows.append(VIT.row(ours, n, parts, units))
+            rates = (f"{NAMES.get(each, each)} {_both(of['identified'], method)}" for each, of in plain.items())
+            held = [_holds(most["identified"], method, axis) for axis in "ab"]
+            rows.append(asked.row("; ".join(rates), n, held, units))
+    for of in (found[name] for name in found if name not in plain):
+        parts = [study.below(of["identified"][m][axis], POORLY) for m in (FUNCTIONAL, STRUCTURAL) for axis in "ab"]
+        n, units = _count(of)
+        rows.append(VIT.row(_two(of["identified"]), n, parts, units))
     return rows
 
 
@@ -246,7 +198,11 @@ def _count(found: dict[str, Any]) -> tuple[str, int]:
 
 
 def _both(identified: dict[str, Any], method: str) -> str:
-    return " and ".join(study.shown(identified[method][axis]) for axis in "ab")
+    return study.both(identified[method][axis] for axis in "ab")
+
+
+def _two(identified: dict[str, Any]) -> str:
+    return f"functional {_both(identified, FUNCTIONAL)}; structural {_both(identified, STRUCTURAL)}"
 
 
 def _holds(found: dict[str, Any], method: str, axis: str) -> bool | None:

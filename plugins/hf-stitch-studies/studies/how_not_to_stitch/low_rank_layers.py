@@ -16,16 +16,18 @@ network into the same target.
 """
 
 import copy
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 import study
 import torch
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import claim, question
+from dr_frankenstein import networks
+from how_not_to_stitch.experiment import cifar, claim, footer, question
 from how_not_to_stitch.strange_activations import ACCURATE
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
@@ -44,6 +46,7 @@ ORDERED, LEADING, NEAR, LIMITED = 0.8, 0.95, 0.1, 0.8
 SAME, RISING = 0.05, 0.02
 """Thresholds of the rules, see :data:`RULES`."""
 CLOSED = ("lstsq", "recoloured")
+RANK = "rank"
 TASK = "image-classification"
 
 
@@ -53,21 +56,15 @@ class LowRankParts(ClosedFormMatcher):
 
     Both sides keep their mean. As least squares uses only directions in which the source varies, the stitch also
     approximates the source when it runs. Unlike in ``low_rank``, the directions do not depend on the other side.
-
-    Attributes:
-        rank: Number of directions of each side.
-        variance: Share of the variance that the directions hold, instead of their number.
-        random: Whether directions are drawn at random, of each side apart, instead of the principal ones.
-        seed: Seed of the random directions.
     """
 
     name: ClassVar[str] = "low_rank_parts"
     title: ClassVar[str] = "least squares between low-rank approximations"
     papers: ClassVar[tuple[Paper, ...]] = (BALOGH_2025,)
 
-    rank: int = 0
-    variance: float = 0.0
-    random: bool = False
+    rank: int = 0  # number of directions of each side
+    variance: float = 0.0  # share of the variance that they hold, instead of their number
+    random: bool = False  # whether they are drawn at random, of each side apart, instead of the principal ones
     seed: int = 0
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
@@ -94,36 +91,23 @@ class LowRankParts(ClosedFormMatcher):
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        train: Images to which stitches are fitted.
-        trained: Images of task-loss matching.
-        test: Images of all scores.
-        pairs: Pairs of networks, without a network in common.
-        ranks: Ranks of the approximations, as far as they are below the width of a layer.
-        shares: Shares of the variance.
-        draws: Draws of random directions.
-        steps: Steps of task-loss matching.
-        places: Places of the layers that are matched by task loss.
-    """
-
-    train: int
-    trained: int
+    train: int  # images to which stitches are fitted
+    trained: int  # images of task-loss matching
     test: int
-    pairs: int
-    ranks: tuple[int, ...]
-    shares: tuple[float, ...]
-    draws: int
-    steps: tuple[int, ...]
-    places: tuple[int, ...]
+    pairs: int  # without a network in common
+    ranks: tuple[int, ...]  # of the approximations, as far as they are below the width of a layer
+    shares: tuple[float, ...]  # of the variance
+    draws: int  # of random directions
+    steps: tuple[int, ...]  # of task-loss matching
+    places: tuple[int, ...]  # of the layers that are matched by task loss
 
     @property
     def task_loss(self) -> dict[int, TaskLoss]:
         """Task-loss matching by number of steps: hard labels, from least squares, batches of 32."""
-        return {
-            n: TaskLoss(labels="hard", max_steps=n, batch_size=32, lr=3e-3, schedule="constant") for n in self.steps
-        }
+        options: dict[str, Any] = {"labels": "hard", "batch_size": 32, "lr": 3e-3, "schedule": "constant"}
+        return {n: TaskLoss(max_steps=n, **options) for n in self.steps}
 
 
 RANKS = (1, 2, 4, 8, 16, 32)
@@ -139,10 +123,8 @@ def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS).parse_args()
     preset, start = PRESETS[arguments.preset], time.perf_counter()
     loaded, layers = networks.read_folder(arguments.networks)
-    train, longer, test = (
-        images.samples("cifar10", split, count, arguments.data_dir)
-        for split, count in (("train", preset.train), ("train", preset.trained), ("test", preset.test))
-    )
+    longer, test = cifar(arguments, preset.trained, preset.test)
+    train = longer.take(preset.train)
     names = list(loaded)
     pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)]
     experiment = Experiment(train, test, preset)
@@ -164,13 +146,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Stitches and their figures.
-
-    Attributes:
-        train: Images to which stitches are fitted.
-        test: Images of all scores.
-        preset: Sizes.
-    """
+    """Stitches and their figures."""
 
     train: hf_stitch.Samples
     test: hf_stitch.Samples
@@ -248,13 +224,9 @@ class Experiment:
         return networks.adapted(twin)
 
     def _grid(
-        self,
-        source: hf_stitch.Adapter,
-        target: hf_stitch.Adapter,
-        layers: Sequence[str],
-        matchers: Sequence[Any],
+        self, source: hf_stitch.Adapter, target: hf_stitch.Adapter, layers: Sequence[str], matchers: Sequence[Any],
         resamples: int = 2,
-    ) -> StitchGrid:
+    ) -> StitchGrid:  # fmt: skip
         return hf_stitch.stitch_grid(
             source, target, self.train, test_data=self.test, layers_a=layers, layers_b=layers, matchers=matchers,
             task=TASK, batch_size=100, resamples=resamples, progress=False,
@@ -272,21 +244,23 @@ def _figures(grid: StitchGrid, label: str, layer: str) -> dict[str, Any]:
 RULES = {
     "ordered": question(
         "after paper 4, section 5.1", "Relative accuracy follows the rank of the approximations", "–",
-        f"Kendall's τ of rank and relative accuracy, from the mean alone to all directions, at least {ORDERED} in the "
-        "mean over pairs and layers",
+        f"Kendall's τ of rank and relative accuracy, from the mean alone to all directions, at least {ORDERED} as the "
+        "mean over layers, by the interval over pairs",
     ),
     "leading": question(
         "after paper 4, section 5.1", "Principal directions carry over more accuracy than random ones", "–",
-        f"more accurate than random ones of the same rank in at least {LEADING:.0%} of pairs, layers and ranks",
+        f"more accurate than random ones of the same rank at {LEADING:.0%} of layers and ranks or more, by the "
+        "interval over pairs",
     ),
     "limit": question(
         "after paper 4, section 5.1", "The rank limits direct matches, not the match", "–",
-        f"at least {LIMITED:.0%} of the stitches within {NEAR} of the target's own approximation",
+        f"at least {LIMITED:.0%} of the stitches within {NEAR} of the target's own approximation, by the interval over "
+        "pairs",
     ),
     "depth": question(
         "after paper 4, section 3", "Cutting out or repeating layers depends on depth, not on the network", "–",
-        f"between different layers, the mean difference of relative accuracy, itself less another network, is at most "
-        f"{SAME} for both matchers",
+        f"between different layers, the mean difference of relative accuracy, itself less another network, lies within "
+        f"{SAME} of 0 for both matchers, by the interval over pairs",
     ),
 }  # fmt: skip
 LACK = claim(
@@ -294,71 +268,7 @@ LACK = claim(
     f"after the longest training, the whole interval of some pair of different layers is below {ACCURATE}, and the "
     f"last training added less than {RISING}; all corresponding layers reach {ACCURATE}",
 )  # fmt: skip
-PAGE = """# Low rank, self-stitching and the lack of similarity (Balogh & Jelasity, AAAI 2025, sections 3, 4.2 and 5.1)
-
-**What to do**: of two layers, keep the leading principal directions, and more of them than the target alone needs: its own
-approximation is often more accurate than the stitch of the same rank. Call layers dissimilar only where
-longer training no longer helps.
-
-{claims}
-
-Networks: {networks}, {pairs} pairs without a network in common, {layers} layers; CIFAR-10. Stitches fitted to {train}
-training images at all positions, scores on {test} test images. All rules were fixed before this run; a trial on 60 images
-of one pair had been seen.
-
-## Low-rank approximations of source and target
-
-The paper approximates source and target by singular vectors before it matches them, and the source again in use, and
-correlates the accuracy with that of probes (section 5.1; functional, τ .79 on ResNet-18). Here at every layer, between
-corresponding layers of two networks; directions are those of the {train} training images, of each side alone. Means
-over the pairs.
-
-Relative accuracy: stitched / the target's own approximation / random directions (mean of {draws} draws). All: least
-squares without approximation.
-
-{accuracies}
-
-Structural error, ‖T f − g‖² / ‖g‖² against all of the target: principal / random directions.
-
-{errors}
-
-By share of the variance: ranks of source and target (mean), relative accuracy stitched / of the target's own
-approximation, and r² of the target's part.
-
-{variances}
-
-## Cutting out and repeating layers
-
-Relative accuracy from layer i of a network into layer j of the target: within the target ("itself": i < j cuts out
-layers, i > j repeats them) and from another network ("across"), mean over the pairs.
-
-{lags}
-
-Between different layers, mean difference itself − across (smallest and largest of the pairs). Many of these stitches are
-inaccurate from either network, which leaves little room for a difference; neighbouring layers leave more:
-
-{differences}
-
-## The lack of similarity
-
-One pair, layers {lack_layers}; task loss from least squares, hard labels, batches of 32, Adam 3e-3, on {trained}
-images. The untrained twin (new random weights, BatchNorm statistics of the training images) shows what task loss reaches
-without a trained source. From an earlier into a later layer, layers are cut out: that a stitch stays inaccurate there
-shows that an affine map at each position does not replace them, not that the layers hold different information.
-
-This part was measured twice. On 1,500 images, where corresponding layers lost up to .04 of their accuracy in training,
-bn1 → bn8 and bn4 → bn8 lacked similarity by the same rule; on 5,000, see below. Only what lacks similarity in both runs
-is firm: the rule depends on the images and on where training stops.
-
-{lack}
-
-This page and [its figures as JSON](low_rank_layers.json) are written by the command (one CPU core, {seconds} s in
-the first run; the last section was measured again, apart from the others):
-
-```
-python -m how_not_to_stitch.low_rank_layers --data-dir DATA --networks NETWORKS --out OUT
-```
-"""  # noqa: E501
+PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -370,8 +280,10 @@ def page(record: Mapping[str, Any]) -> str:
         claims=study.verdicts(claims(record)),
         networks=record["networks"], pairs=len(pairs), layers=len(layers), train=preset["train"],
         trained=preset["trained"], test=preset["test"], draws=preset["draws"],
-        accuracies=_rank_table(layers, parts, preset["ranks"], _accuracy_cell),
-        errors=_rank_table(layers, parts, preset["ranks"], _error_cell),
+        accuracies=_rank_table(layers, parts, preset["ranks"], "accuracy", ("principal", RANK, "accuracy"),
+                               ("own", RANK), ("random", RANK, "accuracy")),
+        errors=_rank_table(layers, parts, preset["ranks"], "error", ("principal", RANK, "error"),
+                           ("random", RANK, "error")),
         variances=_variance_table(layers, parts, preset["shares"]),
         lags=study.markdown(["matcher", *map(_lag_name, lags)], _lag_lines(pairs, lags)),
         differences=study.markdown(
@@ -379,64 +291,66 @@ def page(record: Mapping[str, Any]) -> str:
             [[matcher, *map(_spread, _depth(pairs, matcher))] for matcher in CLOSED],
         ),
         lack_layers=", ".join(record["lack"]["layers"]), lack=_lack_table(record["lack"], preset["steps"]),
-        seconds=record["seconds"],
+        seconds=record["seconds"], footer=footer("low_rank_layers"),
     )  # fmt: skip
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments."""
     pairs = list(record["pairs"].values())
-    taus, above, near = [], [], []
-    for one in (one for pair in pairs for one in pair["parts"].values()):
-        line = [one["mean"], *(found["accuracy"] for found in one["principal"].values()), one["full"]["accuracy"]]
-        taus.append(kendalltau(range(len(line)), line).statistic)
-        above += [found["accuracy"] > one["random"][rank]["accuracy"] for rank, found in one["principal"].items()]
-        near += [abs(found["accuracy"] - one["own"][rank]) <= NEAR for rank, found in one["principal"].items()]
-    apart = {matcher: _depth(pairs, matcher)[2].mean() for matcher in CLOSED}
-    found = {
-        "ordered": (f"τ {np.mean(taus):.2f} (smallest {min(taus):.2f})", [np.mean(taus) >= ORDERED]),
-        "leading": (f"{sum(above)} of {len(above)}", [np.mean(above) >= LEADING]),
-        "limit": (f"{sum(near)} of {len(near)}", [np.mean(near) >= LIMITED]),
-        "depth": (
-            "; ".join(f"{matcher} {value:+.3f}" for matcher, value in apart.items()),
-            [abs(value) <= SAME for value in apart.values()],
-        ),
-    }  # fmt: skip
     n = f"{len(pairs)} pairs, {len(record['layers'])} layers"
-    rows = [RULES[name].row(ours, n, map(bool, parts), len(pairs)) for name, (ours, parts) in found.items()]
-    return [_lack(record["lack"]), *rows]
+    by_pair = {name: [_figures_of(pair, name) for pair in pairs] for name in MEANS}
+    rows = [_lack(record["lack"])]
+    for name, bound in MEANS.items():
+        found = study.over([float(np.mean(values)) for values in by_pair[name]])
+        least = min(min(values) for values in by_pair[name])
+        ours = study.shown(found) + (f", smallest τ {least:.2f}" if name == "ordered" else "")
+        rows.append(RULES[name].row(ours, n, [study.above(found, bound)], len(pairs)))
+    apart = {matcher: study.over(_depth(pairs, matcher)[2]) for matcher in CLOSED}
+    same = [study.at_least(2, (study.above(d, -SAME), study.below(d, SAME))) for d in apart.values()]
+    ours = "; ".join(f"{matcher} {study.shown(found)}" for matcher, found in apart.items())
+    return [*rows, RULES["depth"].row(ours, n, same, len(pairs))]
 
 
-def _mean(parts: Sequence[Mapping[str, Any]], layer: str, *path: str) -> float:
+MEANS = {"ordered": ORDERED, "leading": LEADING, "limit": LIMITED}
+"""Rule on the mean over layers and ranks -> its bound."""
+
+
+def _figures_of(pair: Mapping[str, Any], name: str) -> list[float]:
+    """Return the figures of a rule, of all layers and ranks of a pair of networks."""
+    found: list[float] = []
+    for one in pair["parts"].values():
+        principal = {rank: of["accuracy"] for rank, of in one["principal"].items()}
+        if name == "ordered":
+            line = [one["mean"], *principal.values(), one["full"]["accuracy"]]
+            found.append(float(kendalltau(range(len(line)), line).statistic))
+        elif name == "leading":
+            found += [accuracy > one["random"][rank]["accuracy"] for rank, accuracy in principal.items()]
+        else:
+            found += [abs(accuracy - one["own"][rank]) <= NEAR for rank, accuracy in principal.items()]
+    return found
+
+
+def _mean(parts: Sequence[Mapping[str, Any]], layer: str, *path: str, digits: int = 2) -> str:
     """Return a figure of a layer, mean over the pairs of networks."""
-    values = []
-    for pair in parts:
-        found: Any = pair[layer]
-        for key in path:
-            found = found[key]
-        values.append(found)
-    return float(np.mean(values))
+    return f"{np.mean([reduce(lambda found, key: found[key], path, pair[layer]) for pair in parts]):.{digits}f}"
 
 
-def _accuracy_cell(parts: Sequence[Mapping[str, Any]], layer: str, rank: str) -> str:
-    paths = ("principal", rank, "accuracy"), ("own", rank), ("random", rank, "accuracy")
-    return " / ".join(f"{_mean(parts, layer, *path):.2f}" for path in paths)
-
-
-def _error_cell(parts: Sequence[Mapping[str, Any]], layer: str, rank: str) -> str:
-    return " / ".join(f"{_mean(parts, layer, kind, rank, 'error'):.2f}" for kind in ("principal", "random"))
-
-
-def _rank_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], ranks: Sequence[int], cell: Any) -> str:
-    figure = "accuracy" if cell is _accuracy_cell else "error"
+def _rank_table(
+    layers: Sequence[str], parts: Sequence[Mapping[str, Any]], ranks: Sequence[int], figure: str, *paths: Sequence[str]
+) -> str:
+    """Return the table of a figure by layer and rank, with the figures at some paths, where RANK is the rank."""
+    mean = figure == "accuracy"
     lines = []
     for layer in layers:
-        own = [cell(parts, layer, f"{r}") if f"{r}" in parts[0][layer]["principal"] else "" for r in ranks]
-        mean = [f"{_mean(parts, layer, 'mean'):.2f}"] if figure == "accuracy" else []
-        width = parts[0][layer]["width"]
-        lines.append([layer, str(width), *mean, *own, f"{_mean(parts, layer, 'full', figure):.2f}"])
-    head = ["layer", "width", *(["mean alone"] if figure == "accuracy" else []), *map(str, ranks), "all"]
-    return study.markdown(head, lines)
+        known = parts[0][layer]["principal"]
+        cells = (
+            " / ".join(_mean(parts, layer, *(str(r) if key == RANK else key for key in path)) for path in paths)
+            if str(r) in known else "" for r in ranks
+        )  # fmt: skip
+        alone = [_mean(parts, layer, "mean")] if mean else []
+        lines.append([layer, parts[0][layer]["width"], *alone, *cells, _mean(parts, layer, "full", figure)])
+    return study.markdown(["layer", "width", *(["mean alone"] if mean else []), *ranks, "all"], lines)
 
 
 def _variance_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
@@ -444,9 +358,9 @@ def _variance_table(layers: Sequence[str], parts: Sequence[Mapping[str, Any]], s
     for layer in layers:
         line = [layer]
         for share in (f"{share:g}" for share in shares):
-            ranks = " and ".join(f"{_mean(parts, layer, 'variance', share, f'rank_{side}'):.1f}" for side in "xy")
-            accuracy, own = _mean(parts, layer, "variance", share, "accuracy"), _mean(parts, layer, "own", share)
-            line += [ranks, f"{accuracy:.2f} / {own:.2f}", f"{_mean(parts, layer, 'variance', share, 'r2'):.2f}"]
+            of = partial(_mean, parts, layer, "variance", share)
+            ranks = " and ".join(of(f"rank_{side}", digits=1) for side in "xy")
+            line += [ranks, f"{of('accuracy')} / {_mean(parts, layer, 'own', share)}", of("r2")]
         lines.append(line)
     head = ["layer", *(name for share in shares for name in (f"{share:g}: ranks", "relative accuracy", "r²"))]
     return study.markdown(head, lines)
@@ -506,15 +420,12 @@ def _lack(lack: Mapping[str, Any]) -> dict[str, str]:
 
 def _lack_table(lack: Mapping[str, Any], steps: Sequence[int]) -> str:
     layers, lines = lack["layers"], []
-
-    def shown(cell: Sequence[float]) -> str:
-        return "{:.2f} [{:.2f}, {:.2f}]".format(*cell)
-
-    for i, a in enumerate(layers):
-        for j, b in enumerate(layers):
-            own = [shown(cells[i][j]) for cells in lack["trained"].values()]
-            twin = [shown(cells[i][j]) for cells in lack["untrained"].values()]
-            lines.append([a, b, *own, _lack_answer(lack["trained"], i, j), *twin])
+    for (i, a), (j, b) in itertools.product(enumerate(layers), repeat=2):
+        own, twin = (
+            ["{:.2f} [{:.2f}, {:.2f}]".format(*cells[i][j]) for cells in lack[kind].values()]
+            for kind in ("trained", "untrained")
+        )
+        lines.append([a, b, *own, _lack_answer(lack["trained"], i, j), *twin])
     head = ["from", "to", "least squares", *(f"{n} steps" for n in steps), "", "untrained twin, least squares"]
     return study.markdown([*head, f"untrained twin, {steps[-1]} steps"], lines)
 

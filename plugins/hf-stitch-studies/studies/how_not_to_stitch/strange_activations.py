@@ -12,7 +12,7 @@ Histograms of the scores at one layer (figure 1c) are counted.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,9 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, WELL, claim
+from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, WELL, cifar, claim, footer
 from how_not_to_stitch.which_rows import paired
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 import hf_stitch
 from hf_stitch.analysis import Identification, StitchGrid, identify_layers
@@ -41,7 +40,7 @@ MOST, FEW = 0.8, 0.2
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier", "energy")
 TITLES = NAMES | {"tiny10_long": "Tiny-10, longer training"}
 """Title of the section of a folder."""
-DIRECT = "lstsq"
+TASK, DIRECT = "task loss", "lstsq"
 CLOSED = (DIRECT, "recoloured", "procrustes")
 HISTOGRAM = 2, (2, -1)
 """Place of the layer of the target whose scores are counted, and of the layers of the source: the corresponding layer,
@@ -50,20 +49,12 @@ and the last."""
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        train: Images to which stitches and detectors are fitted.
-        test: Images of all scores.
-        pairs: Pairs of networks, without a network in common.
-        steps: Steps of task-loss matching.
-        energy: The energy detector.
-    """
-
-    train: int
+    train: int  # images to which stitches and detectors are fitted
     test: int
-    pairs: int
-    steps: tuple[int, ...]
+    pairs: int  # without a network in common
+    steps: tuple[int, ...]  # of task-loss matching
     energy: Energy
 
     @property
@@ -83,17 +74,12 @@ def main() -> None:
     """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    parser.add_argument(
-        "--steps", nargs="+", type=int, help="steps of task-loss matching; default: those of the preset"
-    )
+    parser.add_argument("--steps", nargs="+", type=int, help="of task-loss matching; default: those of the preset")
     arguments = parser.parse_args()
     preset = PRESETS[arguments.preset]
     preset = dataclasses.replace(preset, steps=tuple(arguments.steps or preset.steps))
     loaded, layers = networks.read_folder(arguments.networks)
-    train, test = (
-        images.samples("cifar10", split, count, arguments.data_dir)
-        for split, count in (("train", preset.train), ("test", preset.test))
-    )
+    train, test = cifar(arguments, preset.train, preset.test)
     other = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
     names = list(loaded)
     count = min(preset.pairs, len(names) // 2)
@@ -113,10 +99,8 @@ def main() -> None:
             auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(preset.test),
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
-        found[f"{a} -> {b}"] = {
-            **recorded(grid, preset), "histograms": histograms(grid, preset),
-            "seconds": round(time.perf_counter() - start),
-        }  # fmt: skip
+        figures = recorded(grid, preset) | {"histograms": histograms(grid, preset)}
+        found[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
         study.leave("strange_activations", record, page, {}, arguments.out)
 
@@ -124,25 +108,20 @@ def main() -> None:
 def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
     """Return what the page needs of a grid as JSON values: matcher -> figure -> (layers of a, layers of b)."""
     labels = {name: name for name in CLOSED}
-    labels |= {f"task loss, {n} steps": matcher.label for n, matcher in preset.task_loss.items()}
-    detectors = {label.partition("(")[0]: label for label in grid.detections}
+    labels |= {f"{TASK}, {n} steps": matcher.label for n, matcher in preset.task_loss.items()}
+    found = {label.partition("(")[0]: detection for label, detection in grid.detections.items()}
+
+    def by_detector(label: str) -> dict[str, Any]:
+        return {d: {f: rounded(of.figures[label][f][..., 0]) for f in ("auroc", "dose")} for d, of in found.items()}
+
     return {
         "matchers": {
-            name: {figure: rounded(grid.values(label, figure)) for figure in ("relative_accuracy", "structural_error")}
-            | {
-                short: {f: rounded(grid.detections[long].figures[label][f][..., 0]) for f in ("auroc", "dose")}
-                for short, long in detectors.items()
-            }
+            name: {f: rounded(grid.values(label, f)) for f in ("relative_accuracy", "structural_error")}
+            | by_detector(label)
             for name, label in labels.items()
         },
-        "controls": {
-            short: {name: rounded(values) for name, values in grid.detections[long].controls.items()}
-            for short, long in detectors.items()
-        },
-        "doses": {
-            short: {kind: rounded(values[..., 0]) for kind, values in grid.detections[long].doses.items()}
-            for short, long in detectors.items()
-        },
+        "controls": {d: {name: rounded(values) for name, values in of.controls.items()} for d, of in found.items()},
+        "doses": {d: {kind: rounded(values[..., 0]) for kind, values in of.doses.items()} for d, of in found.items()},
     }
 
 
@@ -153,17 +132,14 @@ def histograms(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
         Detector -> ``<layer of a> -> <layer of b>, <matcher>`` -> the inner ``edges`` (the first and the last bin are
         open) and the counts ``own`` and ``stitched``. Undefined ones are left out.
     """
-    j, sources = HISTOGRAM
-    longest = max(preset.steps)
-    labels = {DIRECT: DIRECT, f"task loss, {longest} steps": preset.task_loss[longest].label}
+    (j, sources), longest = HISTOGRAM, max(preset.steps)
+    labels = {DIRECT: DIRECT, f"{TASK}, {longest} steps": preset.task_loss[longest].label}
     found: dict[str, Any] = {}
     for long, detection in grid.detections.items():
         cells = found.setdefault(long.partition("(")[0], {})
-        for i in sources:
-            for name, label in labels.items():
-                counted = {part: values[i, j] for part, values in detection.histograms[label].items()}
-                if np.isnan(counted["own"]).any():
-                    continue
+        for i, (name, label) in ((i, item) for i in sources for item in labels.items()):
+            counted = {part: values[i, j] for part, values in detection.histograms[label].items()}
+            if not np.isnan(counted["own"]).any():
                 cells[f"{grid.layers_a[i]} -> {grid.layers_b[j]}, {name}"] = {
                     "edges": [float(f"{edge:.5g}") for edge in counted["edges"][1:-1]],
                     **{part: counted[part].astype(int).tolist() for part in ("own", "stitched")},
@@ -190,25 +166,20 @@ def read_array(values: Sequence[Any]) -> Array:
     return np.array(values, object).astype(float)
 
 
-PASSES = "at layers where the energy passes its tests, which stand below"
+# -- claims ------------------------------------------------------------------------------------------------------------
+
 TRAINED = "the longest training; one pair, or one network, decides nothing"
-
-
-def _ood(place: str, text: str, rule: str) -> study.Claim:
-    return claim(place, text, "AUROC (plot)", f"{rule}; {PASSES}")
-
-
 WITHIN = claim(
     "table 1, within a network", "Task loss often fails to find a layer in its own network",
-    f"{TABLE_1['task loss'][0]:.2%}", f"it finds fewer than {WELL} along both axes, by the interval; {TRAINED}",
+    f"{TABLE_1[TASK][0]:.2%}", f"it finds fewer than {WELL} along both axes, by the interval; {TRAINED}",
 )  # fmt: skip
 BETWEEN = claim(
     "table 1, between networks", "Task loss performs very poorly at finding the corresponding layer",
-    f"{TABLE_1['task loss'][1]:.2%}", f"it finds fewer than {POORLY} along both axes, by the interval; {TRAINED}",
+    f"{TABLE_1[TASK][1]:.2%}", f"it finds fewer than {POORLY} along both axes, by the interval; {TRAINED}",
 )  # fmt: skip
 OUTPERFORMED = claim(
     "table 1, between networks", "Functional direct matching outperforms task loss",
-    f"{TABLE_1['lstsq, functional'][1]:.2%} against {TABLE_1['task loss'][1]:.2%}",
+    f"{TABLE_1['lstsq, functional'][1]:.2%} against {TABLE_1[TASK][1]:.2%}",
     f"the paired difference is above 0 along both axes, by the interval; {TRAINED}",
 )  # fmt: skip
 TRAINING = claim(
@@ -216,8 +187,8 @@ TRAINING = claim(
     f"in its own network, direct matching finds every layer, and task loss fewer, along both axes; {TRAINED}",
 )  # fmt: skip
 VIT = claim(
-    "table 1", "Task loss struggles on the ViT", f"{TABLE_1['task loss'][2]:.2%} within, {TABLE_1['task loss'][3]:.2%} "
-    "between", f"it finds fewer than {POORLY} within and between networks, along both axes, by the interval",
+    "table 1", "Task loss struggles on the ViT", f"{TABLE_1[TASK][2]:.2%} within, {TABLE_1[TASK][3]:.2%} between",
+    f"it finds fewer than {POORLY} within and between networks, along both axes, by the interval",
 )  # fmt: skip
 DISTANT = claim(
     "3.3, figure 1a", "By task loss, very far layers can be as similar as a layer and itself", "plot",
@@ -225,165 +196,77 @@ DISTANT = claim(
 )  # fmt: skip
 EXCELLENT = claim(
     "4.2, figure 2", "By task loss, relative accuracy is predominantly excellent, even between distant layers", "plot",
-    f"of the stitches at least two layers apart, more than half reach {ACCURATE}, by the interval; {TRAINED}",
+    f"of the stitches at least two layers apart, more than half reach {ACCURATE}, by the interval over pairs; "
+    f"{TRAINED}",
 )  # fmt: skip
 MODIFIES = claim(
     "4.2", "Task loss modifies the direct match significantly", "–",
     "its structural error exceeds that of the direct match by more than .1 (mean over all layers), in every pair",
 )  # fmt: skip
 
-Where = Callable[[Array, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""Which cells a claim is about, from relative accuracies and the numbers of the layers of source and target."""
-
 
 @dataclass(frozen=True)
 class Strangeness:
-    """A claim on the share of stitches that are strange to their target.
+    """A claim on the share of stitches that are strange to their target, where the energy passes its tests."""
 
-    Attributes:
-        claim: The claim.
-        matcher: ``task loss``, the longest training, or the direct match.
-        where: The cells that it is about.
-        strange: Whether most of these are strange, or few.
-        within: Whether stitches within a network count.
-        between: Whether stitches between networks count.
-    """
-
-    claim: study.Claim
-    matcher: str
-    where: Where
-    strange: bool
-    within: bool = True
+    place: str
+    text: str
+    of: str  # the stitches that it is about, in words
+    matcher: str  # task loss, the longest training, or the direct match
+    where: Callable[[Array, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+    """The stitches, from relative accuracies and the numbers of the layers of source and target."""
+    strange: bool  # whether most are strange, or few
+    within: bool = True  # whether stitches within a network count
     between: bool = True
+
+    @property
+    def claim(self) -> study.Claim:
+        """The claim with its rule."""
+        bound = f"at least {MOST}" if self.strange else f"at most {FEW}"
+        return _ood(self.place, self.text, f"{self.of}, {bound} are strange, by the interval over pairs")
+
+
+def _ood(place: str, text: str, rule: str) -> study.Claim:
+    return claim(place, text, "AUROC (plot)", f"{rule}; at layers where the energy passes its tests, which stand below")
 
 
 EARLY = "the first quarter of the layers"
 STRANGENESS = (
     Strangeness(
-        _ood("4.2, figures 1b and 2", "Task loss yields predominantly strange activations",
-             f"at least {MOST} of the task-loss stitches are strange, but for {EARLY} with themselves"),
-        "task loss", lambda accuracy, i, j: (i != j) | (4 * i >= len(accuracy)), strange=True,
+        "4.2, figures 1b and 2", "Task loss yields predominantly strange activations",
+        f"of the task-loss stitches but those of {EARLY} with themselves", TASK,
+        lambda accuracy, i, j: (i != j) | (4 * i >= len(accuracy)), strange=True,
     ),
     Strangeness(
-        _ood("4.2, figures 1b and 2", "The only exceptions: an early layer with itself, or with the corresponding one",
-             f"of {EARLY} with themselves, at most {FEW} of the task-loss stitches are strange"),
-        "task loss", lambda accuracy, i, j: (i == j) & (4 * i < len(accuracy)), strange=False,
+        "4.2, figures 1b and 2", "The only exceptions: an early layer with itself, or with the corresponding one",
+        f"of the task-loss stitches of {EARLY} with themselves", TASK,
+        lambda accuracy, i, j: (i == j) & (4 * i < len(accuracy)), strange=False,
     ),
     Strangeness(
-        _ood("4.2, figure 2", "Task loss yields strange activations at corresponding layers towards the end, too",
-             f"of the last half of the layers, between networks, at least {MOST} are strange"),
-        "task loss", lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, within=False,
+        "4.2, figure 2", "Task loss yields strange activations at corresponding layers towards the end, too",
+        "of the last half of the layers, between networks", TASK,
+        lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, within=False,
     ),
     Strangeness(
-        _ood("4.2, figure 1b", "Some identical layers get strange activations, though training starts at the identity",
-             f"of the last half of the layers, within a network, at least {MOST} are strange"),
-        "task loss", lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, between=False,
+        "4.2, figure 1b", "Some identical layers get strange activations, though training starts at the identity",
+        "of the last half of the layers, within a network", TASK,
+        lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, between=False,
     ),
     Strangeness(
-        _ood("4.2, figure 2", "Accurate direct matches yield activations in distribution",
-             f"of the direct matches of relative accuracy {ACCURATE} or more, at most {FEW} are strange"),
-        DIRECT, lambda accuracy, i, j: accuracy >= ACCURATE, strange=False,
+        "4.2, figure 2", "Accurate direct matches yield activations in distribution",
+        f"of the direct matches of relative accuracy {ACCURATE} or more", DIRECT,
+        lambda accuracy, i, j: accuracy >= ACCURATE, strange=False,
     ),
     Strangeness(
-        _ood("4.2, figure 2", "Direct matches with strange activations are inaccurate",
-             f"of the direct matches of relative accuracy below {INACCURATE}, at least {MOST} are strange"),
-        DIRECT, lambda accuracy, i, j: accuracy < INACCURATE, strange=True,
+        "4.2, figure 2", "Direct matches with strange activations are inaccurate",
+        f"of the direct matches of relative accuracy below {INACCURATE}", DIRECT,
+        lambda accuracy, i, j: accuracy < INACCURATE, strange=True,
     ),
 )  # fmt: skip
 SEPARATION = _ood(
     "figure 1c", "Energies of task-loss stitches can be separated completely from the target's own",
     "the common area of the histograms at the layer of figure 1c is at most .05 for every source",
 )  # fmt: skip
-
-PAGE = """# Strange activations (Balogh & Jelasity, AAAI 2025, figures 1 and 2, table 1)
-
-**What to do**: look whether a detector passes the table of controls before you believe it. The paper's own, the energy,
-trained as small as here, does not: figures 1 and 2 are undecided. `likelihood_ratio` and `classifier` pass, and call
-nearly every stitch strange, accurate direct matches too: they tell that activations are not the target's own, not that
-this matters. Structural error and relative accuracy need no detector.
-
-{claims}
-
-A detector *passes* at a layer of a target if it tells noise of a relative residual of 1, coloured as the target's
-activations, with an AUROC of at least {noise}, and images of noise with at least {far}, and test images from those to
-which it was fitted with .5 ± {own}, up to chance: the tests of `hf_stitch.stitch_grid`. These records have no other
-data that were held out from the training of the energies.
-
-An AUROC of at least {strange} (.8 standard deviations between two normal distributions) counts as strange. This bound
-was fixed before any figure was seen; the rules above were written after this run, from the paper's text, in place of
-one that let every detector judge. Energies come from a small classifier, trained with Fashion-MNIST as other data; the
-paper trains a ResNet-18 for 120 epochs, with 300K Random Images.
-
-{sections}
-This page and [its figures as JSON](strange_activations.json) are written by the command (2 CPU cores), with the
-detectors and steps of each section (`--detectors`, `--steps`):
-
-```
-python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
-```
-"""
-
-SECTION = """## {title}
-
-{pairs} of networks without a network in common, and one network into itself; {layers} layers; stitches and
-detectors fitted to {train} training images, scores on {test} test images. The paper trains for 30 epochs of 50,000
-images; here the longest training has {steps} steps of 32 images.{caveats}
-
-### Controls and calibration
-
-Mean AUROC over layers and pairs; noise of a relative residual, coloured as the target, which a detector of use tells
-the better the stronger it is.
-
-{controls}
-
-### Share of strange stitches between two networks, by detector
-
-By every detector, whether it passes or not: a share of 1 in each column says nothing.
-
-{detectors}
-
-### Accuracy of each matcher
-
-All pairs of two networks. *distant*: layers that are at least two apart.
-
-{matchers}
-{histograms}
-### One network into itself
-
-A stitch from a later layer into an earlier one repeats layers of the network, one from an earlier into a later layer
-cuts layers out (section 3 of the paper). Mean relative accuracy by the number of layers.
-
-{itself}
-
-### Layer identification (table 1)
-
-Share of the layers whose most accurate stitch (functional), or least structural error, is that with the corresponding
-layer. Chance {chance:.3f}.
-
-{identified}
-
-"""
-
-HISTOGRAMS = """
-### Histograms of scores (figure 1c)
-
-The common area of the histograms of the target's own and of stitched activations of the test images at one layer: 1 if
-they are equal and 0 if no score occurs in both; mean over the pairs of networks / one network into itself. The paper
-draws the energies of the first layer of a ResNet-18. The counts are in the JSON.
-
-{overlaps}
-"""
-
-
-def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
-        sections="".join(_section(name, found) for name, found in record.items()),
-    )  # fmt: skip
-
-
-# -- claims ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -405,6 +288,19 @@ class _Runs:
             max(names, key=lambda name: int(name.split()[2])), len(found["layers"]),
         )  # fmt: skip
 
+    @property
+    def distant(self) -> NDArray[np.bool_]:
+        """Cells of layers at least two apart."""
+        return np.abs(np.subtract.outer(*[np.arange(self.layers)] * 2)) >= 2
+
+    def chosen(self, within: bool, between: bool) -> dict[str, Mapping[str, Any]]:
+        """Runs within a network, between two, or both."""
+        return {**(self.within if within else {}), **(self.between if between else {})}
+
+    def unit(self, key: str) -> str:
+        """Return the pair of networks to which a run belongs; one within a network belongs to that of the network."""
+        return next((pair for pair in self.between if set(key.split(" -> ")) <= set(pair.split(" -> "))), key)
+
     def identified(self, matcher: str, figure: str, within: bool) -> Identification | None:
         values = {
             tuple(key.split(" -> ")): read_array(one["matchers"][matcher][figure])
@@ -417,6 +313,10 @@ class _Runs:
         found = self.identified(matcher, "relative_accuracy", within)
         return [found.to_dict()["scores"][axis] for axis in "ab"] if found else []
 
+    def counted(self, within: bool, between: bool) -> str:
+        counts = ((within * len(self.within), "network"), (between * len(self.between), "pair"))
+        return ", ".join(study.counted(count, what) for count, what in counts if count)
+
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the table of all experiments. The convolutional networks with the longest training decide."""
@@ -424,45 +324,41 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     if not plain:
         return []
     name = max(plain, key=lambda each: max(plain[each]["preset"]["steps"]))
-    runs = _Runs.of(plain[name])
+    runs, steps = _Runs.of(plain[name]), max(plain[name]["preset"]["steps"])
     within, between = (
-        f"{_counted(*some)}, {runs.layers} layers, {max(plain[name]['preset']['steps']):,} steps"
-        for some in ((runs.within, ()), ((), runs.between))
+        (
+            f"{runs.counted(inside, not inside)}, {runs.layers} layers, {steps:,} steps",
+            len(runs.chosen(inside, not inside)),
+        )
+        for inside in (True, False)
     )
     own, other = (runs.rates(runs.trained, inside) for inside in (True, False))
-    start = [runs.rates(DIRECT, inside) for inside in (True, False)]
-    apart = _outperforms(runs)
+    start, rival = (runs.rates(DIRECT, inside) for inside in (True, False))
     rows = [
-        WITHIN.row(_both(own), within, [study.below(rate, WELL) for rate in own], len(runs.within)),
-        BETWEEN.row(_both(other), between, [study.below(rate, POORLY) for rate in other], len(runs.between)),
-        OUTPERFORMED.row(
-            f"{_both(start[1])} against {_both(other)}", between,
-            [None if (less := study.below(one, 0)) is None else not less for one in apart], len(runs.between),
-        ),
-        TRAINING.row(
-            f"direct {_both(start[0])}; task loss {_both(own)}", within,
-            [d["value"] == 1 and t["value"] < 1 for d, t in zip(start[0], own, strict=True)], len(runs.within),
-        ),
+        _row(WITHIN, _both(own), within, [study.below(rate, WELL) for rate in own]),
+        _row(BETWEEN, _both(other), between, [study.below(rate, POORLY) for rate in other]),
+        _row(OUTPERFORMED, f"{_both(rival)} against {_both(other)}", between,
+             [study.above(less, 0) for less in _outperforms(runs)]),
+        _row(TRAINING, f"direct {_both(start)}; task loss {_both(own)}", within,
+             [d["value"] == 1 and t["value"] < 1 for d, t in zip(start, own, strict=True)]),
         *_accuracy(runs, within, between),
     ]  # fmt: skip
-    for name, found in record.items():
-        if name not in plain:
-            vit = _Runs.of(found)
-            inside, outside = (vit.rates(vit.trained, each) for each in (True, False))
-            parts = [study.below(rate, POORLY) for rate in (*inside, *outside)]
-            n = f"{_counted(vit.within, vit.between)}, {vit.layers} layers"
-            rows.append(VIT.row(f"within {_both(inside)}; between {_both(outside)}", n, parts, len(vit.between)))
-    rows += [_strangeness(asked, runs) for asked in STRANGENESS]
-    return [*rows, _separated(runs)]
+    for name in record.keys() - plain.keys():
+        vit = _Runs.of(record[name])
+        inside, outside = (vit.rates(vit.trained, each) for each in (True, False))
+        n = f"{vit.counted(True, True)}, {vit.layers} layers", len(vit.between)
+        parts = [study.below(rate, POORLY) for rate in (*inside, *outside)]
+        rows.append(_row(VIT, f"within {_both(inside)}; between {_both(outside)}", n, parts))
+    return [*rows, *(_strangeness(asked, runs) for asked in STRANGENESS), _separated(runs)]
 
 
-def _counted(within: Collection[str], between: Collection[str]) -> str:
-    counts = ((len(within), "network"), (len(between), "pair"))
-    return ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in counts if count)
+def _row(asked: study.Claim, ours: str, counted: tuple[str, int], parts: list[bool | None]) -> dict[str, str]:
+    n, units = counted
+    return asked.row(ours, n, parts, units)
 
 
 def _both(rates: Sequence[Mapping[str, float]]) -> str:
-    return " and ".join(map(study.shown, rates)) or "none"
+    return study.both(rates) or "none"
 
 
 def _outperforms(runs: _Runs) -> list[dict[str, float]]:
@@ -473,39 +369,26 @@ def _outperforms(runs: _Runs) -> list[dict[str, float]]:
     return [paired(direct.hits[a].mean(1), task.hits[a].mean(1), [*direct.pairs]) for a in ("a", "b")]
 
 
-def _accuracy(runs: _Runs, within: str, between: str) -> list[dict[str, str]]:
+def _accuracy(runs: _Runs, within: tuple[str, int], between: tuple[str, int]) -> list[dict[str, str]]:
     """Return the rows on accuracies of task loss."""
-    best = []
-    for one in runs.within.values():
-        accuracy = read_array(one["matchers"][runs.trained]["relative_accuracy"])
-        far = 2 * np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= runs.layers
-        best.append(float(np.where(far, accuracy - np.diag(accuracy), -np.inf).max()))
-    fine = np.concatenate([
-        read_array(one["matchers"][runs.trained]["relative_accuracy"])[_distant((runs.layers,) * 2)] >= ACCURATE
-        for one in runs.between.values()
-    ])  # fmt: skip
+    far = 2 * np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= runs.layers
+    inside, outside = (
+        [read_array(one["matchers"][runs.trained]["relative_accuracy"]) for one in some.values()]
+        for some in (runs.within, runs.between)
+    )
+    best = [float(np.where(far, accuracy - np.diag(accuracy), -np.inf).max()) for accuracy in inside]
+    fine = study.over([float((accuracy[runs.distant] >= ACCURATE).mean()) for accuracy in outside])
     error = [
         float(np.subtract(*(read_array(one["matchers"][m]["structural_error"]) for m in (runs.trained, DIRECT))).mean())
         for one in runs.between.values()
     ]
+    ours = f"at best {max(best):+.3f} of the accuracy of the target's own layer" if best else "none"
+    more = f"{min(error):+.3f} or more" if error else "none"
     return [
-        DISTANT.row(
-            f"at best {max(best):+.3f} of the accuracy of the target's own layer" if best else "none", within,
-            [one >= 0 for one in best], len(runs.within),
-        ),
-        EXCELLENT.row(study.shown(_share(fine)), between, [study.above(_share(fine), 0.5)], len(runs.between)),
-        MODIFIES.row(
-            f"{min(error):+.3f} or more" if error else "none", between, [one > 0.1 for one in error], len(runs.between)
-        ),
-    ]  # fmt: skip
-
-
-def _share(flags: NDArray[np.bool_]) -> dict[str, float]:
-    """Return a share with its Wilson interval; undefined without any."""
-    if not flags.size:
-        return dict.fromkeys(("value", "low", "high"), float("nan"))
-    low, high = binomtest(int(flags.sum()), flags.size).proportion_ci(method="wilson")
-    return {"value": float(flags.mean()), "low": float(low), "high": float(high)}
+        _row(DISTANT, ours, within, [one >= 0 for one in best]),
+        _row(EXCELLENT, study.shown(fine), between, [study.above(fine, 0.5)]),
+        _row(MODIFIES, more, between, [one > 0.1 for one in error]),
+    ]
 
 
 def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
@@ -517,31 +400,29 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
 
 
 def _strangeness(asked: Strangeness, runs: _Runs) -> dict[str, str]:
-    chosen = {**(runs.within if asked.within else {}), **(runs.between if asked.between else {})}
-    matcher = runs.trained if asked.matcher == "task loss" else asked.matcher
-    strange, passed, total, units = [], 0, 0, 0
+    """Return the row of a claim: the mean over pairs of their shares of strange stitches, which are not independent."""
+    chosen = runs.chosen(asked.within, asked.between)
+    matcher = runs.trained if asked.matcher == TASK else asked.matcher
+    strange: dict[str, list[NDArray[np.bool_]]] = {}
+    passed = total = 0
     for key, one in chosen.items():
         if "energy" not in one["controls"]:
             continue
-        good = passes(one, "energy")
-        accuracy, auroc = (
-            read_array(values)
-            for values in (one["matchers"][matcher]["relative_accuracy"], one["matchers"][matcher]["energy"]["auroc"])
-        )
+        good, of = passes(one, "energy"), one["matchers"][matcher]
+        accuracy, auroc = (read_array(values) for values in (of["relative_accuracy"], of["energy"]["auroc"]))
         i, j = np.indices(accuracy.shape)
         where = asked.where(accuracy, i, j) & good[None] & np.isfinite(auroc)
-        strange.append(auroc[where] >= STRANGE)
-        units += bool(where.any()) and (key in runs.between or not asked.between)
+        if where.any():
+            strange.setdefault(runs.unit(key) if asked.between else key, []).append(auroc[where] >= STRANGE)
         passed, total = passed + int(good.sum()), total + len(good)
-    share = _share(np.concatenate([*strange, np.empty(0, bool)]))
+    share = study.over([float(np.concatenate(some).mean()) for some in strange.values()])
     part = study.above(share, MOST) if asked.strange else study.below(share, FEW)
-    part = part if units > 1 else None  # a network into itself is in a pair, too, and a detector that fails sees none
-    n = _counted(runs.within if asked.within else (), runs.between if asked.between else ())
-    return asked.claim.row(_gated(share["value"], passed, total), n, [part], len(chosen))
+    n = runs.counted(asked.within, asked.between)
+    return asked.claim.row(_gated(study.shown(share), passed, total), n, [part], len(chosen))
 
 
-def _gated(value: float, passed: int, total: int) -> str:
-    return f"the energy passes at {passed} of {total} layers" + (f"; there {value:.2f}" if passed else "")
+def _gated(found: str, passed: int, total: int) -> str:
+    return f"the energy passes at {passed} of {total} layers" + (f"; there {found}" if passed else "")
 
 
 def _separated(runs: _Runs) -> dict[str, str]:
@@ -551,23 +432,38 @@ def _separated(runs: _Runs) -> dict[str, str]:
             good = bool(passes(one, "energy")[j])
             passed, total = passed + good, total + 1
             areas += [overlap(cell) for name, cell in one["histograms"]["energy"].items() if "task" in name and good]
-    ours = _gated(max(areas, default=float("nan")), passed, total)
+    ours = _gated(f"{max(areas, default=float('nan')):.2f}", passed, total)
     parts = [area <= 0.05 for area in areas] if passed > 1 else []
-    return SEPARATION.row(ours, _counted((), runs.between), parts, len(runs.between))
+    return SEPARATION.row(ours, runs.counted(False, True), parts, len(runs.between))
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
+# -- page --------------------------------------------------------------------------------------------------------------
+
+PAGE = study.text(__file__)
+
+SECTION = study.text(__file__, "section") + "\n"
+
+HISTOGRAMS = study.text(__file__, "histograms") + "\n"
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    return PAGE.format(
+        claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
+        sections="".join(_section(name, found) for name, found in record.items()),
+        footer=footer("strange_activations"),
+    )  # fmt: skip
 
 
 def _section(name: str, found: Mapping[str, Any]) -> str:
-    layers, preset, runs = found["layers"], found["preset"], _Runs.of(found)
+    preset, runs = found["preset"], _Runs.of(found)
     within, between = list(runs.within.values()), list(runs.between.values())
     detectors, matchers = list(between[0]["controls"]), list(between[0]["matchers"])
     head = ["detector", "two halves", "training v. test images", "images of noise", "noise .01", ".1", "1", "passes"]
     return SECTION.format(
-        title=TITLES.get(name, name), pairs="1 pair" if len(between) == 1 else f"{len(between)} pairs",
-        caveats="" if all("histograms" in one for one in between) else OLD_NOISE, layers=len(layers),
-        train=preset["train"], test=preset["test"], steps=max(preset["steps"]),
+        title=TITLES.get(name, name), pairs=study.counted(len(between), "pair"),
+        caveats="" if all("histograms" in one for one in between) else OLD_NOISE, layers=runs.layers,
+        train=preset["train"], test=preset["test"], steps=max(preset["steps"]), chance=1 / runs.layers,
         controls=study.markdown(head, [_control_line(each, between) for each in detectors]),
         detectors=study.markdown(
             ["detector", "task loss", "accurate direct", "inaccurate direct"],
@@ -576,14 +472,19 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         matchers=study.markdown(
             ["matcher", "accurate (≥ .8)", "accurate, distant", "relative accuracy, corresponding",
              "structural error, accurate cells"],
-            [_matcher_line(each, between) for each in matchers],
+            [_matcher_line(each, between, runs.distant) for each in matchers],
         ),
         histograms=_histograms(between, within),
         itself=study.markdown(
             ["matcher", *(f"repeats {n}" for n in (3, 2, 1)), *(f"cuts out {n}" for n in (1, 2, 3))],
             [_itself_line(each, within) for each in matchers],
         ),
-        chance=1 / len(layers), identified=_identified(matchers, runs),
+        identified=study.markdown(
+            ["matcher", "between networks, a among b's", "b among a's", "within one network, a among b's",
+             "b among a's"],
+            [_identified_line(each, *kind, runs) for each in matchers
+             for kind in (("functional", "relative_accuracy"), ("structural", "structural_error"))],
+        ),
     )  # fmt: skip
 
 
@@ -593,16 +494,17 @@ OLD_NOISE = (
 )
 
 
-def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> Iterable[str]:
-    """Yield the share of strange stitches: of task loss, of accurate and of inaccurate direct matches."""
-    for matcher, of in ((trained, (-1.0, 9.0)), (DIRECT, (ACCURATE, 9.0)), (DIRECT, (-1.0, INACCURATE))):
+def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> list[str]:
+    """Return the shares of strange stitches: of task loss, of accurate and of inaccurate direct matches."""
+    shares = []
+    for matcher, low, high in ((trained, -1.0, 9.0), (DIRECT, ACCURATE, 9.0), (DIRECT, -1.0, INACCURATE)):
         strange = []
-        for one in pairs:
-            accuracy = read_array(one["matchers"][matcher]["relative_accuracy"])
-            auroc = read_array(one["matchers"][matcher][detector]["auroc"])
-            strange.append(auroc[(accuracy >= of[0]) & (accuracy < of[1]) & np.isfinite(auroc)] >= STRANGE)
+        for of in (one["matchers"][matcher] for one in pairs):
+            accuracy, auroc = read_array(of["relative_accuracy"]), read_array(of[detector]["auroc"])
+            strange.append(auroc[(accuracy >= low) & (accuracy < high) & np.isfinite(auroc)] >= STRANGE)
         found = np.concatenate(strange)
-        yield f"{found.mean():.2f}" if found.size else "–"
+        shares.append(f"{found.mean():.2f}" if found.size else "–")
+    return shares
 
 
 def _control_line(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -611,18 +513,16 @@ def _control_line(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     noise = np.nanmean([read_array(one["doses"][name]["coloured"]) for one in pairs], axis=(0, 1))
     good = np.concatenate([passes(one, name) for one in pairs])
-    return [
-        name, *(f"{value:.2f}" for value in (*controls, noise[0], noise[2], noise[4])), f"{good.sum()} of {len(good)}"
-    ]  # fmt: skip
+    return [name, *(f"{value:.2f}" for value in (*controls, *noise[[0, 2, 4]])), f"{good.sum()} of {len(good)}"]
 
 
-def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]], distant: NDArray[np.bool_]) -> list[str]:
     accuracy, error = (
         np.stack([read_array(one["matchers"][matcher][figure]) for one in pairs])
         for figure in ("relative_accuracy", "structural_error")
     )
     fine = accuracy >= ACCURATE
-    far = fine[:, _distant(accuracy.shape[1:])]
+    far = fine[:, distant]
     return [
         matcher, f"{fine.mean():.2f}", f"{far.mean():.2f} ({int(far.sum())} of {far.size})",
         f"{np.diagonal(accuracy, axis1=1, axis2=2).mean():.3f}", f"{np.median(error[fine]):.2f}",
@@ -651,21 +551,9 @@ def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 
 
-def _distant(shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    return np.abs(np.subtract.outer(np.arange(shape[0]), np.arange(shape[1]))) >= 2
-
-
-def _identified(matchers: Sequence[str], runs: _Runs) -> str:
-    lines = []
-    for matcher in matchers:
-        for kind, figure in (("functional", "relative_accuracy"), ("structural", "structural_error")):
-            line = [f"{matcher}, {kind}"]
-            for within in (False, True):
-                found = runs.identified(matcher, figure, within)
-                line += [str(found[axis]) for axis in ("a", "b")] if found else ["–", "–"]
-            lines.append(line)
-    head = ["between networks, a among b's", "b among a's", "within one network, a among b's", "b among a's"]
-    return study.markdown(["matcher", *head], lines)
+def _identified_line(matcher: str, kind: str, figure: str, runs: _Runs) -> list[str]:
+    found = [runs.identified(matcher, figure, within) for within in (False, True)]
+    return [f"{matcher}, {kind}", *(str(each[axis]) if each else "–" for each in found for axis in ("a", "b"))]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,60 +22,40 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 START, PAD = "<s>", "<pad>"
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference")
-LENGTH = 300
-"""Characters of a text, at least; it ends with the word."""
+LENGTH = 300  # characters of a text, at least; it ends with the word
 
-TOKENS = 128
-"""Tokens of a sequence in training."""
+TOKENS = 128  # tokens of a sequence in training
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A decoder.
+    """A decoder."""
 
-    Attributes:
-        vocabulary: Number of tokens.
-        width: Width of the residual stream.
-        depth: Number of blocks.
-        seed: Seed of its weights and of the order of its data.
-    """
-
-    vocabulary: int
-    width: int
-    depth: int
-    seed: int
+    vocabulary: int  # number of tokens
+    width: int  # width of the residual stream
+    depth: int  # number of blocks
+    seed: int  # seed of its weights and of the order of its data
 
 
 KINDS = {"fine": Kind(2_500, 192, 5, 0), "coarse": Kind(6_000, 160, 6, 1)}
 
 
-def passages(texts: Path) -> tuple[list[str], list[str]]:
-    """Cut the texts into passages, and hold out every twentieth.
-
-    Args:
-        texts: Folder of the texts.
-
-    Returns:
-        Passages for training, and passages held out.
-    """
+def cut(texts: Path, sources: Sequence[str], length: int, least: int, every: int) -> tuple[list[str], list[str]]:
+    """Cut texts into passages of some length; return those for training, and every so many of them, held out."""
     found = []
-    for name in SOURCES:
-        words = (texts / f"{name}.txt").read_text(encoding="utf-8")
-        for line in words.splitlines():
-            found += [part.strip() for part in re.findall(rf".{{{LENGTH},}}?(?=\s|$)|.+$", line) if len(part) > 80]
-    return [text for i, text in enumerate(found) if i % 20], found[::20]
+    for name in sources:
+        for line in (texts / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+            found += [part.strip() for part in re.findall(rf".{{{length},}}?(?=\s|$)|.+$", line) if len(part) > least]
+    return [text for i, text in enumerate(found) if i % every], found[::every]
+
+
+def passages(texts: Path) -> tuple[list[str], list[str]]:
+    """Return passages for training, and passages held out."""
+    return cut(texts, SOURCES, LENGTH, 80, 20)
 
 
 def tokenizer(name: str, texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of a decoder.
-
-    Args:
-        name: ``fine`` or ``coarse``.
-        texts: Passages.
-
-    Returns:
-        The tokenizer, which begins each text with a token of its own.
-    """
+    """Train the tokenizer of a decoder."""
     size, special = KINDS[name].vocabulary, [START, PAD]
     trainer: trainers.Trainer
     if name == "fine":
@@ -108,17 +88,7 @@ def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Ten
 
 
 def train(name: str, texts: list[str], share: float, threads: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Train a decoder on all passages once.
-
-    Args:
-        name: ``fine`` or ``coarse``.
-        texts: Passages.
-        share: Share of the passages to train on.
-        threads: Number of threads.
-
-    Returns:
-        The decoder and its tokenizer.
-    """
+    """Train a decoder on all passages once."""
     torch.set_num_threads(threads)
     kind, reader = KINDS[name], tokenizer(name, texts)
     ids = np.concatenate([np.array(each, dtype=np.int64) for each in reader(texts)["input_ids"]])

@@ -18,6 +18,7 @@ import study
 import torch
 from language_models.decoders import KINDS, passages
 from numpy.typing import NDArray
+from study import ranged, table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
@@ -111,11 +112,7 @@ def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer
 def measure(
     source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str], depths: tuple[float, ...]
 ) -> dict[str, dict[str, tuple[Values, Values]]]:
-    """Fit and score all maps of one direction.
-
-    Returns:
-        Depth -> row -> nats and characters of each text.
-    """
+    """Fit and score all maps of one direction."""
     width = source.spec(layer_at(source, 0)).width
     first, last = slice(0, width), slice(width, None)
     pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in depths]
@@ -225,17 +222,7 @@ def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
 
 
 def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float, ...]) -> dict[str, Any]:
-    """Run all directions and depths.
-
-    Args:
-        texts: Folder of the texts.
-        networks: Folder of the decoders.
-        sizes: Number of passages to fit to, to test on, and to check.
-        depths: Relative depths of the layers.
-
-    Returns:
-        The record.
-    """
+    """Run all directions and depths."""
     start = time.perf_counter()
     train, test = passages(texts)
     random = np.random.default_rng(0)
@@ -280,45 +267,33 @@ def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float,
     return record
 
 
-def verdicts(record: dict[str, Any]) -> list[tuple[str, str, bool, bool]]:
-    """Return for each direction and depth whether the stitch beats its own embeddings, and comes near the target."""
-    found = []
-    for direction, values in record["directions"].items():
-        within = WITHIN[direction.split()[-1]]
-        for depth, rows in values["depths"].items():
-            beats = rows["own minus stitch"][1] > 0
-            found.append((direction, depth, beats, rows["stitch minus target"][0] <= within))
-    return found
-
-
 def page(record: dict[str, Any]) -> str:
     """Write the page of a record."""
-    sizes, networks, found = record["sizes"], record["networks"], verdicts(record)
-    about = "; ".join(
-        f"`{name}`: {n['tokens']:,} tokens, width {n['width']}, {n['blocks']} blocks, {n['parameters']:,} parameters"
-        for name, n in networks.items()
-    )
+    cells = [
+        (rows, WITHIN[direction.split()[-1]])
+        for direction, found in record["directions"].items() for rows in found["depths"].values()
+    ]  # fmt: skip
     return PAGE.format(
-        about=about, **sizes, last=record["order"] - 1, ngram=record["ngram"], machine=record["machine"],
-        minutes=record["seconds"] / 60, coarse=WITHIN["coarse"], fine=WITHIN["fine"], cells=len(found),
-        beats=sum(f[2] for f in found), near=sum(f[3] for f in found),
-        directions="\n".join(_direction(name, values) for name, values in record["directions"].items()),
+        about="; ".join(
+            f"`{name}`: {n['tokens']:,} tokens, width {n['width']}, {n['blocks']} blocks, {n['parameters']:,} "
+            "parameters" for name, n in record["networks"].items()
+        ),
+        **record["sizes"], last=record["order"] - 1, ngram=record["ngram"], machine=record["machine"],
+        minutes=record["seconds"] / 60, coarse=WITHIN["coarse"], fine=WITHIN["fine"], cells=len(cells),
+        beats=sum(rows["own minus stitch"][1] > 0 for rows, _ in cells),
+        near=sum(rows["stitch minus target"][0] <= within for rows, within in cells),
+        directions="\n".join(_direction(name, found) for name, found in record["directions"].items()),
     )  # fmt: skip
 
 
-def _direction(name: str, values: dict[str, Any]) -> str:
+def _direction(name: str, found: dict[str, Any]) -> str:
     """Write the table of a direction, and what was checked."""
-    depths = values["depths"]
-    lines = [f"## {name}", "", f"| bits per character | {' | '.join(f'depth {d}' for d in depths)} |"]
-    lines.append("|---" * (len(depths) + 1) + "|")
-    for row in (*ROWS, *DIFFERENCES):
-        cells = (f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in (rows[row] for rows in depths.values()))
-        lines.append(f"| {row} | {' | '.join(cells)} |")
+    depths = {f"depth {depth}": lambda row, rows=rows: ranged(rows[row], 3) for depth, rows in found["depths"].items()}
     checked = CHECKED.format(
-        **values["causality"], **values["generation"], nodes=values["nodes per token"],
-        boundaries=values["shared boundaries"],
+        **found["causality"], **found["generation"], nodes=found["nodes per token"],
+        boundaries=found["shared boundaries"],
     )  # fmt: skip
-    return "\n".join((*lines, "", checked))
+    return f"## {name}\n\n{table((*ROWS, *DIFFERENCES), {'bits per character': str, **depths})}\n\n{checked}"
 
 
 PRESETS: dict[str, dict[str, int]] = {

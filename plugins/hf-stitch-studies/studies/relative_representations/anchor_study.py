@@ -12,7 +12,7 @@ Without PUBLISHED, three small ResNets are trained, and cut at their last featur
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
@@ -25,21 +25,16 @@ from relative_representations import (
     cross_architecture_images,
     cross_seed,
     end_to_end,
-    experiment,
     heads,
     image_encoders,
     images,
-    kept,
     swapping,
 )
-from relative_representations.encoders import Encoder
-from relative_representations.experiment import Claim, spread
 from relative_representations.image_encoders import FINAL
-from relative_representations.kept import Array, Pairs
+from relative_representations.kept import ABSOLUTE, Array, Claim, Estimate, Pairs, footer, spread
 from relative_representations.swapping import Encoded
 from torch import Tensor
 
-import hf_stitch
 from hf_stitch.plots import curves
 from hf_stitch.relative import RelativeProjection
 
@@ -49,25 +44,15 @@ CUTS = ("bn6", FINAL)
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings to compare.
+    """Settings to compare."""
 
-    Attributes:
-        networks: Maximum number of published networks.
-        numbers: Numbers of anchors.
-        kinds: Number of anchors for comparing selections.
-        similarities: Number of anchors for comparing similarities.
-        neighbours: Neighbours of the geodesic similarity.
-        every: Numbers of steps between embeddings of the anchors.
-        seeds: Networks for each of them.
-    """
-
-    networks: int
-    numbers: Sequence[int]
-    kinds: int
-    similarities: int
-    neighbours: int
-    every: Sequence[int]
-    seeds: int
+    networks: int  # published ones, at most
+    numbers: Sequence[int]  # of anchors
+    kinds: int  # anchors for comparing selections
+    similarities: int  # anchors for comparing similarities
+    neighbours: int  # of the geodesic similarity
+    every: Sequence[int]  # steps between embeddings of the anchors
+    seeds: int  # networks for each of them
 
 
 PRESETS = {
@@ -94,7 +79,7 @@ SUFFICIENT, HALF = 0.9, 0.5
 anchors have, at every cut; in part from ``HALF`` at every cut. Fixed before any figure of these networks was seen."""
 SLOWER = 1.1
 """Cost depends on the frequency of embedding if every step takes this many times the time of once before training."""
-ABSOLUTE, AT_START = "absolute", "before training and after"
+AT_START = "before training and after"
 
 
 def main() -> None:
@@ -119,80 +104,50 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str],
         encoders) and the seconds per head; and the F1 of chance.
     """
     base = cross_architecture_images.PRESETS[arguments.preset]
-    encoders = _encoders(arguments, preset, base)
-    train, test = (
-        images.read(TASK, split, n, arguments.data_dir) for split, n in (("train", base.train), ("test", base.test))
-    )
+    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks if arguments.published else None]
+    train, test = images.parts(TASK, base.train, base.test, arguments.data_dir)
     clothes = images.read("fashion_mnist", "train", 500, arguments.data_dir)
-    cuts = CUTS if isinstance(encoders[0], image_encoders.Published) else (FINAL,)
     scores = []
-    for cut in cuts:
+    for cut in CUTS if isinstance(encoders[0], image_encoders.Published) else (FINAL,):
         at_cut = [image_encoders.at(each, cut) for each in encoders]
-        sides = {each.name: swapping.encoded(each, train, test, arguments.cache) for each in at_cut}
-        foreign = {each.name: replace(sides[each.name], pool=each.vectors(clothes, arguments.cache)) for each in at_cut}
-
-        def add(part: str, setting: str, found: tuple[Array | None, float], cut: str = cut) -> None:
-            f1, seconds = found
+        sides = [swapping.encoded(each, train, test, arguments.cache) for each in at_cut]
+        foreign = [
+            replace(side, pool=each.vectors(clothes, arguments.cache)) for side, each in zip(sides, at_cut, strict=True)
+        ]
+        jobs = [("number", str(n), sides, train, "random", n, {"name": COSINE}) for n in preset.numbers]
+        jobs += [("selection", kind, sides, train, kind, preset.kinds, {"name": COSINE}) for kind in KINDS]
+        jobs += [("selection", OUT_OF_DOMAIN, foreign, clothes, "random", preset.kinds, {"name": COSINE})]
+        for name, options in SIMILARITIES.items():
+            options = {"name": name, **options, **({"neighbours": preset.neighbours} if name == "geodesic" else {})}
+            jobs.append(("similarity", name, sides, train, "random", preset.similarities, options))
+        for part, setting, of, pool, kind, count, options in jobs:
+            by = of[0].train if kind in ("farthest_point", "kmeans") else None
+            chosen = swapping.choices(pool, of, kind, count, len(of), by)
+            f1, seconds = exchanged(of, chosen, base, options)
             values = None if f1 is None else f1.round(1).tolist()
             scores.append({"part": part, "cut": cut, "setting": setting, "seconds": round(seconds, 2), "f1": values})
             print(f"{cut}, {part}, {setting}: done", flush=True)
-
-        def choose(
-            pool: hf_stitch.Samples, of: Mapping[str, Encoded], kind: str, count: int, by: Tensor | None = None
-        ) -> list[list[int]]:
-            return swapping.choices(pool, of.values(), kind, replace(base, anchors=count, seeds=len(of)), by)
-
-        for number in preset.numbers:
-            found = exchanged(sides, choose(train, sides, "random", number), base, {"name": COSINE})
-            add("number", str(number), found)
-        for kind in KINDS:
-            needed = sides[at_cut[0].name].train if kind in ("farthest_point", "kmeans") else None
-            chosen = choose(train, sides, kind, preset.kinds, needed)
-            add("selection", kind, exchanged(sides, chosen, base, {"name": COSINE}))
-        chosen = choose(clothes, foreign, "random", preset.kinds)
-        add("selection", OUT_OF_DOMAIN, exchanged(foreign, chosen, base, {"name": COSINE}))
-        chosen = choose(train, sides, "random", preset.similarities)
-        for name, options in SIMILARITIES.items():
-            options = {"name": name, **options}
-            if name == "geodesic":
-                options["neighbours"] = preset.neighbours
-            add("similarity", name, exchanged(sides, chosen, base, options))
-    frequency = torch.bincount(torch.tensor(train.labels)).double()
-    guesses = frequency.multinomial(len(test), replacement=True, generator=torch.Generator().manual_seed(0))
+    guesses = swapping.by_frequency(torch.tensor(train.labels), len(test))
     chance = swapping.scored(torch.tensor(test.labels), guesses)["f1"]
     return [each.name for each in encoders], scores, round(chance, 1)
 
 
-def _encoders(arguments: argparse.Namespace, preset: Preset, base: experiment.Preset) -> list[Encoder]:
-    if arguments.published:
-        return [*image_encoders.published(arguments.published, "tiny10", preset.networks)]
-    return cross_seed.encoders_of(arguments, base)[0]
-
-
 def exchanged(
-    sides: Mapping[str, Encoded], chosen: Sequence[Sequence[int]], base: experiment.Preset, options: Mapping[str, Any]
+    sides: Sequence[Encoded], chosen: Sequence[Sequence[int]], base: swapping.Preset, options: Mapping[str, Any]
 ) -> tuple[Array | None, float]:
     """Score every encoder under the relative heads of every other encoder.
-
-    Args:
-        sides: Vectors of the encoders.
-        chosen: For the heads of each encoder, the indices of the anchors in the pool.
-        base: Training of heads.
-        options: Name and options of the similarity, and ``center``.
 
     Returns:
         F1 in percent (rows of decoders by columns of encoders), or ``None`` if the similarity is undefined with these
         anchors; and the processor time per decoder.
     """
     similarity = {key: value for key, value in options.items() if key != "center"}
-    center = bool(options.get("center"))
-    f1, started = np.zeros((len(sides), len(sides))), time.process_time()
-    for row, (own, places) in enumerate(zip(sides.values(), chosen, strict=True)):
+    center, started = bool(options.get("center")), time.process_time()
+    f1 = np.zeros((len(sides), len(sides)))
+    for row, (own, places) in enumerate(zip(sides, chosen, strict=True)):
         try:
-            projections = [
-                RelativeProjection.of(side.pool[places], similarity, center=center) for side in sides.values()
-            ]
-            inputs = [_projected(p, side.test) for p, side in zip(projections, sides.values(), strict=True)]
+            projections = [RelativeProjection.of(side.pool[places], similarity, center=center) for side in sides]
+            inputs = [_projected(p, side.test) for p, side in zip(projections, sides, strict=True)]
             features = _projected(projections[row], own.train)
         except ValueError as error:
             print(f"{similarity['name']} is undefined: {error}", flush=True)
@@ -211,11 +166,7 @@ def _projected(projection: RelativeProjection, vectors: Tensor) -> Tensor:
 
 
 def in_training(arguments: argparse.Namespace, preset: Preset) -> list[dict[str, Any]]:
-    """Compare how often anchors are embedded in end-to-end training.
-
-    Returns:
-        For each setting the F1 scores by decoder and encoder, and the seconds per network.
-    """
+    """Compare how often anchors are embedded in end-to-end training: for each setting, F1 and seconds per network."""
     base = end_to_end.PRESETS[arguments.preset]
     task = end_to_end.of_images("fashion_mnist", base, arguments.data_dir)
     anchors = end_to_end.anchors_of(task, base.anchors)
@@ -226,9 +177,7 @@ def in_training(arguments: argparse.Namespace, preset: Preset) -> list[dict[str,
             end_to_end.fit(task, None if every is None else anchors, seed, every or 1) for seed in range(preset.seeds)
         ]
         seconds = (time.process_time() - started) / len(trained)
-        f1 = np.zeros((len(trained), len(trained)))
-        for (row, target), (column, source) in product(enumerate(trained), repeat=2):
-            f1[row, column] = swapping.scored(task.labels[task.test], target.answers(source, task.test))["f1"]
+        f1 = np.array(end_to_end.exchanged(trained, task))
         name = ABSOLUTE if every is None else AT_START if every >= 10**6 else f"every {every} steps"
         found.append({"setting": name, "seconds": round(seconds, 2), "f1": f1.round(1).tolist()})
         print(f"frequency, {name}: done", flush=True)
@@ -236,64 +185,43 @@ def in_training(arguments: argparse.Namespace, preset: Preset) -> list[dict[str,
 
 
 class Study:
-    """The scores of a record."""
+    """The scores of a record, by part, cut and setting; NaN where a setting is undefined."""
 
     def __init__(self, record: dict[str, Any]) -> None:
-        self.record, self.pairs = record, Pairs(["network"] * len(record["networks"]))
+        self.cuts, self.chance, count = record["cuts"], record["chance"], len(record["networks"])
+        self.pairs = Pairs(["network"] * count)
+        self.f1: dict[tuple[str, str, str], Array] = {}
+        self.seconds: dict[tuple[str, str, str], float] = {}
+        for row in record["scores"]:
+            place = row["part"], row["cut"], row["setting"]
+            self.f1[place] = np.full((count, count), np.nan) if row["f1"] is None else np.array(row["f1"])
+            self.seconds[place] = row["seconds"]
 
     def settings(self, part: str) -> list[str]:
         """Return the settings of a part."""
-        return list(dict.fromkeys(row["setting"] for row in self.record["scores"] if row["part"] == part))
+        return list(dict.fromkeys(setting for each, _, setting in self.f1 if each == part))
 
-    def f1(self, part: str, cut: str, setting: str) -> Array | None:
-        """Return the scores of a setting at a cut, or ``None`` if it is undefined there."""
-        values = self._row(part, cut, setting)["f1"]
-        return None if values is None else np.array(values)
-
-    def _row(self, part: str, cut: str, setting: str) -> dict[str, Any]:
-        wanted = (part, cut, setting)
-        return next(
-            row for row in self.record["scores"] if (row["part"], row["cut"], row["setting"]) == wanted
-        )  # fmt: skip
-
-    def own(self, part: str, cut: str, setting: str) -> float:
-        """Return the mean F1 of heads with their own encoders."""
-        f1 = self.f1(part, cut, setting)
-        return float("nan") if f1 is None else float(np.diag(f1).mean())
-
-    def stitched(self, part: str, cut: str, setting: str) -> kept.Estimate | None:
+    def stitched(self, part: str, cut: str, setting: str) -> Estimate:
         """Estimate the mean F1 over pairs."""
-        f1 = self.f1(part, cut, setting)
-        return None if f1 is None else self.pairs.mean(f1)
+        return self.pairs.mean(self.f1[part, cut, setting])
 
-    def row(self, part: str, cut: str, setting: str) -> str:
-        """Return a row of a table."""
-        f1, seconds = self.f1(part, cut, setting), self._row(part, cut, setting)["seconds"]
-        if f1 is None:
-            return f"| {cut} | {setting} | undefined | undefined | – | – |"
-        share = self.pairs.kept(f1, self.record["chance"])
-        return (
-            f"| {cut} | {setting} | {np.diag(f1).mean():.1f} | {self.pairs.mean(f1).shown()} | {share.shown(2)} | "
-            f"{seconds:.1f} |"
-        )
+    def kept(self, part: str, cut: str, setting: str) -> Estimate:
+        """Estimate the share of the score above chance that is kept."""
+        return self.pairs.kept(self.f1[part, cut, setting], self.chance)
 
-    def out_of_domain(self) -> dict[str, kept.Estimate]:
-        """Estimate, by cut, the stitched score above chance with anchors out of domain over that with random ones."""
-        found = {}
-        for cut in self.record["cuts"]:
-            foreign, own = (self.f1("selection", cut, kind) for kind in (OUT_OF_DOMAIN, KINDS[0]))
-            assert foreign is not None and own is not None
-            found[cut] = self.pairs.ratio(foreign - self.record["chance"], own - self.record["chance"])
-        return found
-
-    def more(self, part: str, cut: str, setting: str, other: str) -> kept.Estimate:
+    def more(self, part: str, cut: str, setting: str, other: str) -> Estimate:
         """Estimate by how much a setting has a higher stitched score than another one, paired by networks."""
-        one, less = (self.f1(part, cut, each) for each in (setting, other))
-        return self.pairs.mean(np.full(self.pairs.mask.shape, np.nan) if one is None or less is None else one - less)
+        return self.pairs.mean(self.f1[part, cut, setting] - self.f1[part, cut, other])
 
-    def frequency(self, setting: str) -> dict[str, Any]:
-        """Return the scores of a frequency."""
-        return next(row for row in self.record["frequency"] if row["setting"] == setting)
+    def out_of_domain(self, cut: str) -> Estimate:
+        """Estimate the stitched score above chance with anchors out of domain over that with random ones."""
+        foreign, own = (self.f1["selection", cut, kind] - self.chance for kind in (OUT_OF_DOMAIN, KINDS[0]))
+        return self.pairs.ratio(foreign, own)
+
+    def better(self, cut: str) -> dict[str, Estimate]:
+        """Estimate how much higher the stitched scores of other similarities are than that of the cosine."""
+        found = {name: self.more("similarity", cut, name, COSINE) for name in self.settings("similarity")}
+        return {name: each for name, each in found.items() if name != COSINE and np.isfinite(each.value)}
 
 
 NUMBER = Claim(
@@ -303,14 +231,12 @@ NUMBER = Claim(
 DIVERSITY = Claim(
     "key findings", "The diversity of anchors affects the quality of representations", "–",
     "stratified, farthest or k-means anchors have a higher stitched score than random ones at every cut, or a lower "
-    "one, by "
-    "the paired interval; not known otherwise",
+    "one, by the paired interval; not known otherwise",
 )  # fmt: skip
 OUTSIDE = Claim(
     "anchor selection", "Anchors may be out of domain", "–",
     f"at every cut, they keep {SUFFICIENT:.0%} or more of the stitched score above chance of random anchors, by the "
-    "interval; "
-    f"in part: {HALF:.0%} or more",
+    f"interval; in part: {HALF:.0%} or more",
 )  # fmt: skip
 COSINE_WORKS = Claim(
     "limitations", "The cosine works well", "–",
@@ -349,39 +275,26 @@ was graded by whether another similarity is better, which the paper leaves open.
 
 Number of random anchors (cosine):
 
-| cut | anchors | own | stitched | kept above chance | seconds |
-|---|---|---|---|---|---|
 {number}
 
 Selection ({kinds} anchors, cosine; farthest points and k-means in the vectors of the first network):
 
-| cut | selection | own | stitched | kept above chance | seconds |
-|---|---|---|---|---|---|
 {selection}
 
 Similarity functions of the registry as projections ({similarities} random anchors, which are centred on their mean only
 where the name says so; geodesic: {neighbours} neighbours):
 
-| cut | similarity | own | stitched | kept above chance | seconds |
-|---|---|---|---|---|---|
 {similarity}
 
 Frequency of embedding in end-to-end training (Fashion-MNIST, {seeds} seeds, as in
 [the end-to-end experiment](end_to_end.md); mean ± standard deviation over networks and over ordered pairs;
 seconds per network):
 
-| anchors embedded | own | stitched | seconds |
-|---|---|---|---|
 {frequency}
 
 {findings}
 
-This page and [its figures as JSON](anchor_study.json) are written by the command (preset {preset}, one core):
-
-```
-python -m relative_representations.anchor_study --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
-```
-"""  # noqa: E501
+{footer}"""  # noqa: E501
 
 OF_PUBLISHED = """{count} published Tiny-10 networks trained on CIFAR-10 (Csiszárik et al. 2021), up to bn6 or to the
 features before the classifier (*final*), means over positions, 64 features each."""
@@ -392,132 +305,112 @@ features; this checks that the script runs."""
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     found, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
-
-    def table(part: str) -> str:
-        return "\n".join(found.row(part, cut, name) for cut in record["cuts"] for name in found.settings(part))
-
     return PAGE.format(
+        footer=footer("anchor_study", "--published PUBLISHED"),
         setting=(OF_PUBLISHED if record["published"] else OF_TRAINED).format(count=count), train=sizes["train"],
         test=sizes["test"], pairs=count * (count - 1), chance=record["chance"], verdicts=study.verdicts(claims(record)),
-        number=table("number"), selection=table("selection"), similarity=table("similarity"),
-        kinds=settings["kinds"], similarities=settings["similarities"], neighbours=settings["neighbours"],
+        number=_table(found, "number", "anchors"), selection=_table(found, "selection", "selection"),
+        similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
+        **{name: settings[name] for name in ("kinds", "similarities", "neighbours")},
         seeds=len(record["frequency"][0]["f1"]),
-        frequency="\n".join(_frequency_row(row) for row in record["frequency"]),
-        findings="\n".join(f"- {finding}" for finding in findings(found)), preset=record["preset"],
+        findings="\n".join(f"- {finding}" for finding in findings(record)),
     )  # fmt: skip
 
 
-def _frequency_row(row: dict[str, Any]) -> str:
-    f1 = np.array(row["f1"])
-    other = f1[~np.eye(len(f1), dtype=bool)]
-    return f"| {row['setting']} | {spread(np.diag(f1).tolist())} | {spread(other.tolist())} | {row['seconds']:.1f} |"
+def _table(found: Study, part: str, title: str) -> str:
+    rows: list[Sequence[str]] = []
+    for cut, name in product(found.cuts, found.settings(part)):
+        place = part, cut, name
+        own = np.diag(found.f1[place]).mean()
+        shown = found.stitched(*place).shown(), found.kept(*place).shown(2), f"{found.seconds[place]:.1f}"
+        defined = np.isfinite(own)
+        rows.append((cut, name, *((f"{own:.1f}", *shown) if defined else ("undefined", "undefined", "–", "–"))))
+    return study.markdown(("cut", title, "own", "stitched", "kept above chance", "seconds"), rows)
 
 
-def findings(found: Study) -> list[str]:
-    """Return sentences on number, selection, similarity and cost."""
-    text, numbers, kinds = [], found.settings("number"), found.settings("selection")
-    for cut in found.record["cuts"]:
+def _frequency(found: Iterable[Mapping[str, Any]]) -> str:
+    rows = []
+    for row in found:
+        f1 = np.array(row["f1"])
+        own = np.eye(len(f1), dtype=bool)
+        rows.append((row["setting"], *(spread(f1[some].tolist()) for some in (own, ~own)), f"{row['seconds']:.1f}"))
+    return study.markdown(("anchors embedded", "own", "stitched", "seconds"), rows)
 
-        def stitched(part: str, name: str, cut: str = cut) -> float:
-            estimate = found.stitched(part, cut, name)
-            return float("-inf") if estimate is None else estimate.value
 
-        steps = list(pairwise(numbers))
-        gains = [stitched("number", more) - stitched("number", fewer) for fewer, more in steps]
-        text.append(
-            f"At {cut}, the stitched score changes by "
-            + ", ".join(f"{gain:+.1f} ({a} to {b})" for gain, (a, b) in zip(gains, steps, strict=True))
-            + "."
+def findings(record: dict[str, Any]) -> Iterator[str]:
+    """Yield sentences on number, selection, similarity and cost."""
+    found = Study(record)
+    for cut in found.cuts:
+        numbers, kinds, names = (
+            {name: found.stitched(part, cut, name).value for name in found.settings(part)}
+            for part in ("number", "selection", "similarity")
         )
-        inside = {kind: stitched("selection", kind) for kind in kinds if kind != OUT_OF_DOMAIN}
-        best, worst = max(inside, key=lambda kind: inside[kind]), min(inside, key=lambda kind: inside[kind])
-        share = found.out_of_domain()[cut]
-        text.append(
-            f"At {cut}, in-domain selections reach {inside[worst]:.1f} ({worst}) to {inside[best]:.1f} ({best}). "
-            f"Anchors of another domain keep {share.shown(2)} of the score above chance of random ones."
+        steps = ", ".join(f"{numbers[b] - numbers[a]:+.1f} ({a} to {b})" for a, b in pairwise(numbers))
+        yield f"At {cut}, the stitched score changes by {steps}."
+        del kinds[OUT_OF_DOMAIN]
+        best, worst = (choose(kinds, key=lambda kind: kinds[kind]) for choose in (max, min))
+        yield (
+            f"At {cut}, in-domain selections reach {kinds[worst]:.1f} ({worst}) to {kinds[best]:.1f} ({best}). "
+            f"Anchors of another domain keep {found.out_of_domain(cut).shown(2)} of the score above chance of random "
+            "ones."
         )
-        values = {name: stitched("similarity", name) for name in found.settings("similarity")}
-        ranked = sorted((name for name in values if np.isfinite(values[name])), key=lambda name: -values[name])
-        beaten = [name for name in found.settings("similarity") if found.more("similarity", cut, name, COSINE).low > 0]
-        text.append(
-            f"At {cut}, stitched, from best to worst: "
-            + ", ".join(f"{name} {values[name]:.1f}" for name in ranked)
-            + f". Above the cosine, paired by networks: {', '.join(beaten) if beaten else 'none'}."
+        ranked = sorted((name for name in names if np.isfinite(names[name])), key=lambda name: -names[name])
+        beaten = [name for name, more in found.better(cut).items() if more.low > 0]
+        yield (
+            f"At {cut}, stitched, from best to worst: {', '.join(f'{name} {names[name]:.1f}' for name in ranked)}. "
+            f"Above the cosine, paired by networks: {', '.join(beaten) if beaten else 'none'}."
         )
-    absolute = found.frequency(ABSOLUTE)["seconds"]
-    costs = ", ".join(
-        f"{row['setting']} {row['seconds'] / absolute:.2f}"
-        for row in found.record["frequency"]
-        if row["setting"] != ABSOLUTE
-    )
-    text.append(f"Time of end-to-end training over that of absolute training: {costs}.")
-    return text
+    seconds = {row["setting"]: row["seconds"] for row in record["frequency"]}
+    absolute = seconds.pop(ABSOLUTE)
+    costs = ", ".join(f"{name} {value / absolute:.2f}" for name, value in seconds.items())
+    yield f"Time of end-to-end training over that of absolute training: {costs}."
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    found, cuts, count = Study(record), record["cuts"], len(record["networks"])
-    numbers, n = found.settings("number"), f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts"
+    found, count, cuts = Study(record), len(record["networks"]), record["cuts"]
+    n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", found.settings("number")
+    seconds, trained = {each["setting"]: each["seconds"] for each in record["frequency"]}, record["settings"]["seeds"]
 
-    def row(
-        claim: study.Claim, shown: Callable[[str], str], held: Callable[[str], Iterable[bool | None]]
-    ) -> dict[str, str]:
-        ours = "; ".join(f"{cut}: {shown(cut)}" for cut in cuts)
-        return claim.row(ours, n, [part for cut in cuts for part in held(cut)], count)
+    def row(claim: study.Claim, shown: Sequence[str], parts: Iterable[bool | None]) -> dict[str, str]:
+        return claim.row("; ".join(f"{cut}: {each}" for cut, each in zip(cuts, shown, strict=True)), n, parts, count)
 
-    def gained(cut: str) -> kept.Estimate:
-        return found.more("number", cut, numbers[-1], numbers[0])
+    def listed(estimates: Mapping[str, Estimate]) -> str:
+        return ", ".join(f"{name} {each.shown()}" for name, each in estimates.items())
 
-    def agreed(name: str) -> bool:
-        return {chosen(cut)[name].above(0) for cut in cuts} in ({True}, {False})
-
-    def chosen(cut: str) -> dict[str, kept.Estimate]:
-        return {name: found.more("selection", cut, name, KINDS[0]) for name in KINDS[1:]}
-
-    def better(cut: str) -> dict[str, kept.Estimate]:
-        names = [name for name in found.settings("similarity") if name != COSINE]
-        defined = [name for name in names if found.f1("similarity", cut, name) is not None]
-        return {name: found.more("similarity", cut, name, COSINE) for name in defined}
-
-    def cosine(cut: str) -> kept.Estimate:
-        f1 = found.f1("similarity", cut, COSINE)
-        assert f1 is not None
-        return found.pairs.kept(f1, record["chance"])
-
-    seconds = {each["setting"]: each["seconds"] for each in record["frequency"]}
-    outside = found.out_of_domain()
-    rows = [
-        row(NUMBER, lambda cut: f"{gained(cut).shown()} points of F1, {numbers[-1]} against {numbers[0]}",
-            lambda cut: [gained(cut).above(0)]),
-        row(DIVERSITY, lambda cut: ", ".join(f"{name} {each.shown()}" for name, each in chosen(cut).items()),
-            lambda _: [any(agreed(name) for name in KINDS[1:]) or None]),
-        row(OUTSIDE, lambda cut: f"{outside[cut].shown(2)} of the score above chance of random ones",
-            lambda cut: [outside[cut].above(SUFFICIENT), outside[cut].above(HALF)]),
-        row(COSINE_WORKS, lambda cut: f"keeps {cosine(cut).shown(2)}", lambda cut: [cosine(cut).above(HALF)]),
-    ]  # fmt: skip
-    geodesic = {cut: found.more("similarity", cut, "geodesic", "euclidean") for cut in cuts}
-    above = [each.above(0) for each in geodesic.values()]
-    ours = "; ".join(f"{cut}: {each.shown()} points of F1" for cut, each in geodesic.items())
-    rows.append(GEODESICS.row(ours, n, [True if True in above else None if None in above else False], count))
-    ours, trained = ", ".join(f"{name} {value}" for name, value in seconds.items()), len(record["frequency"][0]["f1"])
+    gained = [found.more("number", cut, numbers[-1], numbers[0]) for cut in cuts]
+    chosen = [{name: found.more("selection", cut, name, KINDS[0]) for name in KINDS[1:]} for cut in cuts]
+    agreed = [{each[name].above(0) for each in chosen} in ({True}, {False}) for name in KINDS[1:]]
+    outside, cosine = (
+        [found.out_of_domain(cut) for cut in cuts],
+        [found.kept("similarity", cut, COSINE) for cut in cuts],
+    )
+    geodesic, better = [found.more("similarity", cut, "geodesic", "euclidean") for cut in cuts], map(found.better, cuts)
+    above, others = [each.above(0) for each in geodesic], list(better)
     slower = seconds["every 1 steps"] >= SLOWER * seconds[AT_START]
-    rows.append(COST.row(f"seconds: {ours}", f"{trained} networks", [slower], trained))
-    rows.append(row(
-        OTHERS, lambda cut: ", ".join(f"{name} {each.shown()}" for name, each in better(cut).items()),
-        lambda cut: [any(each.low > 0 for each in better(cut).values())],
-    ))  # fmt: skip
-    return rows
+    spent = ", ".join(f"{name} {value}" for name, value in seconds.items())
+    return [
+        row(NUMBER, [f"{each.shown()} points of F1, {numbers[-1]} against {numbers[0]}" for each in gained],
+            [each.above(0) for each in gained]),
+        row(DIVERSITY, [listed(each) for each in chosen], [any(agreed) or None]),
+        row(OUTSIDE, [f"{each.shown(2)} of the score above chance of random ones" for each in outside],
+            [each.above(bound) for each in outside for bound in (SUFFICIENT, HALF)]),
+        row(COSINE_WORKS, [f"keeps {each.shown(2)}" for each in cosine], [each.above(HALF) for each in cosine]),
+        row(GEODESICS, [f"{each.shown()} points of F1" for each in geodesic],
+            [True if True in above else None if None in above else False]),
+        COST.row(f"seconds: {spent}", f"{trained} networks", [slower], trained),
+        row(OTHERS, [listed(each) for each in others],
+            [any(more.low > 0 for more in each.values()) for each in others]),
+    ]  # fmt: skip
 
 
 def _curve(record: dict[str, Any]) -> Figure:
     found = Study(record)
     series: dict[str, dict[float, tuple[float, float, float]]] = {}
-    for cut in record["cuts"]:
-        for number in found.settings("number"):
-            stitched, own = found.stitched("number", cut, number), found.own("number", cut, number)
-            assert stitched is not None
-            series.setdefault(f"{cut}, own", {})[float(number)] = (own, own, own)
-            series.setdefault(f"{cut}, stitched", {})[float(number)] = (stitched.value, stitched.low, stitched.high)
+    for cut, number in product(found.cuts, found.settings("number")):
+        own, each = float(np.diag(found.f1["number", cut, number]).mean()), found.stitched("number", cut, number)
+        series.setdefault(f"{cut}, own", {})[float(number)] = (own, own, own)
+        series.setdefault(f"{cut}, stitched", {})[float(number)] = (each.value, each.low, each.high)
     figure = curves(series, axis="anchors", label="weighted F1, percent", title=f"Heads on {TASK} (20 coarse classes)")
     figure.axes[0].set_xscale("log")
     return figure

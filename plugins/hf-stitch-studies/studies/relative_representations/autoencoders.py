@@ -19,29 +19,17 @@ CHANNELS = (32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Architecture and training of an autoencoder (Moschella et al. 2023, appendix).
+    """Architecture and training of an autoencoder (Moschella et al. 2023, appendix)."""
 
-    Attributes:
-        relative: Whether the decoder receives relative representations with cosine similarity.
-        variational: Whether the input of the decoder is drawn from a normal distribution that depends on the image.
-        anchors: Number of anchors, and width of absolute codes.
-        width: Multiplier of 32, 64, 128 and 256 channels.
-        epochs: Passes over the images.
-        every: Number of steps between embeddings of the anchors.
-        seed: Seed of weights, order and draws.
-        channels: Channels of an image: 1 or 3.
-        side: Height and width of an image: 28 or 32.
-    """
-
-    relative: bool
-    variational: bool
-    anchors: int
-    width: float
+    relative: bool  # the decoder receives cosines to anchors
+    variational: bool  # the input of the decoder is drawn from a normal distribution that depends on the image
+    anchors: int  # also the width of absolute codes
+    width: float  # multiplier of 32, 64, 128 and 256 channels
     epochs: int
-    every: int = 1
+    every: int = 1  # steps between embeddings of the anchors
     seed: int = 0
-    channels: int = 1
-    side: int = 28
+    channels: int = 1  # of an image: 1 or 3
+    side: int = 28  # of an image: 28 or 32
 
 
 class Autoencoder(nn.Module):
@@ -83,10 +71,7 @@ class Autoencoder(nn.Module):
         return self.encoder(images)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes ``(n, width)`` to images ``(n, channels, side, side)`` deterministically.
-
-        Codes of another encoder require that the projection contains its anchors.
-        """
+        """Decode codes ``(n, width)`` to images; codes of another encoder require that its anchors are set."""
         return self.decoder(self.enter(self.mean(self.projection(codes))))
 
     def loss(self, images: Tensor) -> Tensor:
@@ -103,17 +88,7 @@ class Autoencoder(nn.Module):
 
 
 def trained(recipe: Recipe, images: Tensor, anchors: Tensor, cache: Path) -> Autoencoder:
-    """Load a trained network with embedded anchors from the cache, or train and save it.
-
-    Args:
-        recipe: Architecture and training.
-        images: Training images ``(n, channels, side, side)`` in [0, 1].
-        anchors: Anchors ``(k, channels, side, side)`` in [0, 1].
-        cache: Folder of trained networks.
-
-    Returns:
-        The network in eval mode.
-    """
+    """Load a network, trained on images in [0, 1], with embedded anchors from the cache, or train and save it."""
     torch.manual_seed(recipe.seed)
     network = Autoencoder(recipe)
     made_by = digest(str(recipe), images.shape, images.sum().item(), anchors.shape, anchors.sum().item())

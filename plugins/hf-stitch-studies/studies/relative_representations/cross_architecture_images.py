@@ -12,16 +12,16 @@ Without PUBLISHED, one small ResNet, RexNet and ViT each are trained, and cut at
 """
 
 import argparse
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 import study
 from relative_representations import cross_seed, image_encoders, images, kept, swapping
-from relative_representations.cross_seed import METHODS, TASKS
+from relative_representations.cross_seed import TASKS
 from relative_representations.encoders import Encoder
-from relative_representations.experiment import Claim, Preset
-from relative_representations.kept import Estimate, Pairs
-from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
+from relative_representations.kept import ABSOLUTE, RELATIVE, Claim, Estimate, Exchange, Pairs, footer, span
+from relative_representations.swapping import CENTRED, Preset
 
 PRESETS = {
     **cross_seed.PRESETS,
@@ -30,9 +30,8 @@ PRESETS = {
 NETWORKS = {"small": (3, 2), "test": (2, 2), "paper": (10, 2)}
 """Numbers of networks of both architectures."""
 ENOUGH, LITTLE = 0.5, 0.2
-"""In a cell (task and cut) the claim holds if the interval of the share above chance that relative representations keep
-between architectures lies above ``ENOUGH``, and that of absolute ones below ``LITTLE``. Fixed before any figure was
-seen. The paper's encoders keep .84 to .97 of their raw score."""
+"""Shares of the score above chance: at least kept by relative heads, at most kept by absolute ones. Fixed before any
+figure was seen. The paper's encoders keep .84 to .97 of their raw score."""
 MODEST = 0.15
 """Largest share of the raw score that is lost where the degradation is modest."""
 
@@ -65,15 +64,11 @@ def main() -> None:
     cuts = cross_seed.cuts_of(encoders)
     scores, pictures = [], {}
     for task in TASKS:
-        train, test = (
-            images.read(task, split, n, arguments.data_dir)
-            for split, n in (("train", preset.train), ("test", preset.test))
-        )
+        train, test = images.parts(task, preset.train, preset.test, arguments.data_dir)
         for cut in cuts:
             found = cross_seed.swapped(encoders, cut, train, test, arguments, preset)
             scores += kept.scores(found, task=task, cut=cut)
-            drawn = swapping.matrices(found, (RELATIVE,), f"{task}, {cut}")[RELATIVE]
-            pictures[f"cross_architecture_{task}_{cut}"] = drawn
+            pictures[f"cross_architecture_{task}_{cut}"] = swapping.by_pair(found, RELATIVE, f"{task}, {cut}")
             print(f"{task}, {cut}: done", flush=True)
     record = {
         "preset": arguments.preset, "sizes": preset,
@@ -84,68 +79,29 @@ def main() -> None:
     study.leave("cross_architecture_images", record, page, pictures, arguments.out)
 
 
-class Cell:
-    """The scores of one task at one cut, between architectures and between networks of one.
-
-    Args:
-        record: The record.
-        task: The task.
-        cut: The cut.
-    """
-
-    def __init__(self, record: dict[str, Any], task: str, cut: str) -> None:
-        self._record, self._place = record, {"task": task, "cut": cut}
-        self.groups = np.array(record["groups"])
-        self.between, self.within = Pairs(record["groups"], between=True), Pairs(record["groups"])
-        self.chance = float(np.nanmean(self.f1(CHANCE)))
-
-    def f1(self, method: str) -> kept.Array:
-        """Return F1 by decoder and encoder."""
-        return kept.matrix(self._record, method, **self._place)
-
-    def defined(self, method: str) -> bool:
-        """Whether a method is defined between architectures of these widths and with these anchors."""
-        try:
-            return bool(np.isfinite(self.f1(method)[self.between.mask]).any())
-        except KeyError:
-            return False
-
-    def kept(self, method: str, raw: bool = False) -> Estimate:
-        """Estimate the share of the score that is kept between architectures: above chance, or raw."""
-        return self.between.kept(self.f1(method), 0.0 if raw else self.chance)
-
-    def direction(self, method: str, decoder: str, encoder: str) -> float:
-        """Return the mean F1 of heads of one architecture with encoders of another."""
-        chosen = (self.groups[:, None] == decoder) & (self.groups == encoder) & ~np.eye(len(self.groups), dtype=bool)
-        return float(self.f1(method)[chosen].mean()) if chosen.any() else float("nan")
-
-    def own(self, method: str, group: str | None = None) -> float:
-        """Return the mean F1 of heads with their own encoders."""
-        diagonal = np.diag(self.f1(method))
-        return float((diagonal if group is None else diagonal[self.groups == group]).mean())
+class Cell(Exchange):
+    """The scores of one task at one cut between architectures."""
 
     @property
     def better(self) -> bool:
         """Whether relative representations exceed absolute ones, and chance where those are undefined."""
-        less = self.f1(ABSOLUTE) if self.defined(ABSOLUTE) else self.chance
-        return self.between.mean(self.f1(RELATIVE) - less).low > 0
+        less = self.f1[ABSOLUTE] if self.defined(ABSOLUTE) else self.chance
+        return self.pairs.mean(self.f1[RELATIVE] - less).low > 0
 
     @property
     def degraded(self) -> Estimate:
-        """Estimate the share of the raw score that is lost between architectures."""
-        kept_raw = self.kept(RELATIVE, raw=True)
-        return Estimate(1 - kept_raw.value, 1 - kept_raw.high, 1 - kept_raw.low)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the claim holds by the rule of the page."""
-        little = not self.defined(ABSOLUTE) or self.kept(ABSOLUTE).high <= LITTLE
-        return little and self.kept(RELATIVE).low >= ENOUGH
+        """Estimate the share of the raw score that is lost."""
+        raw = self.kept(RELATIVE, 0.0)
+        return Estimate(1 - raw.value, 1 - raw.high, 1 - raw.low)
 
 
-def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
+Cells = dict[tuple[str, str], Cell]
+
+
+def cells(record: dict[str, Any]) -> Cells:
     """Return the cells of a record by task and cut."""
-    return {(task, cut): Cell(record, task, cut) for task in TASKS for cut in record["cuts"]}
+    pairs = Pairs(record["groups"], between=True)
+    return {(task, cut): Cell.of(record, pairs, task=task, cut=cut) for task, cut in product(TASKS, record["cuts"])}
 
 
 SWAPPED = Claim(
@@ -153,8 +109,7 @@ SWAPPED = Claim(
     "76.8 to 84.3 of 80.2 to 91.9 (CIFAR-100, 20 classes); absolute 6.2",
     f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance between "
     f"architectures, and absolute ones at most {LITTLE:.0%}, by the interval; in part: in some cells, or relative "
-    "heads are "
-    "above absolute ones, paired by networks",
+    "heads are above absolute ones, paired by networks",
 )  # fmt: skip
 DEGRADED = Claim(
     "section 5.2, images", "The degradation is modest compared to matched encoders, typically 5 to 15%", "5 to 15%",
@@ -180,33 +135,20 @@ within each architecture.{few}
 The first rule was fixed before any figure was seen, with intervals that do not overlap in place of a paired difference
 until this version; the second was written when these figures were known. The first holds in {held} of {cells} cells.
 
-| task | cut | chance | own, relative | absolute, stitched | relative, stitched | relative, kept raw | relative, kept above chance | absolute, kept above chance | relative, stitched to another seed of the same architecture | holds |
-|---|---|---|---|---|---|---|---|---|---|---|
 {summary}
 
 {findings}
 
 Directions (relative representations; stitched F1, and own of the architecture of the head):
 
-| task | cut | head of | own | encoder | stitched |
-|---|---|---|---|---|---|
 {directions}
 
 All methods: F1 with the own encoder, stitched, and the share above chance that is kept. Maps (inverse relative to
 Procrustes) are fitted on the same anchors and lead to the absolute head.
 
-| task | cut | method | own | stitched | kept above chance |
-|---|---|---|---|---|---|
 {methods}
 
-This page and [its figures as JSON](cross_architecture_images.json) are written by the command (preset {preset}, one
-core):
-
-```
-python -m relative_representations.cross_architecture_images --published PUBLISHED --data-dir DATA \\
-    --cache CACHE --out OUT
-```
-"""  # noqa: E501
+{footer}"""
 
 SETTINGS = {
     "published": """the encoders are {count} published networks trained on CIFAR-10 (Csiszárik et al. 2021): {groups}
@@ -225,93 +167,92 @@ def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     sizes, found, groups = record["sizes"], cells(record), record["groups"]
     counts = {name: groups.count(name) for name in dict.fromkeys(groups)}
-    first = next(iter(found.values()))
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     return PAGE.format(
-        setting=SETTINGS[record["encoders"]].format(
-            count=len(groups), groups=", ".join(f"{count} {name}" for name, count in counts.items())
-        ),
-        train=sizes["train"], test=sizes["test"], anchors=sizes["anchors"], pairs=int(first.between.mask.sum()),
-        few=FEW if min(counts.values()) <= 2 else "", preset=record["preset"], cells=len(found),
-        verdicts=study.verdicts(claims(record)), held=sum(cell.holds for cell in found.values()),
-        summary="\n".join(_row(task, cut, cell) for (task, cut), cell in found.items()),
-        findings="\n".join(f"- {finding}" for finding in findings(found)),
-        directions="\n".join(
-            f"| {task} | {cut} | {decoder} | {cell.own(RELATIVE, decoder):.1f} | {encoder} | "
-            f"{cell.direction(RELATIVE, decoder, encoder):.1f} |"
-            for (task, cut), cell in found.items() for decoder in counts for encoder in counts if decoder != encoder
-        ),
-        methods="\n".join(
-            f"| {task} | {cut} | {method} | {cell.own(method):.1f} | {cell.between.mean(cell.f1(method)).shown()} | "
-            f"{cell.kept(method).shown(2)} |"
-            for (task, cut), cell in found.items() for method in METHODS if cell.defined(method)
-        ),
+        footer=footer("cross_architecture_images", "--published PUBLISHED"),
+        setting=SETTINGS[record["encoders"]].format(count=len(groups), groups=listed), train=sizes["train"],
+        test=sizes["test"], anchors=sizes["anchors"], pairs=_pairs(found), cells=len(found),
+        few=FEW if min(counts.values()) <= 2 else "", verdicts=study.verdicts(claims(record)),
+        held=sum(cell.holds(ENOUGH, LITTLE) for cell in found.values()), summary=_summary(found, Pairs(groups)),
+        findings="\n".join(f"- {finding}" for finding in findings(found)), directions=_directions(found, groups),
+        methods=cross_seed.by_method(found),
     )  # fmt: skip
 
 
-def _row(task: str, cut: str, cell: Cell) -> str:
-    defined = cell.defined(ABSOLUTE)
-    same = f"{cell.within.mean(cell.f1(RELATIVE)).value:.1f}" if cell.within.mask.any() else "–"
-    figures = [
-        TASKS[task], cut, f"{cell.chance:.1f}", f"{cell.own(RELATIVE):.1f}",
-        cell.between.mean(cell.f1(ABSOLUTE)).shown() if defined else "–",
-        cell.between.mean(cell.f1(RELATIVE)).shown(), cell.kept(RELATIVE, raw=True).shown(2),
-        cell.kept(RELATIVE).shown(2), cell.kept(ABSOLUTE).shown(2) if defined else "–", same,
-        "yes" if cell.holds else "no",
-    ]  # fmt: skip
-    return f"| {' | '.join(figures)} |"
+def _pairs(found: Cells) -> int:
+    """Return the number of ordered pairs of networks."""
+    return int(next(iter(found.values())).pairs.mask.sum())
 
 
-def findings(found: dict[tuple[str, str], Cell]) -> list[str]:
+def _summary(found: Cells, within: Pairs) -> str:
+    rows = []
+    for (task, cut), cell in found.items():
+        defined = cell.defined(ABSOLUTE)
+        rows.append(
+            (
+                TASKS[task], cut, f"{cell.chance:.1f}", f"{cell.own(RELATIVE):.1f}",
+                cell.stitched(ABSOLUTE).shown() if defined else "–", cell.stitched(RELATIVE).shown(),
+                cell.kept(RELATIVE, 0.0).shown(2), cell.kept(RELATIVE).shown(2),
+                cell.kept(ABSOLUTE).shown(2) if defined else "–",
+                f"{within.mean(cell.f1[RELATIVE]).value:.1f}" if within.mask.any() else "–",
+                "yes" if cell.holds(ENOUGH, LITTLE) else "no",
+            )
+        )  # fmt: skip
+    header = (
+        "task", "cut", "chance", "own, relative", "absolute, stitched", "relative, stitched", "relative, kept raw",
+        "relative, kept above chance", "absolute, kept above chance",
+        "relative, stitched to another seed of the same architecture", "holds",
+    )  # fmt: skip
+    return study.markdown(header, rows)
+
+
+def _directions(found: Cells, groups: list[str]) -> str:
+    """Return a table of heads of one architecture with encoders of another."""
+    of, rows = np.array(groups), []
+    for (task, cut), cell in found.items():
+        for decoder, encoder in permutations(dict.fromkeys(groups), 2):
+            f1 = cell.f1[RELATIVE]
+            own, stitched = np.diag(f1)[of == decoder].mean(), f1[np.ix_(of == decoder, of == encoder)].mean()
+            rows.append((task, cut, decoder, f"{own:.1f}", encoder, f"{stitched:.1f}"))
+    return study.markdown(("task", "cut", "head of", "own", "encoder", "stitched"), rows)
+
+
+def findings(found: Cells) -> list[str]:
     """Return sentences on chance, on the cells that miss, and on translation."""
-    text = []
-    (task, cut), cell = max(
-        found.items(), key=lambda item: item[1].kept(RELATIVE, raw=True).value - item[1].kept(RELATIVE).value
-    )
-    text.append(
-        f"The raw share hides chance: for {task} at {cut}, relative representations keep "
-        f"{cell.kept(RELATIVE, raw=True).value:.0%} of the raw score and {cell.kept(RELATIVE).value:.0%} above chance."
-    )
-    spans = []
-    for own in (True, False):
-        lost = [cell.degraded.value for (task, _), cell in found.items() if (task == "cifar10") is own]
-        spans.append(f"{100 * min(lost):.0f} to {max(lost):.0%}")
-    text.append(f"Of the raw score are lost {spans[0]} on the task of the encoders, and {spans[1]} on others.")
-    for reason, applies in {
-        "relative representations keep too little": lambda cell: cell.kept(RELATIVE).low < ENOUGH,
-        "absolute ones keep too much": lambda cell: cell.defined(ABSOLUTE) and cell.kept(ABSOLUTE).high > LITTLE,
-    }.items():
-        where = [f"{task} at {cut}" for (task, cut), cell in found.items() if applies(cell)]
-        if where:
-            text.append(f"The claim misses because {reason}: {', '.join(where)}.")
-    for method, name in ((CENTRED, "Centring"), ("ridge", "Ridge to the absolute head")):
-        gains = [
-            cell.between.mean(cell.f1(method)).value - cell.between.mean(cell.f1(RELATIVE)).value
-            for cell in found.values()
-        ]
-        text.append(
-            f"{name} changes the stitched score by {np.mean(gains):+.1f} points on average over the cells "
-            f"({min(gains):+.1f} to {max(gains):+.1f})."
-        )
-    return text
+    shares = {place: (cell.kept(RELATIVE, 0.0).value, cell.kept(RELATIVE).value) for place, cell in found.items()}
+    task, cut = max(shares, key=lambda place: shares[place][0] - shares[place][1])
+    raw, above = shares[task, cut]
+    lost = [
+        [cell.degraded.value for (task, _), cell in found.items() if (task == "cifar10") is own]
+        for own in (True, False)
+    ]
+    spans = [f"{100 * min(some):.0f} to {max(some):.0%}" for some in lost]
+    return [
+        f"The raw share hides chance: for {task} at {cut}, relative representations keep {raw:.0%} of the raw score "
+        f"and {above:.0%} above chance.",
+        f"Of the raw score are lost {spans[0]} on the task of the encoders, and {spans[1]} on others.",
+        *cross_seed.misses(found, {
+            "relative representations keep too little": lambda cell: cell.kept(RELATIVE).low < ENOUGH,
+            "absolute ones keep too much":
+                lambda cell: cell.defined(ABSOLUTE) and cell.kept(ABSOLUTE).high > LITTLE,
+        }),
+        f"Centring changes the stitched score by {cross_seed.gained(found, CENTRED, RELATIVE)}",
+        f"Ridge to the absolute head changes the stitched score by {cross_seed.gained(found, 'ridge', RELATIVE)}",
+    ]  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    found = list(cells(record).values())
-    pairs, units = int(found[0].between.mask.sum()), len(record["networks"])
-    n = f"{units} networks, {pairs} pairs, {len(found)} cells"
-    shares = [cell.kept(RELATIVE).value for cell in found]
-    absolute = [cell.kept(ABSOLUTE).value for cell in found if cell.defined(ABSOLUTE)]
-    ours = f"kept above chance: relative {min(shares):.2f} to {max(shares):.2f}, absolute "
-    ours += f"{min(absolute):.2f} to {max(absolute):.2f}" if absolute else "undefined"
-    held = [all(cell.holds for cell in found), any(cell.better for cell in found)]
-    lost = [cell.degraded for cell in found]
-    modest = [cell.below(MODEST) for cell in lost]
-    span = f"{min(each.value for each in lost):.0%} to {max(each.value for each in lost):.0%}; modest in "
-    return [
-        SWAPPED.row(ours, n, held, units),
-        DEGRADED.row(f"{span}{modest.count(True)} of {len(found)} cells", n, modest, units),
-    ]
+    found, units = cells(record), len(record["networks"])
+    n = f"{units} networks, {_pairs(found)} pairs, {len(found)} cells"
+    absolute = [cell.kept(ABSOLUTE).value for cell in found.values() if cell.defined(ABSOLUTE)]
+    ours = f"kept above chance: relative {span(cell.kept(RELATIVE).value for cell in found.values())}, absolute "
+    ours += span(absolute) if absolute else "undefined"
+    held = [all(cell.holds(ENOUGH, LITTLE) for cell in found.values()), any(cell.better for cell in found.values())]
+    lost = [cell.degraded for cell in found.values()]
+    modest = [each.below(MODEST) for each in lost]
+    shown = f"{span((each.value for each in lost), '.0%')}; modest in {modest.count(True)} of {len(found)} cells"
+    return [SWAPPED.row(ours, n, held, units), DEGRADED.row(shown, n, modest, units)]
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ python -m relative_representations.cross_architecture_text --encoders local --da
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import study
 from relative_representations import diagnosis, kept, swapping, text_encoders, texts
 from relative_representations.encoders import Encoder
-from relative_representations.experiment import CHECK, Claim, Preset
-from relative_representations.kept import Array, Estimate, Pairs
-from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
+from relative_representations.kept import ABSOLUTE, CHANCE, CHECK, RELATIVE, Claim, Exchange, Pairs, footer
+from relative_representations.swapping import CENTRED, TRUNCATED, Preset
 
 PRESETS = {
     "small": Preset(6_000, 500, 500, 6, 128, 1e-3, 3, corpus=3_000, pretraining=2),
@@ -38,13 +38,14 @@ def main() -> None:
     groups, scores, pictures = [], [], {}
     for name, encoders in encoders_of(arguments, preset).items():
         sides = {encoder.name: swapping.encoded(encoder, train, test, arguments.cache) for encoder in encoders}
-        anchors = swapping.choices(train, sides.values(), "stratified", preset)
+        anchors = swapping.choices(train, sides.values(), "stratified", preset.anchors, preset.seeds)
         found = swapping.exchange(sides, anchors, preset, train.num_classes, paper_heads=(ABSOLUTE, RELATIVE))
         scores += kept.scores(found, group=name)
         shapes, likeness = diagnosis.shapes(sides), diagnosis.likeness(sides)
         groups.append({"name": name, "encoders": list(sides), "shapes": shapes, "likeness": likeness})
-        drawn = swapping.matrices(found, (RELATIVE, CENTRED), f"TREC, {name}")
-        pictures |= {f"TREC_{name.split()[0]}_{method.split()[-1]}": drawn[method] for method in drawn}
+        for method in (RELATIVE, CENTRED):
+            drawn = swapping.by_pair(found, method, f"TREC, {name}")
+            pictures[f"TREC_{name.split()[0]}_{method.split()[-1]}"] = drawn
         print(f"{name}: done", flush=True)
     record = {
         "preset": arguments.preset, "sizes": preset, "encoders": arguments.encoders, "train": len(train),
@@ -77,47 +78,25 @@ def local_encoders(arguments: argparse.Namespace, preset: Preset, tuning: int = 
     ]
 
 
-class Group:
-    """The scores of one group of encoders.
+def groups_of(record: dict[str, Any]) -> dict[str, Exchange]:
+    """Return the scores by group of encoders."""
+    return {
+        group["name"]: Exchange.of(record, Pairs(["encoder"] * len(group["encoders"])), group=group["name"])
+        for group in record["groups"]
+    }
 
-    Args:
-        record: The record.
-        group: The group in the record.
-    """
 
-    def __init__(self, record: dict[str, Any], group: dict[str, Any]) -> None:
-        self.name, self.encoders = group["name"], group["encoders"]
-        self.f1: dict[str, Array] = {
-            row["method"]: kept.matrix(record, row["method"], group=self.name)
-            for row in record["scores"]
-            if row["group"] == self.name
-        }
-        self.chance = float(np.nanmean(self.f1[CHANCE]))
-        self.pairs = Pairs(["encoder"] * len(self.encoders))
-
-    def kept(self, method: str) -> Estimate:
-        """Estimate the share of the score above chance that is kept with another encoder."""
-        return self.pairs.kept(self.f1[method], self.chance)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the claim holds by the rule of the page."""
-        own = np.diag(self.f1[RELATIVE]).mean()
-        return bool(own > self.chance) and self.kept(RELATIVE).low >= MUCH and self.kept(ABSOLUTE).high <= LITTLE
-
-    @property
-    def better(self) -> bool:
-        """Whether stitched relative heads exceed absolute ones."""
-        return self.pairs.mean(self.f1[RELATIVE] - self.f1[ABSOLUTE]).low > 0
+def holds(found: Exchange) -> bool:
+    """Whether the claim holds in a group by the rule of the page."""
+    return found.own(RELATIVE) > found.chance and found.holds(MUCH, LITTLE)
 
 
 SWAPPED = Claim(
     "section 5.2, text, TREC", "Heads on relative representations accept text encoders of other architectures",
     "stitched 75.9, absolute 21.5",
     f"in each group of encoders, relative heads keep {MUCH:.0%} or more of the score above chance and absolute ones "
-    "at most "
-    f"{LITTLE:.0%}, by the interval; in part: in some groups, or relative heads are above absolute ones, paired by "
-    "encoders",
+    f"at most {LITTLE:.0%}, by the interval; in part: in some groups, or relative heads are above absolute ones, "
+    "paired by encoders",
 )  # fmt: skip
 
 PAGE = """# Swap in text encoders of other architectures (after Moschella et al., ICLR 2023, section 5.2)
@@ -140,14 +119,7 @@ test batch, as the authors' code does.
 The rule was fixed before the figures of this run were seen (those of three of the families were known), with intervals
 that do not overlap in place of a paired difference until this version. It holds in {holds} of {count} groups.
 {groups}
-This page and [its figures as JSON](cross_architecture_text.json) are written by the command (preset {preset}, one
-core):
-
-```
-python -m relative_representations.cross_architecture_text --encoders {encoders} --data-dir DATA \\
-    --cache CACHE --out OUT
-```
-"""
+{footer}"""
 LOCAL = """**{check}**. BERT and RoBERTa (masked words) and ELECTRA (replaced tokens, drawn without a generator) have 2
 layers of width 128 and a tokenizer each; uncased BERT has words in lower case, cased BERT words as they are and another
 seed. They are trained on at most {corpus:,} texts of each of four English sources for {epochs} epochs; in one group
@@ -159,45 +131,44 @@ OF_HUB = "the pretrained encoders of the paper; the vector of a text is the firs
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    groups, sizes = [Group(record, group) for group in record["groups"]], record["sizes"]
-    local = LOCAL.format(
+    found, sizes = groups_of(record), record["sizes"]
+    local = LOCAL.strip().format(
         check=CHECK, corpus=sizes["corpus"], epochs=sizes["pretraining"], tuning=TUNING[record["preset"]]
     )
     return PAGE.format(
-        setting=local.strip() if record["encoders"] == "local" else OF_HUB, train=record["train"], test=record["test"],
-        seeds=sizes["seeds"], anchors=sizes["anchors"], preset=record["preset"],
-        verdicts=study.verdicts(claims(record)), holds=sum(group.holds for group in groups), count=len(groups),
-        groups="\n".join(
-            _section(group, entry) for group, entry in zip(groups, record["groups"], strict=True)
-        ), encoders=record["encoders"],
+        footer=footer("cross_architecture_text", f"--encoders {record['encoders']}"),
+        setting=local if record["encoders"] == "local" else OF_HUB, train=record["train"], test=record["test"],
+        seeds=sizes["seeds"], anchors=sizes["anchors"],
+        verdicts=study.verdicts(claims(record)), holds=sum(map(holds, found.values())), count=len(found),
+        groups="\n".join(_section(found[entry["name"]], entry) for entry in record["groups"]),
     )  # fmt: skip
 
 
-def _section(group: Group, entry: dict[str, Any]) -> str:
-    rows = []
-    for method, f1 in group.f1.items():
-        stitched = group.pairs.mean(f1).shown()
-        share = "–" if method == CHANCE else group.kept(method).shown(2)
-        rows.append((method, f"{np.diag(f1).mean():.1f}", stitched, share, *PAPER.get(method, ("–", "–"))))
-    header = ("method", "own", "stitched", "kept", "paper, own", "paper, stitched")
-    pairs = [
-        (decoder, encoder, *(_cell(group.f1[method][i, j]) for method in METHODS))
-        for i, decoder in enumerate(group.encoders) for j, encoder in enumerate(group.encoders)
+def _section(found: Exchange, entry: dict[str, Any]) -> str:
+    rows = [
+        (method, *found.row(method)[: 2 if method == CHANCE else 3], *(["–"] if method == CHANCE else []),
+         *PAPER.get(method, ("–", "–")))
+        for method in found.f1
     ]  # fmt: skip
+    names = entry["encoders"]
+    pairs = [
+        (names[i], names[j], *(_cell(found.f1[method][i, j]) for method in METHODS))
+        for i, j in product(range(len(names)), repeat=2)
+    ]
     cases = ""
-    if "bert cased" in group.encoders:
-        one, two = (group.encoders.index(f"bert {case}") for case in ("cased", "uncased"))
-        cells = group.f1[RELATIVE]
+    if "bert cased" in names:
+        one, two = (names.index(f"bert {case}") for case in ("cased", "uncased"))
+        cells = found.f1[RELATIVE]
         cases = (
             f"\nCased under the head of uncased BERT: {cells[two, one]:.1f}; uncased under cased: "
             f"{cells[one, two]:.1f} (own {cells[two, two]:.1f} and {cells[one, one]:.1f}, relative).\n"
         )
     return f"""
-## Encoders {group.name}
+## Encoders {entry["name"]}
 
-The claim {"holds" if group.holds else "does not hold"} here.
+The claim {"holds" if holds(found) else "does not hold"} here.
 
-{study.markdown(header, rows)}
+{study.markdown(("method", "own", "stitched", "kept", "paper, own", "paper, stitched"), rows)}
 {cases}
 By pair of head (the encoder that it was trained on) and encoder:
 
@@ -215,15 +186,13 @@ def _cell(value: float) -> str:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    groups = [Group(record, group) for group in record["groups"]]
+    found, sizes = groups_of(record), [len(group["encoders"]) for group in record["groups"]]
     ours = "; ".join(
-        f"{group.name}: {group.pairs.mean(group.f1[RELATIVE]).value:.1f} v. "
-        f"{group.pairs.mean(group.f1[ABSOLUTE]).value:.1f}"
-        for group in groups
+        f"{name}: {each.stitched(RELATIVE).value:.1f} v. {each.stitched(ABSOLUTE).value:.1f}"
+        for name, each in found.items()
     )
-    sizes = [len(group.encoders) for group in groups]
     n = f"{' and '.join(map(str, sizes))} encoders, {record['test']} questions"
-    held = [all(group.holds for group in groups), any(group.better for group in groups)]
+    held = [all(map(holds, found.values())), any(each.more().low > 0 for each in found.values())]
     return [SWAPPED.row(ours, n, held, min(sizes))]
 
 

@@ -13,10 +13,8 @@ import numpy as np
 import study
 from relative_representations import diagnosis, kept, swapping, text_encoders, texts
 from relative_representations.encoders import Encoder
-from relative_representations.experiment import CHECK, Claim, Preset
-from relative_representations.kept import Estimate
-from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE, TRUNCATED
-from scipy.stats import t
+from relative_representations.kept import ABSOLUTE, CHANCE, CHECK, RELATIVE, Array, Claim, Estimate, footer, student
+from relative_representations.swapping import CENTRED, TRUNCATED, Preset
 
 from hf_stitch.data import check_same_order
 
@@ -64,7 +62,7 @@ def main() -> None:
             check_same_order(pools[ENGLISH], pools[language])
             encoder = encoder_of(language, tuning, arguments, preset)
             sides[language] = swapping.encoded(encoder, train, test, arguments.cache, pools[language])
-        anchors = swapping.choices(pools[ENGLISH], sides.values(), "random", preset)
+        anchors = swapping.choices(pools[ENGLISH], sides.values(), "random", preset.anchors, preset.seeds)
         found = swapping.exchange(sides, anchors, preset, 3, decoders=[ENGLISH])
         scores += kept.scores(found, group=kind)
         shapes, likeness = diagnosis.shapes(sides), diagnosis.likeness(sides, ENGLISH)
@@ -89,49 +87,22 @@ def encoder_of(language: str, tuning: int, arguments: argparse.Namespace, preset
 
 
 class Group:
-    """The scores of English heads on one group of encoders.
-
-    Args:
-        record: The record.
-        group: The group in the record.
-    """
+    """The scores of English heads on one group of encoders: method -> F1 with the encoder of each language."""
 
     def __init__(self, record: dict[str, Any], group: dict[str, Any]) -> None:
         self.name, self.languages = group["name"], group["languages"]
-        self.f1 = {
-            row["method"]: kept.matrix(record, row["method"], group=self.name)[0]
-            for row in record["scores"]
-            if row["group"] == self.name
-        }
+        rows = [row for row in record["scores"] if row["group"] == self.name]
+        self.f1: dict[str, Array] = {row["method"]: np.array(row["f1"], dtype=float)[0] for row in rows}
         self.chance = float(self.f1[CHANCE].mean())
+        relative, absolute = (self.f1[method][1:] for method in (RELATIVE, ABSOLUTE))
+        own = float(self.f1[RELATIVE][0])
+        self.above_chance, self.above_absolute = student(relative - self.chance), student(relative - absolute)
+        self.shares: Array = (relative - self.chance) / (own - self.chance)  # of the score above chance, by language
+        self.learnt = (own - self.chance) / (100 - self.chance)  # of the way from chance to 100, by the own encoder
 
-    def own(self, method: str) -> float:
-        """Return F1 with the English encoder."""
-        return float(self.f1[method][0])
-
-    def others(self, method: str) -> kept.Array:
-        """Return F1 with the encoders of other languages."""
-        return self.f1[method][1:]
-
-    @property
-    def above_chance(self) -> Estimate:
-        """Estimate stitched relative F1 minus chance over languages."""
-        return over_languages(self.others(RELATIVE) - self.chance)
-
-    @property
-    def above_absolute(self) -> Estimate:
-        """Estimate stitched relative minus absolute F1 over languages."""
-        return over_languages(self.others(RELATIVE) - self.others(ABSOLUTE))
-
-    @property
-    def shares(self) -> kept.Array:
-        """The shares of the score above chance that are kept, by language."""
-        return (self.others(RELATIVE) - self.chance) / (self.own(RELATIVE) - self.chance)
-
-    @property
-    def learnt(self) -> float:
-        """The share of the way from chance to 100 that the head reaches with its own encoder."""
-        return (self.own(RELATIVE) - self.chance) / (100 - self.chance)
+    def others(self, method: str) -> Estimate:
+        """Estimate the mean F1 over other languages."""
+        return student(self.f1[method][1:])
 
     @property
     def parts(self) -> list[bool | None]:
@@ -139,12 +110,6 @@ class Group:
         if self.learnt < LEARNT:
             return [None]
         return [self.above_chance.above(0), self.above_absolute.above(0), bool(self.shares.min() >= MUCH)]
-
-
-def over_languages(values: kept.Array) -> Estimate:
-    """Estimate a mean with the 95% interval of Student's t over languages."""
-    mean, half = values.mean(), t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return Estimate(float(mean), float(mean - half), float(mean + half))
 
 
 SWAPPED = Claim(
@@ -180,13 +145,7 @@ above chance contains 0, which decides nothing; that encoders must have learnt t
 
 {groups_said}
 {groups}
-This page and [its figures as JSON](cross_language.json) are written by the command (preset {preset}, one core):
-
-```
-python -m relative_representations.cross_language --encoders {encoders} --data-dir DATA --cache CACHE \\
-    --out OUT
-```
-"""
+{footer}"""
 LOCAL = """**{check}**. One RoBERTa of 2 layers of width 128 per language, each with another seed, is trained on
 {corpus:,} news sentences and the tweets of its language for {epochs} epochs, and then, in one group, fine-tuned on
 their sentiment for {tuning}."""
@@ -199,10 +158,10 @@ def page(record: dict[str, Any]) -> str:
         check=CHECK, corpus=sizes["corpus"], epochs=sizes["pretraining"], tuning=TUNING[record["preset"]]
     )
     return PAGE.format(
+        footer=footer("cross_language", f"--encoders {record['encoders']}"),
         setting=local if record["encoders"] == "local" else "The encoders are pretrained RoBERTas.",
-        **{name: sizes[name] for name in ("train", "test", "anchors", "seeds")}, preset=record["preset"],
+        **{name: sizes[name] for name in ("train", "test", "anchors", "seeds")},
         verdicts=study.verdicts(claims(record)), groups_said="\n".join(f"- {_sentence(group)}" for group in groups),
-        encoders=record["encoders"],
         groups="\n".join(_section(*both) for both in zip(groups, record["groups"], strict=True)),
     )  # fmt: skip
 
@@ -211,29 +170,28 @@ def _sentence(group: Group) -> str:
     return (
         f"Encoders {group.name}: relative heads exceed chance by {group.above_chance.shown()} points and absolute ones "
         f"by {group.above_absolute.shown()}; their own score exceeds chance by "
-        f"{group.own(RELATIVE) - group.chance:.1f}, {group.learnt:.0%} of the way to 100."
+        f"{group.f1[RELATIVE][0] - group.chance:.1f}, {group.learnt:.0%} of the way to 100."
     )
 
 
 def _section(group: Group, entry: dict[str, Any]) -> str:
     rows = [
         (
-            method, f"{group.own(method):.1f}", over_languages(group.others(method)).shown(),
-            *(f"{value:.1f}" for value in group.others(method)), *PAPER.get(method, ("–", "–")),
+            method, f"{f1[0]:.1f}", group.others(method).shown(), *(f"{value:.1f}" for value in f1[1:]),
+            *PAPER.get(method, ("–", "–")),
         )
-        for method in group.f1
+        for method, f1 in group.f1.items()
     ]  # fmt: skip
     header = ("method", "own", "other languages", *group.languages[1:], "paper, own", "paper, other languages")
-    similar = [row["similarity"] for row in entry["likeness"]]
-    shuffled = np.mean([row["shuffled"] for row in entry["likeness"]])
+    similar, shuffled = ([row[name] for row in entry["likeness"]] for name in ("similarity", "shuffled"))
     return f"""
 ## Encoders {group.name}
 
 {study.markdown(header, rows)}
 
-Relative heads keep {group.shares.min():.2f} to {group.shares.max():.2f} of the score above chance. English and other
-encoders arrange the parallel sentences with a centred relative cosine of {min(similar):.2f} to {max(similar):.2f}
-(shuffled: {shuffled:.3f}).
+Relative heads keep {kept.span(group.shares)} of the score above chance. English and other
+encoders arrange the parallel sentences with a centred relative cosine of {kept.span(similar)}
+(shuffled: {np.mean(shuffled):.3f}).
 
 {diagnosis.tables(entry["shapes"], entry["likeness"])}
 """
@@ -243,8 +201,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
     group = Group(record, record["groups"][0])
     ours = (
-        f"{group.others(RELATIVE).mean():.1f} of {group.own(RELATIVE):.1f}, chance {group.chance:.1f}; above chance by "
-        f"{group.above_chance.shown()}"
+        f"{group.others(RELATIVE).value:.1f} of {group.f1[RELATIVE][0]:.1f}, chance {group.chance:.1f}; above chance "
+        f"by {group.above_chance.shown()}"
     )
     languages = len(group.languages) - 1
     n = f"{languages} languages, {record['sizes']['seeds']} seeds of heads"

@@ -1,6 +1,7 @@
 """Why encoders can or cannot be swapped: the distribution of their vectors and their similarity."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import study
@@ -11,7 +12,6 @@ from hf_stitch.metrics import relative_cosine
 
 ROWS = 800
 """Number of candidates for anchors that are compared."""
-FORMS = (".4f", ".2f", ".1f")
 
 
 def shapes(sides: Mapping[str, Encoded]) -> list[dict[str, Any]]:
@@ -35,39 +35,25 @@ def shapes(sides: Mapping[str, Encoded]) -> list[dict[str, Any]]:
 
 
 def likeness(sides: Mapping[str, Encoded], first: str | None = None) -> list[dict[str, Any]]:
-    """Compare encoders on the same candidates for anchors by centred relative cosine.
-
-    Args:
-        sides: Name -> vectors of the encoder.
-        first: Restrict to pairs with this encoder. ``None``: all pairs.
+    """Compare pairs of encoders (those with a first one, or all) on the same candidates by centred relative cosine.
 
     Returns:
         For each pair: the names, the similarity, and a baseline with shuffled candidates.
     """
-    names = list(sides)
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if first in (None, a)]
     rows = []
-    for a, b in pairs:
-        x, y = sides[a].pool[:ROWS], sides[b].pool[:ROWS]
-        shuffled = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
-        found = [round(relative_cosine(x, other).item(), 3) for other in (y, shuffled)]
-        rows.append({"encoders": [a, b], "similarity": found[0], "shuffled": found[1]})
+    for a, b in combinations(sides, 2):
+        if first in (None, a):
+            x, y = sides[a].pool[:ROWS], sides[b].pool[:ROWS]
+            shuffled = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+            found = [round(relative_cosine(x, other).item(), 3) for other in (y, shuffled)]
+            rows.append({"encoders": [a, b], "similarity": found[0], "shuffled": found[1]})
     return rows
 
 
 def tables(shapes: Sequence[Mapping[str, Any]], likeness: Sequence[Mapping[str, Any]]) -> str:
     """Format shapes and similarities as two Markdown tables."""
-    formed = [
-        (row["encoder"], row["width"], *(f"{value:{form}}" for value, form in zip(row["shape"], FORMS, strict=True)))
-        for row in shapes
-    ]
-    header = (
-        "encoder", "width", "norm of the mean / of a vector", "largest share of variance", "participation ratio"
-    )  # fmt: skip
+    formed = [(row["encoder"], row["width"], *"{:.4f} {:.2f} {:.1f}".format(*row["shape"]).split()) for row in shapes]
+    header = "encoder", "width", "norm of the mean / of a vector", "largest share of variance", "participation ratio"
     pairs = [(*row["encoders"], f"{row['similarity']:.3f}", f"{row['shuffled']:.3f}") for row in likeness]
-    return "\n\n".join(
-        [
-            study.markdown(header, formed),
-            study.markdown(("encoder", "encoder", "centred relative cosine", "shuffled (chance)"), pairs),
-        ]
-    )
+    names = "encoder", "encoder", "centred relative cosine", "shuffled (chance)"
+    return f"{study.markdown(header, formed)}\n\n{study.markdown(names, pairs)}"

@@ -21,14 +21,7 @@ def digest(*parts: Any) -> str:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen network that encodes a sample as one vector.
-
-    Attributes:
-        name: Name in tables.
-        adapter: The network.
-        layer: The cut. ``None``: the output of the network is the vector.
-        pooling: Pooling of activations at the cut.
-    """
+    """A frozen network that encodes a sample as one vector: its output, or what it has at a cut, pooled."""
 
     name: str
     adapter: hf_stitch.Adapter
@@ -37,10 +30,7 @@ class Encoder:
 
     @torch.no_grad()
     def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
-        """Encode samples as ``(n, width)`` float32.
-
-        The cache key consists of the hash of the weights, layer, pooling and fingerprint of the samples.
-        """
+        """Encode samples as ``(n, width)`` float32, or read them from the cache."""
         made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
         if not path.is_file():

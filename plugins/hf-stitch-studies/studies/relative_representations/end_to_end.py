@@ -7,8 +7,7 @@ training, encoders and heads of different seeds are combined.
     python -m relative_representations.end_to_end --data-dir DATA --cache CACHE --out OUT
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,45 +16,42 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from relative_representations import experiment, heads, image_sets, images, kept, swapping
+from relative_representations import heads, images, swapping
 from relative_representations.autoencoders import CHANNELS
 from relative_representations.encoders import digest
-from relative_representations.experiment import Claim
-from relative_representations.kept import Estimate, Pairs
-from relative_representations.swapping import ABSOLUTE, RELATIVE
+from relative_representations.kept import (
+    ABSOLUTE,
+    CHANCE,
+    RELATIVE,
+    Claim,
+    Estimate,
+    Exchange,
+    Pairs,
+    footer,
+    span,
+    spread,
+    student,
+)
 from relative_representations.training import train
-from scipy.stats import t
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_stitch.artefacts import Head
 from hf_stitch.relative import RelativeProjection
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import AnchorRefresh
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes and hyperparameters of the experiment.
+    """Sizes and hyperparameters of the experiment."""
 
-    Attributes:
-        train: Number of training images.
-        test: Number of test images.
-        anchors: Number of anchors.
-        width: Multiplier of 32, 64, 128 and 256 channels.
-        epochs: Passes over the training images.
-        steps: Training steps on a graph.
-        seeds: Number of networks of each kind on images.
-        graph_seeds: Number of networks of each kind on graphs.
-    """
-
-    train: int
+    train: int  # images
     test: int
     anchors: int
-    width: float
-    epochs: int
-    steps: int
-    seeds: int
+    width: float  # multiplier of 32, 64, 128 and 256 channels
+    epochs: int  # on images
+    steps: int  # on a graph
+    seeds: int  # networks of each kind on images
     graph_seeds: int
 
 
@@ -65,7 +61,7 @@ PRESETS = {
     "paper": Preset(60_000, 10_000, 300, 1.0, 30, 500, 10, 10),
 }
 GRAPHS = ("cora", "citeseer")
-TITLES = {**image_sets.TITLES, "cora": "Cora", "citeseer": "CiteSeer"}
+TITLES = {**images.TITLES, "cora": "Cora", "citeseer": "CiteSeer"}
 MARGIN = 3.0
 """Points of F1 that relative training may cost."""
 LITTLE, MUCH = 0.2, 0.8
@@ -83,29 +79,17 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Task:
-    """A classification task and its training.
+    """A classification task and its training."""
 
-    Attributes:
-        build: Maps a seed to a network from indices of samples to vectors, and the width of the vectors.
-        labels: Classes of all samples ``(n,)``.
-        train: Indices of the training samples.
-        test: Indices of the test samples.
-        different: Indices of training samples that networks can distinguish: candidates for anchors.
-        batch: Batch size.
-        epochs: Passes over the training samples.
-        learning_rate: Learning rate of AdamW.
-        batch_norm: Whether the network has BatchNorm, which then embeds anchors in training mode.
-    """
-
-    build: Callable[[int], tuple[nn.Module, int]]
+    build: Callable[[int], tuple[nn.Module, int]]  # seed -> network from indices of samples to vectors, and their width
     labels: Tensor
-    train: Tensor
+    train: Tensor  # indices of samples, as the next two
     test: Tensor
-    different: Tensor
+    different: Tensor  # training samples that networks can distinguish: candidates for anchors
     batch: int
     epochs: int
     learning_rate: float
-    batch_norm: bool
+    batch_norm: bool  # then the network embeds anchors in training mode
 
 
 @dataclass(frozen=True)
@@ -126,17 +110,7 @@ class Trained:
 
 
 def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Trained:
-    """Train encoder and head together.
-
-    Args:
-        task: Task and training.
-        anchors: Indices of the anchors. ``None``: an absolute network.
-        seed: Seed of weights and order.
-        every: Number of steps between embeddings of the anchors.
-
-    Returns:
-        The trained network.
-    """
+    """Train encoder and head together; anchors, unless the network is absolute, are embedded every so many steps."""
     encoder, width = task.build(seed)
     projection = None if anchors is None else RelativeProjection(width, len(anchors))
     head = heads.new(width if projection is None else projection.out_features, int(task.labels.max()) + 1)
@@ -159,6 +133,16 @@ def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Traine
     if anchors is not None:
         AnchorRefresh(whole, anchors, **options).refresh()
     return Trained(encoder, projection, head)
+
+
+def exchanged(networks: Sequence[Trained], task: Task) -> list[list[float]]:
+    """Return the F1 of every head with every encoder, in percent."""
+    truth = task.labels[task.test]
+    return [[_f1(truth, head.answers(encoder, task.test)) for encoder in networks] for head in networks]
+
+
+def _f1(truth: Tensor, predictions: Tensor) -> float:
+    return round(swapping.scored(truth, predictions)["f1"], 2)
 
 
 class Convolutional(nn.Module):
@@ -197,7 +181,7 @@ class GraphConvolutional(nn.Module):
 
 def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
     """Create an image classification task."""
-    parts = image_sets.parts(name, preset.train, preset.test, data_dir)
+    parts = images.parts(name, preset.train, preset.test, data_dir)
     pixels = torch.cat([images.pixels(part) for part in parts])
     labels = torch.tensor([label for part in parts for label in part.labels or []])
     places, count = torch.arange(len(pixels)), len(parts[0])
@@ -211,13 +195,7 @@ def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
 
 
 def of_graph(name: str, preset: Preset, data_dir: str | None) -> Task:
-    """Create a node classification task on a Planetoid citation graph.
-
-    A random tenth of the labelled nodes is held out, as in the authors' code.
-
-    Raises:
-        SystemExit: If ``data_dir`` is ``None``, because the graphs are not on the Hub.
-    """
+    """Create a node classification task on a citation graph; a random tenth of the labelled nodes is held out."""
     if data_dir is None:
         raise SystemExit(f"{name} is not on the Hub: pass --data-dir, a folder with planetoid/{name}.npz")
     held = np.load(Path(data_dir, "planetoid", f"{name}.npz"))
@@ -254,35 +232,19 @@ def anchors_of(task: Task, count: int) -> Tensor:
     return task.different[torch.randperm(len(task.different), generator=torch.Generator().manual_seed(0))[:count]]
 
 
-def scores_of(name: str, preset: Preset, arguments: Any) -> list[dict[str, Any]]:
-    """Train all networks of a data set and combine their halves, or read the scores from the cache.
-
-    Returns:
-        For each method, ``f1`` in percent: rows of heads by columns of encoders. Chance is a column of ``seeds`` draws.
-    """
-    path = arguments.cache / "end_to_end" / f"{digest(name, asdict(preset))}.json"
-    if path.is_file():
-        return json.loads(path.read_text())
+def scores_of(name: str, preset: Preset, data_dir: str | None) -> list[dict[str, Any]]:
+    """Train all networks of a data set and combine their halves: method and ``f1``; of chance, a column of draws."""
     of, count = (of_graph, preset.graph_seeds) if name in GRAPHS else (of_images, preset.seeds)
-    task = of(name, preset, arguments.data_dir)
+    task = of(name, preset, data_dir)
     rows: list[dict[str, Any]] = []
-    truth = task.labels[task.test]
     for method, anchors in ((ABSOLUTE, None), (RELATIVE, anchors_of(task, preset.anchors))):
         networks = [fit(task, anchors, seed) for seed in range(count)]
-        f1 = [[_f1(truth, head.answers(encoder, task.test)) for encoder in networks] for head in networks]
-        rows.append({"data": name, "method": method, "f1": f1})
-    frequency = torch.bincount(task.labels[task.train]).double()
+        rows.append({"data": name, "method": method, "f1": exchanged(networks, task)})
+    frequency, truth = torch.bincount(task.labels[task.train]).double(), task.labels[task.test]
     random = torch.Generator().manual_seed(0)
     draws = [frequency.multinomial(len(truth), replacement=True, generator=random) for _ in range(count)]
     size = {"train": len(task.train), "test": len(task.test)}
-    rows.append({"data": name, "method": swapping.CHANCE, "f1": [[_f1(truth, draw)] for draw in draws], **size})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda path: path.write_text(json.dumps(rows)))
-    return rows
-
-
-def _f1(truth: Tensor, predictions: Tensor) -> float:
-    return round(swapping.scored(truth, predictions)["f1"], 2)
+    return [*rows, {"data": name, "method": CHANCE, "f1": [[_f1(truth, draw)] for draw in draws], **size}]
 
 
 def main() -> None:
@@ -290,47 +252,32 @@ def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset = PRESETS[arguments.preset]
     scores = []
-    for name in (*GRAPHS, *image_sets.SETS):
-        scores += scores_of(name, preset, arguments)
+    for name in (*GRAPHS, *images.TITLES):
+        path = arguments.cache / "end_to_end" / f"{digest(name, asdict(preset))}.json"
+        scores += study.kept(path, lambda name=name: scores_of(name, preset, arguments.data_dir))
         print(f"{name}: done", flush=True)
-    record = {"preset": arguments.preset, "sizes": preset, "data": [*image_sets.SETS, *GRAPHS], "scores": scores}
+    record = {"preset": arguments.preset, "sizes": preset, "data": [*images.TITLES, *GRAPHS], "scores": scores}
     study.leave("end_to_end", record, page, {}, arguments.out)
 
 
-class Compared:
-    """Relative and absolute networks on one data set.
-
-    Args:
-        record: The record.
-        name: The data set.
-    """
-
-    def __init__(self, record: dict[str, Any], name: str) -> None:
-        self.name = name
-        self.f1 = {method: kept.matrix(record, method, data=name) for method in (ABSOLUTE, RELATIVE, swapping.CHANCE)}
-        self.chance = float(self.f1[swapping.CHANCE].mean())
-        self.pairs = Pairs(["network"] * len(self.f1[ABSOLUTE]))
+class Compared(Exchange):
+    """Relative and absolute networks on one data set."""
 
     @property
     def difference(self) -> Estimate:
         """Relative minus absolute F1 with own halves, paired by seed, with the 95% interval of Student's t."""
-        gaps = np.diag(self.f1[RELATIVE]) - np.diag(self.f1[ABSOLUTE])
-        mean, half = gaps.mean(), t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / len(gaps) ** 0.5
-        return Estimate(float(mean), float(mean - half), float(mean + half))
-
-    def kept(self, method: str) -> Estimate:
-        """Estimate the share of the score above chance that is kept with the encoder of another seed."""
-        return self.pairs.kept(self.f1[method], self.chance)
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether relative networks can exchange their halves and absolute ones cannot."""
-        return self.kept(RELATIVE).low >= MUCH and self.kept(ABSOLUTE).high <= LITTLE
+        return student(np.diag(self.f1[RELATIVE]) - np.diag(self.f1[ABSOLUTE]))
 
     @property
     def better(self) -> bool:
         """Whether relative networks keep more than absolute ones."""
-        return self.pairs.kept_more(self.f1[RELATIVE], self.f1[ABSOLUTE], self.chance).low > 0
+        return self.kept_more(RELATIVE, ABSOLUTE).low > 0
+
+
+def compared(record: dict[str, Any]) -> dict[str, Compared]:
+    """Return the scores by data set."""
+    counts = {row["data"]: len(row["f1"]) for row in record["scores"]}
+    return {name: Compared.of(record, Pairs(["network"] * counts[name]), data=name) for name in record["data"]}
 
 
 COSTS = Claim(
@@ -366,59 +313,65 @@ The bounds were fixed before the figures of this run were seen (those of an earl
 version, the claim on cost was confirmed in part where the intervals of some data sets are too wide: with few seeds, they
 do not tell. Exchange holds on {holds} of {count} data sets; relative networks keep more than absolute ones on {better}.
 
-| data | training, test | seeds | chance | absolute, own | relative, own | relative − absolute | paper: absolute | relative |
-|---|---|---|---|---|---|---|---|---|
 {costs}
 
-| data | absolute, stitched | relative, stitched | absolute, kept | relative, kept | exchange holds |
-|---|---|---|---|---|---|
 {exchanges}
 
-This page and [its figures as JSON](end_to_end.json) are written by the command (preset {preset}, one core):
-
-```
-python -m relative_representations.end_to_end --data-dir DATA --cache CACHE --out OUT
-```
-"""  # noqa: E501
+{footer}"""  # noqa: E501
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    found, sizes = [Compared(record, name) for name in record["data"]], record["sizes"]
-    samples = {row["data"]: f"{row['train']:,}, {row['test']:,}" for row in record["scores"] if "train" in row}
+    found, sizes = compared(record), record["sizes"]
     return PAGE.format(
+        footer=footer("end_to_end"),
         **{name: sizes[name] for name in ("width", "epochs", "train", "steps", "anchors")},
-        verdicts=study.verdicts(claims(record)), count=len(found), preset=record["preset"],
-        holds=sum(each.exchanges for each in found),
-        better=sum(each.better for each in found),
-        costs="\n".join(
-            f"| {TITLES[each.name]} | {samples[each.name]} | {len(each.f1[ABSOLUTE])} | {each.chance:.1f} | "
-            + " | ".join(experiment.spread(np.diag(each.f1[method]).tolist()) for method in (ABSOLUTE, RELATIVE))
-            + f" | {each.difference.shown()} | "
-            + " | ".join(PAPER[each.name][method] for method in (ABSOLUTE, RELATIVE)) + " |"
-            for each in found
-        ),
-        exchanges="\n".join(
-            f"| {TITLES[each.name]} | "
-            + " | ".join(each.pairs.mean(each.f1[method]).shown() for method in (ABSOLUTE, RELATIVE)) + " | "
-            + " | ".join(each.kept(method).shown(2) for method in (ABSOLUTE, RELATIVE))
-            + f" | {'yes' if each.exchanges else 'no'} |"
-            for each in found
-        ),
+        verdicts=study.verdicts(claims(record)), count=len(found),
+        holds=sum(each.holds(MUCH, LITTLE) for each in found.values()),
+        better=sum(each.better for each in found.values()), costs=_costs(record, found), exchanges=_exchanges(found),
     )  # fmt: skip
+
+
+def _costs(record: dict[str, Any], found: dict[str, Compared]) -> str:
+    samples = {row["data"]: f"{row['train']:,}, {row['test']:,}" for row in record["scores"] if "train" in row}
+    rows = [
+        (
+            TITLES[name], samples[name], len(each.f1[ABSOLUTE]), f"{each.chance:.1f}",
+            *(spread(np.diag(each.f1[method]).tolist()) for method in (ABSOLUTE, RELATIVE)), each.difference.shown(),
+            *PAPER[name].values(),
+        )
+        for name, each in found.items()
+    ]  # fmt: skip
+    header = (
+        "data", "training, test", "seeds", "chance", "absolute, own", "relative, own", "relative − absolute",
+        "paper: absolute", "relative",
+    )  # fmt: skip
+    return study.markdown(header, rows)
+
+
+def _exchanges(found: dict[str, Compared]) -> str:
+    rows = [
+        (
+            TITLES[name], *(each.stitched(method).shown() for method in (ABSOLUTE, RELATIVE)),
+            *(each.kept(method).shown(2) for method in (ABSOLUTE, RELATIVE)),
+            "yes" if each.holds(MUCH, LITTLE) else "no",
+        )
+        for name, each in found.items()
+    ]  # fmt: skip
+    header = ("data", "absolute, stitched", "relative, stitched", "absolute, kept", "relative, kept", "exchange holds")
+    return study.markdown(header, rows)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    found = [Compared(record, name) for name in record["data"]]
-    gaps, shares = [each.difference for each in found], [each.kept(RELATIVE).value for each in found]
-    seeds = sorted({len(each.f1[ABSOLUTE]) for each in found})
+    found = compared(record).values()
+    gaps, seeds = [each.difference for each in found], sorted({len(each.f1[ABSOLUTE]) for each in found})
     n, little = f"{len(found)} data sets, {' or '.join(map(str, seeds))} seeds", [gap.above(-MARGIN) for gap in gaps]
-    ours = f"{min(gap.value for gap in gaps):+.1f} to {max(gap.value for gap in gaps):+.1f} points; little on "
-    held = [all(each.exchanges for each in found), any(each.better for each in found)]
+    ours = f"{span((gap.value for gap in gaps), '+.1f')} points; little on {little.count(True)} of {len(found)}"
+    held = [all(each.holds(MUCH, LITTLE) for each in found), any(each.better for each in found)]
     return [
-        COSTS.row(f"{ours}{little.count(True)} of {len(found)}", n, little, seeds[0]),
-        EXCHANGE.row(f"kept above chance: {min(shares):.2f} to {max(shares):.2f}", n, held, seeds[0]),
+        COSTS.row(ours, n, little, seeds[0]),
+        EXCHANGE.row(f"kept above chance: {span(each.kept(RELATIVE).value for each in found)}", n, held, seeds[0]),
     ]
 
 

@@ -16,16 +16,9 @@ def new(width: int, classes: int, *, paper: bool = False) -> Head:
 
 
 def trained(
-    vectors: Tensor,
-    labels: Tensor,
-    classes: int,
-    *,
-    epochs: int,
-    batch: int,
-    learning_rate: float,
-    seed: int,
+    vectors: Tensor, labels: Tensor, classes: int, *, epochs: int, batch: int, learning_rate: float, seed: int,
     paper: bool = False,
-) -> Head:
+) -> Head:  # fmt: skip
     """Train a head on vectors ``(n, width)`` and classes ``(n,)``."""
     torch.manual_seed(seed)
     head = new(vectors.shape[1], classes, paper=paper)

@@ -42,17 +42,11 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Architecture and training of a local encoder.
+    """Architecture and training of a local encoder."""
 
-    Attributes:
-        family: One of ``FAMILIES``.
-        epochs: Training epochs as a classifier.
-        seed: Seed of weights, order and augmentation.
-    """
-
-    family: str
-    epochs: int
-    seed: int = 0
+    family: str  # one of FAMILIES
+    epochs: int  # as a classifier
+    seed: int = 0  # of weights, order and augmentation
 
 
 @dataclass(frozen=True)
@@ -61,14 +55,10 @@ class Published(Encoder):
 
     Its vectors are the means over the positions of a layer; at the last cut, after the ReLU, they are the features of
     the classifier.
-
-    Attributes:
-        cuts: Cut -> layer of the architecture.
-        cut: The cut whose vectors are wanted.
     """
 
-    cuts: Mapping[str, str] | None = None
-    cut: str = FINAL
+    cuts: Mapping[str, str] | None = None  # cut -> layer of the architecture
+    cut: str = FINAL  # whose vectors are wanted
 
     @torch.no_grad()
     def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
@@ -108,13 +98,7 @@ def _squares(samples: hf_stitch.Samples) -> Tensor:
 
 
 def published(folder: Path, architecture: str, count: int) -> list[Published]:
-    """Load networks of Csiszárik et al. 2021, trained on CIFAR-10, by the numbers in the names of their files.
-
-    Args:
-        folder: Folder that contains ``drfrankenstein_tiny10`` and ``drfrankenstein_resnet20``.
-        architecture: ``"tiny10"`` or ``"resnet20"``.
-        count: Maximum number of networks.
-    """
+    """Load networks of Csiszárik et al. 2021, trained on CIFAR-10, by the numbers in the names of their files."""
     files = sorted((folder / f"drfrankenstein_{architecture}").glob("in*.safetensors"), key=_number)[:count]
     if len(files) < min(count, 2):
         raise FileNotFoundError(f"{folder} has too few networks in drfrankenstein_{architecture}")
@@ -133,13 +117,7 @@ def _number(file: Path) -> int:
 
 @torch.no_grad()
 def untrained(architecture: str, seed: int, samples: hf_stitch.Samples) -> Published:
-    """Create an untrained twin of a published architecture, with the statistics of images in BatchNorm.
-
-    Args:
-        architecture: ``"tiny10"`` or ``"resnet20"``.
-        seed: Seed of the weights.
-        samples: Images for the statistics. Without them, activations shrink from layer to layer.
-    """
+    """Create an untrained twin of a published architecture, with the statistics of images in BatchNorm."""
     torch.manual_seed(seed)
     network = (networks.Tiny10 if architecture == "tiny10" else networks.ResNet20)()
     for module in network.modules():

@@ -1,21 +1,26 @@
-"""How much of the score of a head remains when another encoder replaces its own."""
+"""What remains of the score of a head when another encoder replaces its own, with intervals over networks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import study
 from numpy.typing import NDArray
+from scipy.stats import binom, t
 
 Array = NDArray[np.float64]
+Claim = partial(study.Claim, "2")
 RESAMPLES = 2_000
+ABSOLUTE, RELATIVE, CHANCE = "absolute", "relative", "chance"
+CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the available data"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95% interval over networks."""
+    """A figure with its 95% interval."""
 
     value: float
     low: float
@@ -30,40 +35,45 @@ class Estimate:
         return study.below(vars(self), bound)
 
     def minus(self, other: "Estimate") -> "Estimate":
-        """Estimate the difference from that of other networks."""
+        """Estimate the difference from a figure of other networks."""
         return Estimate(**study.difference(vars(self), vars(other)))
 
     def shown(self, digits: int = 1) -> str:
         """Format as value [low, high]."""
-        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return study.shown(vars(self), digits)
 
 
-def scores(found: pd.DataFrame, **labels: str) -> list[dict[str, Any]]:
-    """Return the F1 scores of an exchange for a record.
-
-    Args:
-        found: Scores from :func:`swapping.exchange`.
-        labels: What all rows have in common, for example the task.
-
-    Returns:
-        For each method, the labels, the method and ``f1``: rows of decoders by columns of encoders, as means over
-        seeds; ``None`` where the method is undefined.
-    """
-    decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
-    rows = []
-    for method, part in found.groupby("method", sort=False):
-        means = part.groupby(["decoder", "encoder"]).f1.mean()
-        f1 = [[round(means[d, e], 1) if (d, e) in means.index else None for e in encoders] for d in decoders]
-        rows.append({**labels, "method": method, "f1": f1})
-    return rows
+def student(values: Sequence[float] | Array) -> Estimate:
+    """Estimate a mean with the interval of Student's t."""
+    mean, count = float(np.mean(values)), len(values)
+    half = float(t.ppf(0.975, count - 1) * np.std(values, ddof=1) / count**0.5) if count > 1 else float("nan")
+    return Estimate(mean, mean - half, mean + half)
 
 
-def matrix(record: dict[str, Any], method: str, **labels: str) -> Array:
-    """Return the F1 scores of one method from the scores of a record, with NaN for ``None``."""
-    for row in record["scores"]:
-        if row["method"] == method and all(row[key] == value for key, value in labels.items()):
-            return np.array(row["f1"], dtype=float)
-    raise KeyError(f"the record has no scores of {method} for {labels}")
+def median(values: Array) -> Estimate:
+    """Estimate a median with the interval of order statistics."""
+    ordered = np.sort(values)
+    out = int(binom.ppf(0.025, len(ordered), 0.5))  # so many of the least and of the greatest are outside
+    return Estimate(float(np.median(ordered)), float(ordered[max(out - 1, 0)]), float(ordered[-max(out, 1)]))
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Format values as mean ± standard deviation."""
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """Format values as least to greatest, or as one if both look the same."""
+    found = list(values)
+    ends = [f"{each(found):{form}}" for each in (min, max)]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def footer(name: str, options: str = "") -> str:
+    """Return the end of a page of this folder, with the options of its command besides those that all have."""
+    every = "--data-dir DATA --cache CACHE --out OUT"
+    return study.footer(name, f"relative_representations.{name}", f"{options} {every}".strip())
 
 
 class Pairs:
@@ -90,26 +100,17 @@ class Pairs:
         return self.ratio(values, np.ones_like(values))
 
     def kept(self, f1: Array, chance: float) -> Estimate:
-        """Estimate the share of the score above chance that is kept: ``(F1 - chance) / (ceiling - chance)``.
+        """Estimate the share of the score above chance that is kept: ``(F1 - chance) / (own - chance)``."""
+        return self.ratio(*_above(f1, chance))
 
-        The ceiling is the score of the head with its own encoder. With a chance of 0 it is the raw share.
-        """
-        ceiling = np.broadcast_to(np.diag(f1)[:, None], f1.shape)
-        return self.ratio(f1 - chance, ceiling - chance)
+    def kept_more(self, f1: Array, other: Array, chance: float) -> Estimate:
+        """Estimate by how much that share exceeds the one of other scores, on the same draws."""
+        (value, drawn), (less, drawn_less) = (self._ratios(*_above(some, chance)) for some in (f1, other))
+        return _estimate(value - less, drawn - drawn_less)
 
     def ratio(self, above: Array, below: Array) -> Estimate:
         """Estimate the ratio of two sums over pairs."""
-        value, drawn = self._ratios(above, below)
-        return _estimate(value, drawn)
-
-    def kept_more(self, f1: Array, other: Array, chance: float) -> Estimate:
-        """Estimate by how much the share above chance that is kept exceeds that of other scores, on the same draws."""
-        ratios = []
-        for some in (f1, other):
-            ceiling = np.broadcast_to(np.diag(some)[:, None], some.shape)
-            ratios.append(self._ratios(some - chance, ceiling - chance))
-        (value, drawn), (less, drawn_less) = ratios
-        return _estimate(value - less, drawn - drawn_less)
+        return _estimate(*self._ratios(above, below))
 
     def _ratios(self, above: Array, below: Array) -> tuple[float, Array]:
         """Return the ratio of two sums over pairs, and that of every draw; NaN for a draw without pairs."""
@@ -121,6 +122,72 @@ class Pairs:
         return float(above.sum() / below.sum()), drawn
 
 
+def _above(f1: Array, chance: float) -> tuple[Array, Array]:
+    """Return scores above chance, and those of the heads with their own encoders."""
+    return f1 - chance, np.broadcast_to(np.diag(f1)[:, None], f1.shape) - chance
+
+
 def _estimate(value: float, drawn: Array) -> Estimate:
     low, high = np.nanquantile(drawn, [0.025, 0.975])
     return Estimate(value, float(low), float(high))
+
+
+class Exchange:
+    """The scores of encoders under heads of each other: method -> F1 by decoder and encoder, and pairs of networks."""
+
+    def __init__(self, f1: Mapping[str, Array], pairs: Pairs, chance: float | None = None) -> None:
+        self.f1, self.pairs = f1, pairs
+        self.chance = float(np.nanmean(f1.get(CHANCE, np.nan))) if chance is None else chance
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], pairs: Pairs, **labels: str) -> "Exchange":
+        """Read the scores with some labels from a record."""
+        rows = [row for row in record["scores"] if all(row[key] == value for key, value in labels.items())]
+        return cls({row["method"]: np.array(row["f1"], dtype=float) for row in rows}, pairs)
+
+    def defined(self, method: str) -> bool:
+        """Whether a method is defined between these networks."""
+        return method in self.f1 and bool(np.isfinite(self.f1[method][self.pairs.mask]).any())
+
+    def own(self, method: str) -> float:
+        """Return the mean F1 of heads with their own encoders."""
+        return float(np.diag(self.f1[method]).mean())
+
+    def stitched(self, method: str) -> Estimate:
+        """Estimate the mean F1 over pairs."""
+        return self.pairs.mean(self.f1[method])
+
+    def kept(self, method: str, chance: float | None = None) -> Estimate:
+        """Estimate the share of the score above chance that is kept with another encoder; raw with a chance of 0."""
+        return self.pairs.kept(self.f1[method], self.chance if chance is None else chance)
+
+    def kept_more(self, method: str, other: str) -> Estimate:
+        """Estimate by how much this share is larger than that of another method, paired by networks."""
+        return self.pairs.kept_more(self.f1[method], self.f1[other], self.chance)
+
+    def more(self, method: str = RELATIVE, other: str = ABSOLUTE) -> Estimate:
+        """Estimate by how much a method has a higher stitched F1 than another one, paired by networks."""
+        return self.pairs.mean(self.f1[method] - self.f1[other])
+
+    def holds(self, much: float, little: float) -> bool:
+        """Whether relative heads keep that much and absolute ones, where they are defined, that little."""
+        fails = not self.defined(ABSOLUTE) or self.kept(ABSOLUTE).high <= little
+        return self.kept(RELATIVE).low >= much and fails
+
+    def row(self, method: str) -> tuple[str, str, str]:
+        """Return own, stitched and kept scores as text."""
+        return f"{self.own(method):.1f}", self.stitched(method).shown(), self.kept(method).shown(2)
+
+
+def scores(found: pd.DataFrame, **labels: str) -> list[dict[str, Any]]:
+    """Return the F1 scores of :func:`swapping.exchange` for a record: a row with ``f1`` for each method.
+
+    ``f1`` has rows of decoders by columns of encoders, as means over seeds; ``None`` where the method is undefined.
+    """
+    decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
+    rows = []
+    for method, part in found.groupby("method", sort=False):
+        means = part.groupby(["decoder", "encoder"]).f1.mean()
+        f1 = [[round(means[d, e], 1) if (d, e) in means.index else None for e in encoders] for d in decoders]
+        rows.append({**labels, "method": method, "f1": f1})
+    return rows

@@ -73,14 +73,6 @@ def tuned(vectors: Vectors, labels: Tensor, seed: int) -> Vectors:
     """Add a residual layer to an encoder, train it with a linear head on labels, and discard the head.
 
     The seed also determines the initial head: a head that is the same for several encoders would align them.
-
-    Args:
-        vectors: Vectors of the encoder.
-        labels: Classes of the training sentences ``(n,)``.
-        seed: Seed of the weights and of the order of sentences.
-
-    Returns:
-        Vectors of the tuned encoder, of the same width.
     """
     given = vectors["train"]
     torch.manual_seed(seed)
@@ -96,17 +88,7 @@ def tuned(vectors: Vectors, labels: Tensor, seed: int) -> Vectors:
 
 
 def student(features: Mapping[str, csr_matrix], teacher: Tensor, seed: int) -> Vectors:
-    """Predict a randomly rotated encoder of the translations by ridge regression from TF-IDF.
-
-    Args:
-        features: TF-IDF of the sentences.
-        teacher: Vectors of the English translations of the first training sentences ``(n, width)``; only these
-            sentences are fitted to.
-        seed: Seed of the rotation.
-
-    Returns:
-        Vectors of the student, of the width of the teacher.
-    """
+    """Predict a randomly rotated encoder of the first sentences' translations by ridge regression from TF-IDF."""
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(teacher.shape[1], teacher.shape[1], generator=generator)).Q
     fitted = KernelRidge(alpha=SMOOTHING).fit(features["train"][: len(teacher)], (teacher @ rotation).numpy())

@@ -7,7 +7,6 @@ trained on the available data, as in cross_architecture_text.py.
 """
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -19,9 +18,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from relative_representations import cross_architecture_text, heads, kept, swapping, text_encoders, texts
 from relative_representations.encoders import Encoder
-from relative_representations.experiment import Claim
-from relative_representations.kept import Array, Estimate, Pairs
-from relative_representations.swapping import ABSOLUTE, CENTRED, CHANCE, RELATIVE
+from relative_representations.kept import ABSOLUTE, CHANCE, RELATIVE, Array, Claim, Estimate, Exchange, Pairs, footer
+from relative_representations.swapping import CENTRED
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -44,19 +42,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of the experiment.
+    """Sizes of the experiment."""
 
-    Attributes:
-        train: Number of questions for training heads.
-        fit: Number of questions for fitting stitching layers on tokens, others for each seed.
-        test: Number of questions for scoring stitched layers.
-        seeds: Number of seeds of heads, of questions for fitting, and of anchors.
-    """
-
-    train: int
-    fit: int
-    test: int
-    seeds: int
+    train: int  # questions for training heads
+    fit: int  # questions for fitting stitching layers on tokens, others for each seed
+    test: int  # questions for scoring stitched layers
+    seeds: int  # of heads, of questions for fitting, and of anchors
 
 
 PRESETS = {"small": Preset(3_000, 600, 500, 3), "test": Preset(150, 60, 30, 2), "paper": Preset(6_000, 3_000, 500, 5)}
@@ -87,15 +78,9 @@ def main() -> None:
 
 @torch.no_grad()
 def within(
-    encoder: Encoder,
-    train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-    preset: Preset,
-    arguments: argparse.Namespace,
+    encoder: Encoder, train: hf_stitch.Samples, test: hf_stitch.Samples, preset: Preset, arguments: argparse.Namespace
 ) -> dict[str, NDArray[np.bool_]]:
     """Stitch every layer i to every layer j on tokens, and score the results with heads on the last layer.
-
-    Each seed has a head and, if the method is fitted, stitching layers of its own.
 
     Returns:
         Method -> whether each question is right ``(layers, layers, seeds, questions)``. From a layer into itself is
@@ -150,10 +135,7 @@ def _head(encoder: Encoder, train: hf_stitch.Samples, seed: int, arguments: argp
 
 
 def compared(right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Compare every stitched network with the unchanged one on the same questions.
-
-    Args:
-        right: Whether each question is right ``(layers, layers, seeds, questions)``.
+    """Compare every stitched network with the unchanged one on the questions that :func:`within` returns.
 
     Returns:
         Matrices of layers by layers: ``accuracy`` in percent for each seed; and, for the mean over seeds, the
@@ -190,11 +172,7 @@ def holm(p_values: Array) -> Array:
 
 
 def under_other_heads(
-    encoder: Encoder,
-    train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-    preset: Preset,
-    arguments: argparse.Namespace,
+    encoder: Encoder, train: hf_stitch.Samples, test: hf_stitch.Samples, preset: Preset, arguments: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Swap the last, fourth and second layer of the encoder under heads of each other and of encoders trained here."""
     options = replace(cross_architecture_text.PRESETS[arguments.preset], seeds=preset.seeds)
@@ -202,7 +180,7 @@ def under_other_heads(
     own = [replace(encoder, name=name, layer=layers[int(name[-1]) - 1]) for name in OWN]
     others = cross_architecture_text.local_encoders(arguments, options)
     sides = {each.name: swapping.encoded(each, train, test, arguments.cache) for each in (*own, *others)}
-    anchors = swapping.choices(train, sides.values(), "stratified", options)
+    anchors = swapping.choices(train, sides.values(), "stratified", options.anchors, options.seeds)
     return kept.scores(swapping.exchange(sides, anchors, options, 6)), list(sides)
 
 
@@ -261,8 +239,7 @@ BETTER, PREDICTS = (
 SWAPPED = Claim(
     "section 5.2, text", "Relative heads on one layer of MiniLM accept another layer, rather than absolute ones", "–",
     "the stitched score of relative heads is above that of absolute ones, by the paired interval over layers; one "
-    "network "
-    "decides nothing",
+    "network decides nothing",
 )  # fmt: skip
 
 PAGE = """# A pretrained encoder: MiniLM (after Moschella et al., ICLR 2023, section 5.2)
@@ -291,6 +268,12 @@ The rules on both were fixed before the figures of this run were seen.
 
 {layers}
 
+Linear CKA of means over tokens, {fit} questions:
+
+{alike}
+
+Rank correlation of accuracy with similarity, with intervals over layers:
+
 {agreements}
 
 ## Its layers under heads of other encoders
@@ -313,39 +296,28 @@ Those encoders under the head of layer 6:
 
 {over}
 
-This page and [its figures as JSON](pretrained.json) are written by the command (preset {preset}, one core):
-
-```
-python -m relative_representations.pretrained --data-dir DATA --cache CACHE --out OUT
-```
-"""
+{footer}"""
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
-    sizes, count = record["sizes"], len(record["likeness"]["linear_cka"])
+    sizes, likeness, found = record["sizes"], np.array(record["likeness"]["linear_cka"]), among_layers(record)
+    count, others = len(likeness), tuple(name for name in record["encoders"] if name not in OWN)
     agreements = [
         (method, metric, agreement(record, method, metric).shown(2))
         for method, metric in product(record["layers"], METRICS)
     ]
-    likeness = np.array(record["likeness"]["linear_cka"])
     rows = [(f"from {i + 1}", *(f"{value:.3f}" for value in row)) for i, row in enumerate(likeness)]
-    header = tuple(f"into {i + 1}" for i in range(count))
+    shown = (ABSOLUTE, RELATIVE, CENTRED, "ridge", "procrustes", CHANCE)
     return PAGE.format(
+        footer=footer("pretrained"),
         seeds=sizes["seeds"], fit=sizes["fit"], train=sizes["train"], test=record["test"],
-        cells=count * (count - 1), preset=record["preset"], verdicts=study.verdicts(claims(record)),
-        stitched=_stitched(record),
+        cells=count * (count - 1), verdicts=study.verdicts(claims(record)),
+        stitched=", ".join(f"{method} {found.stitched(method).shown()}" for method in shown),
         layers="\n\n".join(_layers(record, method) for method in record["layers"]),
-        agreements="\n\n".join(
-            [
-                f"Linear CKA of means over tokens, {sizes['fit']} questions:",
-                study.markdown(("linear CKA", *header), rows),
-                "Rank correlation of accuracy with similarity, with intervals over layers:",
-                study.markdown(("method", "similarity", "rank correlation"), agreements),
-            ]
-        ),
-        among=_table(record, OWN, OWN), under=_table(record, others(record), OWN[:1]),
-        over=_table(record, OWN[:1], others(record)),
+        alike=study.markdown(("linear CKA", *(f"into {i + 1}" for i in range(count))), rows),
+        agreements=study.markdown(("method", "similarity", "rank correlation"), agreements),
+        among=_table(record, OWN, OWN), under=_table(record, others, OWN[:1]), over=_table(record, OWN[:1], others),
     )  # fmt: skip
 
 
@@ -378,53 +350,40 @@ def others(record: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in record["encoders"] if name not in OWN)
 
 
-def _methods(record: dict[str, Any]) -> Iterator[tuple[str, Array]]:
-    for row in record["scores"]:
-        yield row["method"], np.array(row["f1"], dtype=float)
-
-
 def _table(record: dict[str, Any], decoders: tuple[str, ...], encoders: tuple[str, ...]) -> str:
+    """Return a table of the scores of some encoders under some heads."""
     places = {name: place for place, name in enumerate(record["encoders"])}
-    rows = []
-    for method, f1 in _methods(record):
-        heads_of = [places[name] for name in decoders]
-        cells = [f1[places[d], places[e]] for d in decoders for e in encoders if d != e]
+    of, rows = [places[name] for name in decoders], []
+    for row in record["scores"]:
+        f1 = np.array(row["f1"], dtype=float)
+        cells = [f1[places[d], places[e]] for d, e in product(decoders, encoders) if d != e]
         defined = [value for value in cells if np.isfinite(value)]
-        own = f1[heads_of, heads_of].mean()
-        span = (f"{np.mean(defined):.1f}", f"{min(defined):.1f} to {max(defined):.1f}") if defined else ("–", "–")
-        rows.append((method, f"{own:.1f}", *span))
+        shown = (f"{np.mean(defined):.1f}", kept.span(defined, ".1f")) if defined else ("–", "–")
+        rows.append((row["method"], f"{f1[of, of].mean():.1f}", *shown))
     return study.markdown(("method", "own", "stitched, mean", "pairs, minimum to maximum"), rows)
 
 
-def among_layers(record: dict[str, Any]) -> tuple[Pairs, dict[str, Array]]:
-    """Return the pairs of layers of the encoder, and method -> F1 between them."""
-    places = [record["encoders"].index(name) for name in OWN]
-    return Pairs(["layer"] * len(OWN)), {method: f1[np.ix_(places, places)] for method, f1 in _methods(record)}
-
-
-def _stitched(record: dict[str, Any]) -> str:
-    pairs, found = among_layers(record)
-    shown = (ABSOLUTE, RELATIVE, CENTRED, "ridge", "procrustes", CHANCE)
-    return ", ".join(f"{method} {pairs.mean(found[method]).shown()}" for method in shown)
+def among_layers(record: dict[str, Any]) -> Exchange:
+    """Return the scores between layers of the encoder."""
+    places = np.ix_(*[[record["encoders"].index(name) for name in OWN]] * 2)
+    f1 = {row["method"]: np.array(row["f1"], dtype=float)[places] for row in record["scores"]}
+    return Exchange(f1, Pairs(["layer"] * len(OWN)))
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
     up, down = better(record, BEST)
-    count = len(record["likeness"]["linear_cka"])
+    count, found = len(record["likeness"]["linear_cka"]), among_layers(record)
     n = f"{count * (count - 1)} pairs of layers, {record['test']} questions, {record['sizes']['seeds']} seeds"
     rows = [agreement(record, method, "linear_cka") for method in (IDENTITY, BEST)]
-    predicts = [estimate.low > 0 for estimate in rows]
-    pairs, found = among_layers(record)
-    more = pairs.mean(found[RELATIVE] - found[ABSOLUTE])
-    stitched = [pairs.mean(found[method]).value for method in (RELATIVE, ABSOLUTE)]
-    ours = f"stitched {stitched[0]:.1f}, absolute {stitched[1]:.1f}; difference {more.shown()}"
+    stitched = [found.stitched(method).value for method in (RELATIVE, ABSOLUTE)]
+    ours = f"stitched {stitched[0]:.1f}, absolute {stitched[1]:.1f}; difference {found.more().shown()}"
     predicted = f"rank correlation without a map {rows[0].shown(2)}, least squares {rows[1].shown(2)}"
     return [
         BETTER.row(f"least squares: {len(up)} better, {len(down)} worse", n, [bool(up)], count),
-        PREDICTS.row(predicted, n, predicts, count),
-        SWAPPED.row(ours, "3 layers of one network, 6 pairs", [more.above(0)], 1),
-    ]  # fmt: skip
+        PREDICTS.row(predicted, n, [estimate.low > 0 for estimate in rows], count),
+        SWAPPED.row(ours, "3 layers of one network, 6 pairs", [found.more().above(0)], 1),
+    ]
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import numpy as np
 import study
 import torch
 from matplotlib.figure import Figure
-from relative_representations import autoencoders, image_sets, images
+from relative_representations import autoencoders, images
 from relative_representations.autoencoders import Autoencoder, Recipe
-from relative_representations.experiment import Claim
-from relative_representations.kept import Array, Estimate, Pairs
-from relative_representations.swapping import ABSOLUTE, INVERSE, OTHER, OWN, RELATIVE, TRANSLATIONS, TRUNCATED
+from relative_representations.images import TITLES
+from relative_representations.kept import ABSOLUTE, RELATIVE, Array, Claim, Exchange, Pairs, footer, span
+from relative_representations.swapping import INVERSE, TRANSLATIONS, TRUNCATED
 from torch import Tensor
 
 from hf_stitch.relative import select_anchors
@@ -28,34 +28,25 @@ from hf_stitch.statistics import Moments
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes and hyperparameters of the experiment on one data set.
+    """Sizes and hyperparameters of the experiment on one data set."""
 
-    Attributes:
-        train: Number of training images, at most.
-        test: Number of test images, at most.
-        anchors: Number of anchors, and width of absolute codes.
-        width: Multiplier of the channels in the paper.
-        epochs: Passes over the training images.
-        seeds: Number of networks of each kind.
-    """
-
-    train: int
+    train: int  # images, at most
     test: int
-    anchors: int
-    width: float
+    anchors: int  # also the width of absolute codes
+    width: float  # multiplier of the channels in the paper
     epochs: int
-    seeds: int
+    seeds: int  # networks of each kind
 
 
 SMALL = Preset(6_000, 1_000, 200, 0.25, 8, 3)
 PRESETS = {
     "small": {
-        **dict.fromkeys(image_sets.SETS, SMALL),
+        **dict.fromkeys(TITLES, SMALL),
         "fashion_mnist": Preset(8_000, 1_000, 300, 0.5, 6, 3),
         "mnist": replace(SMALL, epochs=20),
     },
-    "test": dict.fromkeys(image_sets.SETS, Preset(100, 40, 20, 0.25, 1, 2)),
-    "paper": dict.fromkeys(image_sets.SETS, Preset(60_000, 10_000, 500, 1.0, 50, 5)),
+    "test": dict.fromkeys(TITLES, Preset(100, 40, 20, 0.25, 1, 2)),
+    "paper": dict.fromkeys(TITLES, Preset(60_000, 10_000, 500, 1.0, 50, 5)),
 }
 PAPER = {
     "mnist": ("0.66, 97.79", "1.18, 2.83"),
@@ -65,8 +56,8 @@ PAPER = {
 }
 """Results of the paper for autoencoders, non-stitched and stitched: absolute and relative. It prints none for VAEs."""
 KINDS = ("AE", "VAE")
+OWN, OTHER = "non-stitched", "stitched"
 WIDE = "lstsq"
-MEAN = "mean image"
 MUCH, LITTLE = 0.8, 0.2
 """Shares of the gain over the mean image: at least kept by relative networks, at most kept by absolute ones."""
 SHOWN = 10
@@ -97,10 +88,9 @@ def errors_of(
     """Train all networks of a data set and reconstruct its test images with every pair.
 
     Returns:
-        For each kind and method, ``mse`` × 10³: rows of decoders by columns of encoders, ``None`` where the method is
-        undefined; the sizes; and images for the figure.
+        For each kind and method, ``mse`` × 10³ (rows of decoders by columns of encoders); sizes; images of the figure.
     """
-    train, test = image_sets.parts(name, preset.train, preset.test, arguments.data_dir)
+    train, test = images.parts(name, preset.train, preset.test, arguments.data_dir)
     seen, held = images.pixels(train) / 255, images.pixels(test) / 255
     anchors = images.pixels(select_anchors(train, preset.anchors, "random")) / 255
     sizes = {
@@ -173,48 +163,39 @@ def _grid(drawn: dict[str, Tensor]) -> Figure:
     return figure
 
 
-class Cell:
-    """The errors of one kind of network on one data set.
-
-    Args:
-        record: The record.
-        data: The data set.
-        network: ``AE`` or ``VAE``.
-    """
+class Cell(Exchange):
+    """The errors of one kind of network on one data set: scores are negative errors, chance is the mean image."""
 
     def __init__(self, record: dict[str, Any], data: str, network: str) -> None:
-        self.data, self.network, self.mean = data, network, record["sizes"][data]["mean"]
         rows = [row for row in record["errors"] if (row["data"], row["network"]) == (data, network)]
         self.mse: dict[str, Array] = {row["method"]: np.array(row["mse"]) for row in rows}
-        self.pairs = Pairs(["network"] * record["sizes"][data]["seeds"])
+        self.mean, pairs = record["sizes"][data]["mean"], Pairs(["network"] * record["sizes"][data]["seeds"])
+        super().__init__({method: -values for method, values in self.mse.items()}, pairs, -self.mean)
+        self.name, self.title = f"{network} on {TITLES[data]}", (TITLES[data], network)
+        self.paper = PAPER[data] if network == "AE" else ("–", "–")
 
-    def own(self, method: str) -> float:
+    def error(self, method: str) -> float:
         """Return the mean error of decoders with their own encoders."""
-        return float(np.diag(self.mse[method]).mean())
+        return -self.own(method)
 
-    def stitched(self, method: str) -> Estimate:
-        """Estimate the mean error over pairs of different networks."""
-        return self.pairs.mean(self.mse[method])
-
-    def kept(self, method: str) -> Estimate:
-        """Estimate the share of the gain over the mean image that is kept with the encoder of another seed."""
-        return self.pairs.kept(-self.mse[method], -self.mean)
+    def stitched_error(self, method: str) -> str:
+        """Return the mean error over pairs of different networks as text."""
+        return self.pairs.mean(self.mse[method]).shown()
 
     @property
     def learnt(self) -> bool:
         """Whether networks with their own halves are better than the mean image."""
-        return max(self.own(RELATIVE), self.own(ABSOLUTE)) < self.mean
+        return max(self.error(RELATIVE), self.error(ABSOLUTE)) < self.mean
 
     @property
-    def holds(self) -> bool:
+    def claim_holds(self) -> bool:
         """Whether the claim holds by the rule of the page."""
-        return self.learnt and self.kept(RELATIVE).low >= MUCH and self.kept(ABSOLUTE).high <= LITTLE
+        return self.learnt and self.holds(MUCH, LITTLE)
 
     @property
     def better(self) -> bool:
         """Whether relative networks keep more than absolute ones."""
-        more = self.pairs.kept_more(-self.mse[RELATIVE], -self.mse[ABSOLUTE], -self.mean)
-        return self.learnt and more.low > 0
+        return self.learnt and self.kept_more(RELATIVE, ABSOLUTE).low > 0
 
 
 def cells(record: dict[str, Any]) -> list[Cell]:
@@ -226,10 +207,8 @@ SWAPPED = Claim(
     "section 5.1", "Decoders on relative representations, not on absolute ones, accept encoders of other seeds",
     "MSE × 10³ stitched: relative 2.8 to 18.0, absolute 87 to 121",
     f"for each kind of network on each data set, relative networks keep {MUCH:.0%} or more of the gain over the mean "
-    "image, "
-    f"and absolute ones at most {LITTLE:.0%}, by the interval; in part: for some, or relative ones keep more, by the "
-    "paired "
-    "interval",
+    f"image, and absolute ones at most {LITTLE:.0%}, by the interval; in part: for some, or relative ones keep more, "
+    "by the paired interval",
 )  # fmt: skip
 
 PAGE = """# Reconstruct with the encoder of another seed (after Moschella et al., ICLR 2023, section 5.1)
@@ -257,8 +236,6 @@ The rule was fixed before the figures of this run were seen (those of an earlier
 that do not overlap in place of paired ones until this version; networks must be better than the mean image with their
 own halves. It holds in {holds} of {count} cases.
 
-| data | network | mean image | absolute, own | stitched | relative, own | stitched | stitched / own | absolute, kept | relative, kept | holds | paper, absolute: own, stitched | relative: own, stitched |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
 {summary}
 
 {findings}
@@ -267,50 +244,51 @@ Maps between the codes of absolute networks, fitted on the anchors (least square
 anchors are too few). *Inverse relative* truncates only rounding errors (`rcond=1e-7`), *truncated* directions below a
 tenth of the largest (`rcond=.1`):
 
-| data | network | method | stitched | kept |
-|---|---|---|---|---|
 {maps}
 
-This page and [its figures as JSON](reconstruction.json) are written by the command (preset {preset}, one core):
-
-```
-python -m relative_representations.reconstruction --data-dir DATA --cache CACHE --out OUT
-```
-"""  # noqa: E501
+{footer}"""  # noqa: E501
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     found = cells(record)
-    header = ("data", "training images", "test images", "anchors", "channels", "epochs", "steps", "seeds")
     sizes = [
         (
-            image_sets.TITLES[name], f"{size['train']:,}", f"{size['test']:,}", size["anchors"],
+            TITLES[name], f"{size['train']:,}", f"{size['test']:,}", size["anchors"],
             f"{size['width']:g} of the paper's", size["epochs"], f"{size['steps']:,}", size["seeds"],
         )
         for name, size in record["sizes"].items()
     ]  # fmt: skip
+    header = ("data", "training images", "test images", "anchors", "channels", "epochs", "steps", "seeds")
+    maps = [
+        (*cell.title, method, cell.stitched_error(method), cell.kept(method).shown(2))
+        for cell in found for method in cell.mse if method not in (ABSOLUTE, RELATIVE)
+    ]  # fmt: skip
     return PAGE.format(
+        footer=footer("reconstruction"),
         sizes=study.markdown(header, sizes), verdicts=study.verdicts(claims(record)),
-        holds=sum(cell.holds for cell in found), count=len(found), preset=record["preset"],
-        summary="\n".join(map(_row, found)), findings="\n".join(f"- {finding}" for finding in _findings(found)),
-        maps="\n".join(
-            f"| {image_sets.TITLES[cell.data]} | {cell.network} | {method} | {cell.stitched(method).shown()} | "
-            f"{cell.kept(method).shown(2)} |"
-            for cell in found for method in cell.mse if method not in (ABSOLUTE, RELATIVE)
-        ),
+        holds=sum(cell.claim_holds for cell in found), count=len(found),
+        summary=_summary(found), findings="\n".join(f"- {finding}" for finding in _findings(found)),
+        maps=study.markdown(("data", "network", "method", "stitched", "kept"), maps),
     )  # fmt: skip
 
 
-def _row(cell: Cell) -> str:
-    published = PAPER[cell.data] if cell.network == "AE" else ("–", "–")
-    figures = [
-        image_sets.TITLES[cell.data], cell.network, f"{cell.mean:.1f}", f"{cell.own(ABSOLUTE):.1f}",
-        cell.stitched(ABSOLUTE).shown(), f"{cell.own(RELATIVE):.1f}", cell.stitched(RELATIVE).shown(),
-        f"{cell.stitched(RELATIVE).value / cell.own(RELATIVE):.2f}", cell.kept(ABSOLUTE).shown(2),
-        cell.kept(RELATIVE).shown(2), "yes" if cell.holds else "no", *published,
-    ]  # fmt: skip
-    return f"| {' | '.join(figures)} |"
+def _summary(found: list[Cell]) -> str:
+    rows = []
+    for cell in found:
+        stitched, own = cell.stitched(RELATIVE).value, cell.own(RELATIVE)
+        errors = [
+            text for method in (ABSOLUTE, RELATIVE)
+            for text in (f"{cell.error(method):.1f}", cell.stitched_error(method))
+        ]  # fmt: skip
+        kept = [cell.kept(method).shown(2) for method in (ABSOLUTE, RELATIVE)]
+        held = "yes" if cell.claim_holds else "no"
+        rows.append((*cell.title, f"{cell.mean:.1f}", *errors, f"{stitched / own:.2f}", *kept, held, *cell.paper))
+    header = (
+        "data", "network", "mean image", "absolute, own", "stitched", "relative, own", "stitched", "stitched / own",
+        "absolute, kept", "relative, kept", "holds", "paper, absolute: own, stitched", "relative: own, stitched",
+    )  # fmt: skip
+    return study.markdown(header, rows)
 
 
 def _findings(found: list[Cell]) -> Iterator[str]:
@@ -320,14 +298,10 @@ def _findings(found: list[Cell]) -> Iterator[str]:
         ("absolute networks keep too much", [cell for cell in found if cell.kept(ABSOLUTE).high > LITTLE]),
     ):
         if where:
-            names = ", ".join(f"{cell.network} on {image_sets.TITLES[cell.data]}" for cell in where)
-            yield f"The claim misses because {reason}: {names}."
-    worse = [cell.own(RELATIVE) / cell.own(ABSOLUTE) for cell in found]
-    yield (
-        f"Without stitching, the error of relative networks is {min(worse):.2f} to {max(worse):.2f} times that of "
-        "absolute ones."
-    )
-    ridge = sum(cell.stitched("ridge").value < cell.stitched(RELATIVE).value for cell in found)
+            yield f"The claim misses because {reason}: {', '.join(cell.name for cell in where)}."
+    worse = span(cell.own(RELATIVE) / cell.own(ABSOLUTE) for cell in found)
+    yield f"Without stitching, the error of relative networks is {worse} times that of absolute ones."
+    ridge = sum(cell.stitched("ridge").value > cell.stitched(RELATIVE).value for cell in found)
     yield (
         f"Ridge between absolute networks has a lower stitched error than relative networks in {ridge} of {len(found)} "
         "cases."
@@ -336,11 +310,9 @@ def _findings(found: list[Cell]) -> Iterator[str]:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of this experiment in the table of all experiments."""
-    found = cells(record)
-    shares = {method: [cell.kept(method).value for cell in found] for method in (RELATIVE, ABSOLUTE)}
-    ours = ", ".join(f"{method} {min(some):.2f} to {max(some):.2f}" for method, some in shares.items())
-    seeds = [size["seeds"] for size in record["sizes"].values()]
-    held = [all(cell.holds for cell in found), any(cell.better for cell in found)]
+    found, seeds = cells(record), [size["seeds"] for size in record["sizes"].values()]
+    ours = ", ".join(f"{name} {span(cell.kept(name).value for cell in found)}" for name in (RELATIVE, ABSOLUTE))
+    held = [all(cell.claim_holds for cell in found), any(cell.better for cell in found)]
     n = f"{len(seeds)} data sets, AE and VAE, {max(seeds)} seeds"
     return [SWAPPED.row(f"gain over the mean image kept: {ours}", n, held, min(seeds))]
 

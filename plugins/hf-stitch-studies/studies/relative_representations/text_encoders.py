@@ -37,24 +37,14 @@ SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_
 
 @dataclass(frozen=True)
 class Recipe:
-    """Architecture and training of a local encoder.
+    """Architecture and training of a local encoder."""
 
-    Attributes:
-        family: ``bert`` or ``roberta`` (masked language modelling), or ``electra`` (replaced token detection).
-        epochs: Pretraining epochs on the corpus.
-        tuning: Fine-tuning epochs on labelled texts. 0: none.
-        seed: Seed of weights and order.
-        vocabulary: Size of the vocabulary, learnt from the corpus: bytes (RoBERTa), lower-case words (BERT) or words
-            (ELECTRA).
-        cased: Whether the words of BERT keep their case.
-    """
-
-    family: str
-    epochs: int
-    tuning: int = 0
-    seed: int = 0
-    vocabulary: int = 4000
-    cased: bool = False
+    family: str  # bert or roberta (masked language modelling), or electra (replaced token detection)
+    epochs: int  # on the corpus
+    tuning: int = 0  # epochs on labelled texts
+    seed: int = 0  # of weights and order
+    vocabulary: int = 4000  # learnt from the corpus: bytes (RoBERTa), lower-case words (BERT) or words (ELECTRA)
+    cased: bool = False  # whether the words of BERT keep their case
 
 
 FAMILIES = {

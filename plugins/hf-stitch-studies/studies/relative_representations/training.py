@@ -10,19 +10,10 @@ from tqdm.auto import tqdm
 
 
 def train(
-    network: nn.Module,
-    samples: int,
-    loss: Callable[[Tensor], Tensor],
-    *,
-    epochs: int,
-    batch: int,
-    learning_rate: float,
-    seed: int,
-    weight_decay: float = 0.0,
-    schedule: bool = False,
-    clip: float | None = None,
+    network: nn.Module, samples: int, loss: Callable[[Tensor], Tensor], *, epochs: int, batch: int,
+    learning_rate: float, seed: int, weight_decay: float = 0.0, schedule: bool = False, clip: float | None = None,
     name: str = "training",
-) -> None:
+) -> None:  # fmt: skip
     """Minimise a loss over shuffled batches with AdamW, and switch the network to eval mode.
 
     Args:

@@ -23,11 +23,7 @@ ALGORITHMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def lines_of(folder: Path) -> Iterator[str]:
-    """Yield the lines of all ``.txt`` and ``.txt.gz`` files of a folder, in the order of their names.
-
-    Raises:
-        SystemExit: If there is no such file.
-    """
+    """Yield the lines of all ``.txt`` and ``.txt.gz`` files of a folder, in the order of their names."""
     files = sorted([*folder.glob("*.txt"), *folder.glob("*.txt.gz")])
     if not files:
         raise SystemExit(f"there is no .txt or .txt.gz file in {folder}: see the page for the texts that were used")
@@ -45,15 +41,7 @@ def tokens_of(lines: Iterator[str]) -> Iterator[str]:
 
 
 def written(lines: Iterator[str], cache: Path) -> tuple[Path, int]:
-    """Write the words of lines to a file in the cache, named by its content, and count them.
-
-    Args:
-        lines: The lines.
-        cache: The folder.
-
-    Returns:
-        The file and the number of words.
-    """
+    """Write the words of lines to a file in the cache, named by its content; return it and their number."""
     count, content = 0, hashlib.sha256()
     for line in (kept := list(tokens_of(lines))):
         count += line.count(" ") + 1
@@ -65,16 +53,7 @@ def written(lines: Iterator[str], cache: Path) -> tuple[Path, int]:
 
 
 def parts_of(folder: Path, cache: Path, most: int | None) -> dict[str, tuple[Path, int]]:
-    """Write the words of all lines, of those with even and of those with odd numbers.
-
-    Args:
-        folder: Folder of the texts.
-        cache: The folder for words.
-        most: Number of lines, the first ones; ``None`` for all.
-
-    Returns:
-        ``all``, ``even`` and ``odd`` -> file and number of words.
-    """
+    """Write the words of all lines, of those with even and of those with odd numbers, as :func:`written` does."""
     places = {"all": slice(0, most), "even": slice(0, most, 2), "odd": slice(1, most, 2)}
     return {
         part: written(islice(lines_of(folder), place.start, place.stop, place.step), cache)
@@ -83,18 +62,7 @@ def parts_of(folder: Path, cache: Path, most: int | None) -> dict[str, tuple[Pat
 
 
 def trained(algorithm: str, seed: int, words: Path, cache: Path, **options: Any) -> WordVectors:
-    """Train word vectors in one thread, which gives the same vectors again, or read them from the cache.
-
-    Args:
-        algorithm: A name in ``ALGORITHMS``.
-        seed: Seed of the initialization and of what is drawn.
-        words: Words of a sentence in every line, in a file named by its content.
-        cache: Folder for trained vectors.
-        **options: Options of gensim: ``vector_size``, ``epochs``, ``min_count``, …
-
-    Returns:
-        The vectors, the most frequent word first.
-    """
+    """Train word vectors in one thread, which gives the same vectors again, or read them from the cache."""
     create, own = ALGORITHMS[algorithm]
     chosen = {"sg": 1, "window": 5, "negative": 5, "sample": 1e-4, **own, **options}
     path = cache / f"{algorithm}_{digest(words.name, seed, chosen)}.bin"

