@@ -8,7 +8,7 @@ float32 too.
     python -m how_not_to_stitch.task_loss_steps --data-dir DATA --published PUBLISHED --cache CACHE --out OUT
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,8 +17,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from dr_frankenstein.experiment import over
-from how_not_to_stitch.experiment import POORLY, TABLE_1, WELL, claim, question
+from how_not_to_stitch.experiment import POORLY, TABLE_1, WELL, claim, footer, question
 from how_not_to_stitch.which_rows import paired
 from numpy.typing import NDArray
 from scipy.stats import binomtest
@@ -60,7 +59,7 @@ STEPS = (0, 100, 300, 1000, 3000, 6000)
 PRESETS = {
     "small": Preset(5, 10_000, 5000, STEPS, (1000,) * 5 + (3000,) * 3),
     "paper": Preset(5, 50_000, 10_000, STEPS, (6000,) * 8),
-    "test": Preset(2, 128, 60, (0, 2, 4), (2,) * 7 + (4,)),
+    "test": Preset(1, 64, 40, (0, 2, 4), (2,) * 7 + (4,)),
 }
 BATCH, RATE, FITTED = 64, 1e-3, 1000
 """Images of a step; learning rate of Adam; images of the direct match, where training starts."""
@@ -372,7 +371,7 @@ def summary(cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mappin
             for axis in AXES
         },
         "distant": [float(np.where(2 * far >= len(LAYERS), one - np.diag(one), -np.inf).max()) for one in own],
-        "excellent": over([float((one[far > 1] >= ACCURATE).mean()) for one in other]),
+        "excellent": study.over([float((one[far > 1] >= ACCURATE).mean()) for one in other]),
         "modifies": [float((one.error[common] - one.error[0]).mean()) for one in kinds["between"].values()],
         "mean": {
             kind: {
@@ -432,7 +431,7 @@ def predicted(
                 fold.append(a)
     table, hit, folds = np.array(rows), np.array(found), np.array(fold)
     chosen = {name: [place] for place, name in enumerate(FEATURES)} | {"all three": list(range(len(FEATURES)))}
-    return {name: over(scores(table[:, columns], hit, folds)) for name, columns in chosen.items()}
+    return {name: study.over(scores(table[:, columns], hit, folds)) for name, columns in chosen.items()}
 
 
 def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> list[float]:
@@ -486,60 +485,14 @@ STEPS_TELL = question(
     "4", "After which number of steps task loss stops telling layers apart can be predicted for other networks", "–",
     f"the AUROC of {', '.join(FEATURES)} together is above .7, by the interval over folds",
 )  # fmt: skip
-PAGE = """# When does task loss stop telling layers apart? (Balogh & Jelasity, AAAI 2025, table 1)
-
-**What to do**: do not rank layers by the accuracy of trained stitches. If you must train them, stop early and show how
-many steps were taken: more training makes more layers look alike.
-
-{claims}
-
-Published Tiny-10: {pairs} disjoint pairs, and the first network of each with itself. Each of the 8 × 8 stitches begins
-at the direct match (least squares on {fitted:,} images) and is trained on hard labels of {images:,} images, by Adam
-with a learning rate of {rate} and {batch} images a step; the paper's code takes 256 images a step, and 30 epochs of
-50,000 images. Accuracies are measured on {test:,} test images. A layer counts as found, a *hit*, if the corresponding
-layer is the most accurate one; *tie*: McNemar's exact test does not tell it from the most accurate one (5%, Holm). Axis
-a: layers of the source among those of the target; b: the reverse, which compares stitches into one layer. 95%
-intervals, clustered by network. Chance is .125.
-
-All rules were written before any of these stitches was trained; those of the paper's claims were written for one pair,
-which was trained before. Stitches into bn1 to bn5 are trained for {common:,} steps, into later layers for longer, since
-their training costs less. Arithmetic: of the eight stitches into {checked}, trained in float32 too, no accuracy differs
-by more than {float32:.4f}.
-
-## Layers that are found
-
-{identified}
-
-The structural error of the direct match, for comparison: {structural}.
-
-## Which layers
-
-Layers of the target for which the corresponding layer of the source is the most accurate one, of {pairs}:
-
-{layers}
-
-## Relative accuracy
-
-Mean over the pairs; rows are layers of the source, columns of the target.
-
-{means}
-
-## Can it be predicted?
-
-Logistic regression of "found" (axis b) on the logarithm of the number of steps, the relative accuracy of the stitch of
-corresponding layers, and the rank of the source's layer (participation ratio of its channels), fitted without the
-networks that it is tested on. AUROC, mean over folds; .5 is chance:
-
-{predicted}
-
-"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     """Return the page of the results from the record, as it is read from JSON."""
     found, pairs = record["identified"], len(record["pairs"]) // 2
     structural = "; ".join(
-        f"{kind} networks {_both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
+        f"{kind} networks {study.both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
         for kind, groups in found.items()
     )
     return PAGE.format(
@@ -554,9 +507,7 @@ def page(record: dict[str, Any]) -> str:
         predicted=study.markdown(
             ["from", "AUROC"], [[name, study.shown(score)] for name, score in _known(record["predicted"]).items()]
         ),
-    ) + study.footer(
-        "task_loss_steps", "how_not_to_stitch.task_loss_steps",
-        "--data-dir DATA --published PUBLISHED --cache CACHE --out OUT",
+        footer=footer("task_loss_steps", "--data-dir DATA --published PUBLISHED --cache CACHE --out OUT"),
     )  # fmt: skip
 
 
@@ -592,10 +543,6 @@ def _layers(found: Mapping[str, Any]) -> str:
     return study.markdown(["stitches", "steps", *LAYERS], rows)
 
 
-def _both(rates: Iterable[Mapping[str, float]]) -> str:
-    return " and ".join(map(study.shown, rates))
-
-
 def _matrix(values: Sequence[Sequence[float]]) -> str:
     rows = [[name, *(f"{value:.2f}" for value in row)] for name, row in zip(LAYERS, values, strict=True)]
     return study.markdown(["", *LAYERS], rows)
@@ -622,15 +569,14 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     )
     scores = _known({**record["predicted"], "excellent": record["excellent"]})
     return [
-        WITHIN.row(_both(own), within, [study.below(rate, WELL) for rate in own], pairs),
-        BETWEEN.row(_both(other), between, [study.below(rate, POORLY) for rate in other], pairs),
+        WITHIN.row(study.both(own), within, [study.below(rate, WELL) for rate in own], pairs),
+        BETWEEN.row(study.both(other), between, [study.below(rate, POORLY) for rate in other], pairs),
         OUTPERFORMED.row(
-            f"{_both(direct)} against {_both(other)}", between,
-            [True if one["low"] > 0 else False if one["high"] <= 0 else None for one in record["outperforms"].values()],
-            pairs,
+            f"{study.both(direct)} against {study.both(other)}", between,
+            [study.above(one, 0) for one in record["outperforms"].values()], pairs,
         ),
         TRAINING.row(
-            f"direct {_both(start)}; task loss {_both(own)}", within,
+            f"direct {study.both(start)}; task loss {study.both(own)}", within,
             [one["value"] == 1 and task["value"] < 1 for one, task in zip(start, own, strict=True)], pairs,
         ),
         DISTANT.row(
