@@ -113,7 +113,7 @@ STUDIES: tuple[Study, ...] = (
         Study(f"how_not_to_stitch.{name}")
         for name in (
             "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
-            "bench", "text_audit", "detector_gate",
+            "bench", "text_audit", "detector_gate", "task_loss_steps",
         )
     ),
     Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),

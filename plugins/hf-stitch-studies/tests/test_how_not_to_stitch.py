@@ -127,6 +127,21 @@ def test_the_gate_of_detectors_writes_its_page_and_record(folder: Path, tmp_path
     assert "| in1 | knn | noise |" in (tmp_path / "detector_gate.md").read_text()
 
 
+def test_task_loss_by_steps_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
+    published = tmp_path / "published"
+    published.mkdir()
+    (published / "drfrankenstein_tiny10").symlink_to(folder / "networks")
+    options = "--data-dir", folder, "--published", published, "--cache", tmp_path, "--out", tmp_path
+    run_script("how_not_to_stitch.task_loss_steps", "--preset", "test", *options)
+    record = json.loads((tmp_path / "task_loss_steps.json").read_text())
+    assert record["pairs"] == [["in0", "in1"], ["in0", "in0"]] and record["common"] == 2
+    start = record["identified"]["within"]["structural"]["0"]
+    assert all(axis["score"]["value"] == 1 and axis["hit"] == 8 for axis in start.values())  # the identity
+    assert record["identified"]["between"]["bn8 and later"].keys() == {"0", "2", "4"}
+    assert record["float32"] <= 0.1
+    assert "1 disjoint pairs" in (tmp_path / "task_loss_steps.md").read_text()
+
+
 def test_the_cause_writes_its_page_and_record(folder: Path, tmp_path: Path) -> None:
     study("cause", folder, "--preset", "test", "--out", tmp_path)
     (one,) = json.loads((tmp_path / "cause.json").read_text())["pairs"].values()

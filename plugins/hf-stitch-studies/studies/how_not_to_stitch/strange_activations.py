@@ -20,8 +20,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, WELL, cifar, claim, footer
-from how_not_to_stitch.which_rows import paired
+from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, cifar, claim, footer
 from numpy.typing import NDArray
 
 import hf_stitch
@@ -168,40 +167,9 @@ def read_array(values: Sequence[Any]) -> Array:
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-TRAINED = "the longest training; one pair, or one network, decides nothing"
-WITHIN = claim(
-    "table 1, within a network", "Task loss often fails to find a layer in its own network",
-    f"{TABLE_1[TASK][0]:.2%}", f"it finds fewer than {WELL} along both axes, by the interval; {TRAINED}",
-)  # fmt: skip
-BETWEEN = claim(
-    "table 1, between networks", "Task loss performs very poorly at finding the corresponding layer",
-    f"{TABLE_1[TASK][1]:.2%}", f"it finds fewer than {POORLY} along both axes, by the interval; {TRAINED}",
-)  # fmt: skip
-OUTPERFORMED = claim(
-    "table 1, between networks", "Functional direct matching outperforms task loss",
-    f"{TABLE_1['lstsq, functional'][1]:.2%} against {TABLE_1[TASK][1]:.2%}",
-    f"the paired difference is above 0 along both axes, by the interval; {TRAINED}",
-)  # fmt: skip
-TRAINING = claim(
-    "3.2", "It is training that makes task loss fail: direct matching, where it starts, finds every layer", "–",
-    f"in its own network, direct matching finds every layer, and task loss fewer, along both axes; {TRAINED}",
-)  # fmt: skip
 VIT = claim(
     "table 1", "Task loss struggles on the ViT", f"{TABLE_1[TASK][2]:.2%} within, {TABLE_1[TASK][3]:.2%} between",
     f"it finds fewer than {POORLY} within and between networks, along both axes, by the interval",
-)  # fmt: skip
-DISTANT = claim(
-    "3.3, figure 1a", "By task loss, very far layers can be as similar as a layer and itself", "plot",
-    f"in every network, layers at least half its depth apart reach the accuracy of the target's own layer; {TRAINED}",
-)  # fmt: skip
-EXCELLENT = claim(
-    "4.2, figure 2", "By task loss, relative accuracy is predominantly excellent, even between distant layers", "plot",
-    f"of the stitches at least two layers apart, more than half reach {ACCURATE}, by the interval over pairs; "
-    f"{TRAINED}",
-)  # fmt: skip
-MODIFIES = claim(
-    "4.2", "Task loss modifies the direct match significantly", "–",
-    "its structural error exceeds that of the direct match by more than .1 (mean over all layers), in every pair",
 )  # fmt: skip
 
 
@@ -324,71 +292,18 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     if not plain:
         return []
     name = max(plain, key=lambda each: max(plain[each]["preset"]["steps"]))
-    runs, steps = _Runs.of(plain[name]), max(plain[name]["preset"]["steps"])
-    within, between = (
-        (
-            f"{runs.counted(inside, not inside)}, {runs.layers} layers, {steps:,} steps",
-            len(runs.chosen(inside, not inside)),
-        )
-        for inside in (True, False)
-    )
-    own, other = (runs.rates(runs.trained, inside) for inside in (True, False))
-    start, rival = (runs.rates(DIRECT, inside) for inside in (True, False))
-    rows = [
-        _row(WITHIN, _both(own), within, [study.below(rate, WELL) for rate in own]),
-        _row(BETWEEN, _both(other), between, [study.below(rate, POORLY) for rate in other]),
-        _row(OUTPERFORMED, f"{_both(rival)} against {_both(other)}", between,
-             [study.above(less, 0) for less in _outperforms(runs)]),
-        _row(TRAINING, f"direct {_both(start)}; task loss {_both(own)}", within,
-             [d["value"] == 1 and t["value"] < 1 for d, t in zip(start, own, strict=True)]),
-        *_accuracy(runs, within, between),
-    ]  # fmt: skip
+    runs, rows = _Runs.of(plain[name]), []
     for name in record.keys() - plain.keys():
         vit = _Runs.of(record[name])
         inside, outside = (vit.rates(vit.trained, each) for each in (True, False))
-        n = f"{vit.counted(True, True)}, {vit.layers} layers", len(vit.between)
+        n = f"{vit.counted(True, True)}, {vit.layers} layers"
         parts = [study.below(rate, POORLY) for rate in (*inside, *outside)]
-        rows.append(_row(VIT, f"within {_both(inside)}; between {_both(outside)}", n, parts))
+        rows.append(VIT.row(f"within {_both(inside)}; between {_both(outside)}", n, parts, len(vit.between)))
     return [*rows, *(_strangeness(asked, runs) for asked in STRANGENESS), _separated(runs)]
-
-
-def _row(asked: study.Claim, ours: str, counted: tuple[str, int], parts: list[bool | None]) -> dict[str, str]:
-    n, units = counted
-    return asked.row(ours, n, parts, units)
 
 
 def _both(rates: Sequence[Mapping[str, float]]) -> str:
     return study.both(rates) or "none"
-
-
-def _outperforms(runs: _Runs) -> list[dict[str, float]]:
-    """Return the paired differences of shares of layers, direct matching less task loss, along both axes."""
-    direct, task = (runs.identified(matcher, "relative_accuracy", False) for matcher in (DIRECT, runs.trained))
-    if direct is None or task is None:
-        return []
-    return [paired(direct.hits[a].mean(1), task.hits[a].mean(1), [*direct.pairs]) for a in ("a", "b")]
-
-
-def _accuracy(runs: _Runs, within: tuple[str, int], between: tuple[str, int]) -> list[dict[str, str]]:
-    """Return the rows on accuracies of task loss."""
-    far = 2 * np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= runs.layers
-    inside, outside = (
-        [read_array(one["matchers"][runs.trained]["relative_accuracy"]) for one in some.values()]
-        for some in (runs.within, runs.between)
-    )
-    best = [float(np.where(far, accuracy - np.diag(accuracy), -np.inf).max()) for accuracy in inside]
-    fine = study.over([float((accuracy[runs.distant] >= ACCURATE).mean()) for accuracy in outside])
-    error = [
-        float(np.subtract(*(read_array(one["matchers"][m]["structural_error"]) for m in (runs.trained, DIRECT))).mean())
-        for one in runs.between.values()
-    ]
-    ours = f"at best {max(best):+.3f} of the accuracy of the target's own layer" if best else "none"
-    more = f"{min(error):+.3f} or more" if error else "none"
-    return [
-        _row(DISTANT, ours, within, [one >= 0 for one in best]),
-        _row(EXCELLENT, study.shown(fine), between, [study.above(fine, 0.5)]),
-        _row(MODIFIES, more, between, [one > 0.1 for one in error]),
-    ]
 
 
 def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:

@@ -1,0 +1,615 @@
+"""When does task loss stop telling layers apart (Balogh & Jelasity 2025, table 1)?
+
+Every layer of one Tiny-10 is stitched into every layer of another, and of itself, by direct matching and then by task
+loss, whose accuracy is measured as training goes on. Pairs are disjoint. Training is written in plain torch, with
+BatchNorm folded into the convolutions and bfloat16 activations, because 640 stitches take hours; one is trained in
+float32 too.
+
+    python -m how_not_to_stitch.task_loss_steps --data-dir DATA --published PUBLISHED --cache CACHE --out OUT
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import study
+import torch
+from dr_frankenstein import images, networks
+from how_not_to_stitch.experiment import POORLY, TABLE_1, WELL, claim, footer, question
+from numpy.typing import NDArray
+from scipy.stats import binomtest, norm
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm.auto import tqdm
+
+from hf_stitch.analysis import Identification, identify_layers
+
+LAYERS = networks.Tiny10.cuts
+Array = NDArray[np.float64]
+AXES: tuple[Literal["a", "b"], ...] = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of the experiment.
+
+    Attributes:
+        pairs: Disjoint pairs of networks; the first of each is stitched to itself too.
+        train: Training images.
+        test: Test images.
+        steps: Numbers of steps after which the accuracy is measured.
+        last: Last step for each layer of the target, ascending.
+    """
+
+    pairs: int
+    train: int
+    test: int
+    steps: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+PRESETS = {
+    "small": Preset(4, 10_000, 5000, (0, 100, 300, 1000, 3000), (1000,) * 5 + (3000,) * 3),
+    "paper": Preset(5, 50_000, 10_000, (0, 100, 300, 1000, 3000, 6000), (6000,) * 8),
+    "test": Preset(1, 64, 40, (0, 2, 4), (2,) * 7 + (4,)),
+}
+BATCH, RATE, FITTED = 64, 1e-3, 1000
+"""Images of a step; learning rate of Adam; images of the direct match, where training starts."""
+CHECKED = 4
+"""Number of the target's layer whose stitches are trained in float32 too."""
+
+
+def main() -> None:
+    """Run the experiment from the command line."""
+    parser = study.parser(__doc__, "data-dir", "published", "cache", presets=PRESETS, required=["published"])
+    parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
+    arguments = parser.parse_args()
+    preset = PRESETS[arguments.preset]
+    loaded, _ = networks.read_folder(arguments.published / "drfrankenstein_tiny10")
+    names = sorted(loaded, key=lambda name: int(name[2:]))[: 2 * preset.pairs]
+    models: dict[str, Any] = {name: loaded[name].model for name in names}
+    train, test = (
+        Images(*images.read("cifar10", split, count, arguments.data_dir))
+        for split, count in (("train", preset.train), ("test", preset.test))
+    )
+    cache = arguments.cache / f"task_loss_steps_{arguments.preset}"
+    chosen = arguments.pairs if arguments.pairs is not None else range(preset.pairs)
+    found: dict[tuple[str, str], list[Any]] = {}
+    for a, b in [(names[2 * pair], names[2 * pair + 1]) for pair in chosen]:
+        run = partial(trained, Inside.of(models[a], train.pixels, test.pixels), train=train, test=test)
+        for target in (b, a):
+            inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
+            make = partial(run, inside, models[target], preset=preset)
+            parts = [
+                study.kept(cache / f"{a}-{target}-{LAYERS[j]}.json", partial(make, j))
+                for j in reversed(range(len(LAYERS)))
+            ]
+            found[a, target] = parts[::-1]
+            if target == b == names[1]:
+                check = partial(make, CHECKED, dtype=torch.float32)
+                exact = study.kept(cache / f"float32-{LAYERS[CHECKED]}.json", check)
+    if arguments.pairs is not None:
+        return
+    rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in found}
+    record = {
+        "preset": {"name": arguments.preset, "images": preset.train, "test": preset.test, "last": preset.last},
+        "pairs": [list(pair) for pair in found],
+        "float32": apart(exact, next(iter(found.values()))[CHECKED], preset.test),
+        **summary({pair: Cells.read(parts, preset.test) for pair, parts in found.items()}, preset, rank),
+    }  # fmt: skip
+    study.leave("task_loss_steps", record, page, {}, arguments.out, null=True)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images ``(n, 3, 32, 32)`` uint8 and labels ``(n,)``."""
+
+    pixels: Tensor
+    labels: Tensor
+
+
+class Back:
+    """The frozen layers of a trained Tiny-10 behind its ``j``-th BatchNorm, with BatchNorm folded into convolutions."""
+
+    def __init__(self, network: networks.Tiny10, j: int, dtype: torch.dtype) -> None:
+        self.stages, self.fc = [], [each.detach().to(dtype) for each in (network.fc.weight, network.fc.bias)]
+        for i in range(j + 2, len(LAYERS) + 1):
+            convolution, norm = network.get_submodule(f"conv{i}"), network.get_submodule(f"bn{i}")
+            assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+            assert norm.running_mean is not None and norm.running_var is not None
+            scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+            weight, bias = convolution.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
+            bias = bias if convolution.bias is None else bias + convolution.bias * scale
+            weight = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last)
+            self.stages.append((weight, bias.detach().to(dtype), convolution.stride))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map activations ``(batch, channels, height, width)`` to logits."""
+        for weight, bias, stride in self.stages:
+            x = functional.conv2d(functional.relu(x), weight, bias, stride)
+        return functional.linear(functional.relu(x).mean((2, 3)), *self.fc)
+
+
+@torch.no_grad()
+def activations(network: nn.Module, pixels: Tensor) -> list[Tensor]:
+    """Return the activations of all layers, float32 with channels last."""
+    found: list[list[Tensor]] = [[] for _ in LAYERS]
+    for some in pixels.split(500):
+        x = networks.normalised(some).contiguous(memory_format=torch.channels_last)
+        for i, of_layer in enumerate(found, 1):
+            x = network.get_submodule(f"bn{i}")(network.get_submodule(f"conv{i}")(x))
+            of_layer.append(x)
+            x = functional.relu(x)
+    return [torch.cat(of_layer).contiguous(memory_format=torch.channels_last) for of_layer in found]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Activations of all layers of a network, on training images and on test images."""
+
+    train: list[Tensor]
+    test: list[Tensor]
+
+    @classmethod
+    def of(cls, network: nn.Module, train: Tensor, test: Tensor) -> "Inside":
+        """Run the network on both."""
+        return cls(activations(network, train), activations(network, test))
+
+
+def resized(x: Tensor, grid: Sequence[int]) -> Tensor:
+    """Resample activations to another grid, as hf-stitch does."""
+    if tuple(x.shape[2:]) == tuple(grid):
+        return x
+    parts = [functional.interpolate(part, size=grid, mode="bilinear", align_corners=False) for part in x.split(500)]
+    return torch.cat(parts).contiguous(memory_format=torch.channels_last)
+
+
+def direct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit an affine map of positions to another layer's by least squares, after resampling to its grid.
+
+    Returns:
+        The weight of a 1×1 convolution, and its bias.
+    """
+    products, sums = 0.0, 0.0
+    for some, wanted in zip(x.split(50), y.split(50), strict=True):  # positions of few images take little memory
+        both = torch.cat([resized(some, y.shape[2:]), wanted], 1).permute(0, 2, 3, 1).flatten(0, 2).double()
+        products, sums = products + both.T @ both, sums + both.sum(0)
+    width, count = x.shape[1], len(y) * y[0, 0].numel()
+    mean = sums / count
+    scatter = products - count * torch.outer(mean, mean)
+    found = torch.linalg.pinv(scatter[:width, :width], hermitian=True) @ scatter[:width, width:]
+    return found.T[:, :, None, None].float(), (mean[width:] - mean[:width] @ found).float()
+
+
+def trained(
+    source: Inside, inside: Inside, target: networks.Tiny10, j: int, train: Images, test: Images, preset: Preset,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:  # fmt: skip
+    """Train stitches of all layers of the source into one layer of the target, which ``inside`` has the activations of.
+
+    Returns:
+        ``right``: layer of the source -> steps -> which test images are classified right, as hexadecimal digits;
+        ``error``: layer -> steps -> structural error on the test images; ``target``: the same digits for the target.
+    """
+    wanted, held_out = inside.train[j][:FITTED], inside.test[j]
+    grid = held_out.shape[2:]
+    back = Back(target, j, torch.float32)
+    found: dict[str, Any] = {"right": {}, "error": {}, "target": digits(back, held_out, test.labels)}
+    fronts = zip(LAYERS, source.train, source.test, strict=True)
+    for name, x, tested in tqdm(fronts, desc=LAYERS[j], total=len(LAYERS), disable=None):
+        grown = x.shape[2] < grid[0]  # the map, and the enlargement after it, exchange: fewer positions to map
+        small, probe = (each if grown else resized(each, grid) for each in (x.to(dtype), tested))
+        weight, bias = direct(x[:FITTED], wanted)
+        right, error = {}, {}
+        for steps, (w, b) in descended(small, train.labels, weight, bias, Back(target, j, dtype), grid, preset, j):
+            with torch.no_grad():
+                mapped = torch.cat([resized(functional.conv2d(part, w, b), grid) for part in probe.split(500)])
+                right[steps] = digits(back, mapped, test.labels)
+                error[steps] = float((mapped - held_out).square().sum() / held_out.square().sum())
+        found["right"][name], found["error"][name] = right, error
+    return found
+
+
+def descended(
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    back: Back,
+    grid: Sequence[int],
+    preset: Preset,
+    j: int,
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Train a stitch on hard labels, and yield steps and parameters whenever they are to be measured."""
+    weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
+    bias = bias.requires_grad_()
+    optimizer = torch.optim.Adam([weight, bias], lr=RATE)
+    generator = torch.Generator().manual_seed(0)
+    order: list[Tensor] = []
+    for step in range(preset.last[j] + 1):
+        if step in preset.steps:
+            yield step, (weight.detach(), bias.detach())
+        order = order or list(torch.randperm(len(x), generator=generator).split(BATCH))
+        some = order.pop()
+        mapped = resized(functional.conv2d(x[some], weight.to(x.dtype), bias.to(x.dtype)), grid)
+        loss = functional.cross_entropy(back(mapped).float(), labels[some])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def digits(back: Back, x: Tensor, labels: Tensor) -> str:
+    """Return which samples are classified right, as hexadecimal digits."""
+    with torch.no_grad():
+        found = torch.cat([back(part).argmax(1) for part in x.split(500)])
+    return np.packbits((found == labels).numpy()).tobytes().hex()
+
+
+# -- what the accuracies tell ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All stitches of a pair of networks.
+
+    Attributes:
+        right: Steps -> (layers of the source, layers of the target, test images) bool, classified right.
+        error: Steps -> structural errors, (layers, layers); NaN where training is over.
+        target: (test images,) bool, classified right by the target.
+    """
+
+    right: Mapping[int, NDArray[np.bool_]]
+    error: Mapping[int, Array]
+    target: NDArray[np.bool_]
+
+    @classmethod
+    def read(cls, parts: Sequence[Mapping[str, Any]], images: int) -> "Cells":
+        """Read the parts of all layers of the target, as :func:`trained` returns them."""
+        shape, (first, *_) = (len(LAYERS), len(LAYERS)), parts
+        steps = {int(step) for part in parts for step in part["right"][LAYERS[0]]}
+        right = {step: np.zeros((*shape, images), bool) for step in sorted(steps)}
+        error = {step: np.full(shape, np.nan) for step in right}
+        for j, part in enumerate(parts):
+            for i, name in enumerate(LAYERS):
+                for step, hexadecimal in part["right"][name].items():
+                    right[int(step)][i, j] = bits(hexadecimal, images)
+                    error[int(step)][i, j] = part["error"][name][step]
+        return cls(right, error, bits(first["target"], images))
+
+    def accuracy(self, step: int, targets: Sequence[int]) -> Array:
+        """Return relative accuracies, (layers of the source, layers of the target); NaN for other layers."""
+        found = np.full(self.error[step].shape, np.nan)
+        found[:, targets] = self.right[step][:, targets].mean(-1) / self.target.mean()
+        return found
+
+    def as_good(self, step: int, targets: Sequence[int]) -> NDArray[np.bool_]:
+        """Return what :func:`identify_layers` takes: candidates that McNemar's test does not tell from the best."""
+        right = self.right[step].astype(int)
+        found = np.zeros((2, *self.error[step].shape), bool)
+        for axis, (answers, of_axis) in enumerate(zip((right, right.swapaxes(0, 1)), found, strict=True)):
+            for row, some in enumerate(answers):
+                if axis == 0 or row in targets:
+                    rivals = np.array(targets if axis == 0 else range(len(LAYERS)))
+                    of_axis[row, rivals] = tied(some[rivals])
+        return found
+
+
+def bits(hexadecimal: str, count: int) -> NDArray[np.bool_]:
+    """Return the flags that :func:`digits` wrote."""
+    return np.unpackbits(np.frombuffer(bytes.fromhex(hexadecimal), np.uint8), count=count).astype(bool)
+
+
+def tied(right: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which candidates McNemar's exact test does not tell from the best, at 5% by Holm's procedure."""
+    best = right[right.sum(1).argmax()]
+    pairs = [(int(((one == 1) & (best == 0)).sum()), int(((one == 0) & (best == 1)).sum())) for one in right]
+    p = np.array([binomtest(b, b + c).pvalue if b + c else 1.0 for b, c in pairs])
+    order = p.argsort()
+    adjusted = np.maximum.accumulate(p[order] * np.arange(len(p) - 1, -1, -1).clip(1))
+    return np.isin(np.arange(len(p)), order[adjusted > 0.05])
+
+
+def ranks(layers: Sequence[Tensor]) -> list[float]:
+    """Return the participation ratio of the variances of each layer: the number of directions that it uses."""
+    found = []
+    for x in layers:
+        rows = x.permute(0, 2, 3, 1).flatten(0, 2).double()
+        variances = torch.linalg.eigvalsh(torch.cov(rows.T))
+        found.append(float(variances.sum() ** 2 / variances.square().sum()))
+    return found
+
+
+def apart(exact: Mapping[str, Any], found: Mapping[str, Any], images: int) -> float:
+    """Return the largest difference of accuracies between training in float32 and in bfloat16."""
+    return max(
+        abs(bits(each, images).mean() - bits(found["right"][name][step], images).mean())
+        for name in LAYERS
+        for step, each in exact["right"][name].items()
+    )
+
+
+def summary(cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Return all figures of the page."""
+    kinds = {
+        "within": {pair: one for pair, one in cells.items() if len(set(pair)) == 1},
+        "between": {pair: one for pair, one in cells.items() if len(set(pair)) == 2},
+    }
+    groups = {last: [j for j, own in enumerate(preset.last) if own >= last] for last in sorted(set(preset.last))}
+    whole, common = list(range(len(LAYERS))), min(preset.last)
+    identified: dict[str, Any] = {kind: {} for kind in kinds}
+    hits: dict[tuple[str, int], Identification] = {}
+    for kind, of_kind in kinds.items():
+        for last, targets in groups.items():
+            rows = identified[kind]["all" if len(targets) == len(LAYERS) else f"{LAYERS[targets[0]]} and later"] = {}
+            for step in (step for step in preset.steps if step <= last):
+                found = identify_layers(
+                    {pair: one.accuracy(step, targets) for pair, one in of_kind.items()}, higher_is_better=True,
+                    as_good={pair: one.as_good(step, targets) for pair, one in of_kind.items()}, layers=LAYERS,
+                )  # fmt: skip
+                rows[step] = {axis: counted(found, axis) for axis in (AXES if targets == whole else AXES[1:])}
+                if targets == whole:
+                    hits[kind, step] = found
+        error = {pair: one.error[0] for pair, one in of_kind.items()}
+        found = identify_layers(error, higher_is_better=False, layers=LAYERS)
+        identified[kind]["structural"] = {0: {axis: counted(found, axis) for axis in AXES}}
+    start, end = (hits["between", step] for step in (0, common))
+    far = np.abs(np.subtract.outer(whole, whole))
+    other = [one.accuracy(common, whole) for one in kinds["between"].values()]
+    return {
+        "identified": identified, "common": common,
+        "outperforms": {
+            axis: study.over((start.hits[axis].mean(1) - end.hits[axis].mean(1)).tolist()) for axis in AXES
+        },
+        "distant": [nearest_far(one, common) for one in kinds["within"].values()],
+        "excellent": study.over([float((one[far > 1] >= ACCURATE).mean()) for one in other]),
+        "modifies": [float((one.error[common] - one.error[0]).mean()) for one in kinds["between"].values()],
+        "mean": {
+            kind: {
+                step: np.mean([one.accuracy(step, whole) for one in of_kind.values()], 0) for step in (0, common)
+            }
+            for kind, of_kind in kinds.items()
+        },
+        "found": {
+            kind: {
+                step: [sum(by_target(one, step)[j] for one in of_kind.values()) if step <= preset.last[j] else None
+                       for j in whole]
+                for step in preset.steps
+            }
+            for kind, of_kind in kinds.items()
+        },
+        "predicted": predicted(cells, preset, rank),
+    }  # fmt: skip
+
+
+def nearest_far(one: Cells, step: int) -> dict[str, float]:
+    """Return by how much the best layer at half the depth or more differs in accuracy from the target's own layer.
+
+    The interval is paired by images, and allows for the choice of the best of all distant stitches.
+    """
+    right, count = one.right[step].astype(float), len(LAYERS)
+    far = [(i, j) for i in range(count) for j in range(count) if 2 * abs(i - j) >= count]
+    differences = [right[cell] - right[cell[1], cell[1]] for cell in far]
+    best = max(differences, key=lambda each: float(each.mean()))
+    half = float(norm.ppf(1 - 0.025 / len(far)) * best.std(ddof=1) / len(best) ** 0.5)
+    return {"value": float(best.mean()), "low": float(best.mean()) - half, "high": float(best.mean()) + half}
+
+
+def counted(found: Identification, axis: Literal["a", "b"]) -> dict[str, Any]:
+    """Return the accuracy along an axis with its interval, and hits, ties and misses."""
+    verdicts = found.verdicts(axis)
+    return {
+        "score": found.to_dict()["scores"][axis],
+        **{name: int((verdicts == name).sum()) for name in ("hit", "tie", "miss")},
+    }
+
+
+def by_target(one: Cells, step: int) -> NDArray[np.bool_]:
+    """Return for which layers of the target the corresponding layer of the source is the most accurate one."""
+    accuracy = one.right[step].mean(-1)
+    return (accuracy == accuracy.max(0)).sum(0) * np.diag(accuracy == accuracy.max(0)) == 1
+
+
+BASELINE = "steps and layer"
+
+
+def predicted(
+    cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mapping[str, list[float]]
+) -> dict[str, dict[str, float]]:
+    """Predict whether task loss still finds a layer of another network, for networks it was not fitted to.
+
+    By logistic regression on the logarithm of the number of steps, the layer (an indicator for each), the relative
+    accuracy of the stitch of corresponding layers, and the rank of the source's layer. One fold for each pair.
+
+    Returns:
+        Features -> AUROC over folds, mean with interval; and ``gain``: what all add to steps and layer, paired by fold.
+    """
+    rows, found, fold = [], [], []
+    for (a, b), one in cells.items():
+        for step in preset.steps[1:] if a != b else ():
+            for j in (j for j, last in enumerate(preset.last) if step <= last):
+                accuracy = one.accuracy(step, [j])[j, j]
+                rows.append((np.log10(step), accuracy, rank[a][j], *np.eye(len(LAYERS))[j]))
+                found.append(by_target(one, step)[j])
+                fold.append(a)
+    table, hit, folds = np.array(rows, float), np.array(found), np.array(fold)
+    layer = list(range(3, 3 + len(LAYERS)))
+    chosen = {
+        "steps": [0], "layer": layer, BASELINE: [0, *layer], "relative accuracy": [1], "rank": [2],
+        "all": list(range(table.shape[1])),
+    }  # fmt: skip
+    by_fold = {name: scores(table[:, columns], hit, folds) for name, columns in chosen.items()}
+    gain = np.subtract(by_fold["all"], by_fold[BASELINE]).tolist()
+    found_of = {name: study.over([each for each in of if not np.isnan(each)]) for name, of in by_fold.items()}
+    of_range = {name: {key: min(value, 1.0) for key, value in score.items()} for name, score in found_of.items()}
+    return {**of_range, "gain": study.over([each for each in gain if not np.isnan(each)])}
+
+
+def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> list[float]:
+    """Return the AUROC of each fold, predicted from the others; NaN where a fold has one kind of answers."""
+    found = []
+    for name in dict.fromkeys(folds.tolist()):
+        inside = folds == name
+        if len(set(hit[inside])) < 2 or len(set(hit[~inside])) < 2:
+            found.append(float("nan"))
+            continue
+        model = make_pipeline(StandardScaler(), LogisticRegression()).fit(table[~inside], hit[~inside])
+        found.append(float(roc_auc_score(hit[inside], model.decision_function(table[inside]))))
+    return found
+
+
+# -- page --------------------------------------------------------------------------------------------------------------
+
+ACCURATE, MARGIN = 0.8, 0.02
+"""Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and
+difference of accuracies up to which they count as equally similar."""
+LAST = "after the last number of steps that all stitches are trained for"
+WITHIN = claim(
+    "table 1, within a network", "Task loss often fails to find a layer in its own network",
+    f"{TABLE_1['task loss'][0]:.2%}", f"it finds fewer than {WELL} along both axes, by the interval; {LAST}",
+)  # fmt: skip
+BETWEEN = claim(
+    "table 1, between networks", "Task loss performs very poorly at finding the corresponding layer",
+    f"{TABLE_1['task loss'][1]:.2%}", f"it finds fewer than {POORLY} along both axes, by the interval; {LAST}",
+)  # fmt: skip
+OUTPERFORMED = claim(
+    "table 1, between networks", "Functional direct matching outperforms task loss",
+    f"{TABLE_1['lstsq, functional'][1]:.2%} against {TABLE_1['task loss'][1]:.2%}",
+    f"the paired difference is above 0 along both axes, by the interval; {LAST}",
+)  # fmt: skip
+TRAINING = claim(
+    "3.2", "It is training that makes task loss fail: direct matching, where it starts, finds every layer", "–",
+    "in its own network, direct matching finds every layer, and task loss fewer, by the interval, along both axes; "
+    f"{LAST}",
+)  # fmt: skip
+DISTANT = claim(
+    "3.3, figure 1a", "By task loss, very far layers can be as similar as a layer and itself", "plot",
+    f"in every network, a layer at least half its depth apart is at most {MARGIN} less accurate than the target's own "
+    f"layer, by an interval that allows for the choice; {LAST}",
+)  # fmt: skip
+EXCELLENT = claim(
+    "4.2, figure 2", "By task loss, relative accuracy is predominantly excellent, even between distant layers", "plot",
+    f"of the stitches at least two layers apart, more than half reach {ACCURATE}, by the interval; {LAST}",
+)  # fmt: skip
+MODIFIES = claim(
+    "4.2", "Task loss modifies the direct match significantly", "–",
+    "its structural error exceeds that of the direct match by more than .1 (mean over all layers), in every pair",
+)  # fmt: skip
+STEPS_TELL = question(
+    "4", "Accuracy and rank tell, beyond steps and layer, whether task loss still finds a layer of other networks", "–",
+    "the AUROC gains by them, by the interval over pairs",
+)  # fmt: skip
+PAGE = study.text(__file__)
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the page of the results from the record, as it is read from JSON."""
+    found, pairs = record["identified"], len(record["pairs"]) // 2
+    structural = "; ".join(
+        f"{kind} networks {study.both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
+        for kind, groups in found.items()
+    )
+    return PAGE.format(
+        claims=study.verdicts(claims(record)), pairs=pairs, fitted=FITTED, rate=RATE, batch=BATCH,
+        images=record["preset"]["images"], test=record["preset"]["test"], common=record["common"],
+        checked=LAYERS[CHECKED], float32=record["float32"], structural=structural, identified=_identified(found),
+        layers=_layers(record["found"]),
+        means="\n\n".join(
+            f"{kind.capitalize()} networks, {_after(step)}:\n\n" + _matrix(values)
+            for kind, steps in record["mean"].items() for step, values in steps.items()
+        ),
+        predicted=study.markdown(
+            ["from", "AUROC"], [[name, study.shown(score)] for name, score in _known(record["predicted"]).items()]
+        ),
+        footer=footer("task_loss_steps", "--data-dir DATA --published PUBLISHED --cache CACHE --out OUT"),
+    )  # fmt: skip
+
+
+def _after(step: str) -> str:
+    return f"{int(step):,} steps" if int(step) else "direct match"
+
+
+def _identified(found: Mapping[str, Any]) -> str:
+    head = ["stitches", "into", "steps", "a", "hit/tie/miss", "b", "hit/tie/miss"]
+    rows = []
+    for kind, groups in found.items():
+        for group, steps in groups.items():
+            for step, axes in steps.items() if group != "structural" else ():
+                cells = [
+                    cell
+                    for axis in "ab"
+                    for cell in (
+                        (study.shown(axes[axis]["score"]), "/".join(str(axes[axis][n]) for n in ("hit", "tie", "miss")))
+                        if axis in axes
+                        else ("–", "–")
+                    )
+                ]
+                rows.append([f"{kind} networks", group, _after(step), *cells])
+    return study.markdown(head, rows)
+
+
+def _layers(found: Mapping[str, Any]) -> str:
+    rows = [
+        [f"{kind} networks", _after(step), *("–" if count is None else count for count in counts)]
+        for kind, steps in found.items()
+        for step, counts in steps.items()
+    ]
+    return study.markdown(["stitches", "steps", *LAYERS], rows)
+
+
+def _matrix(values: Sequence[Sequence[float]]) -> str:
+    rows = [[name, *(f"{value:.2f}" for value in row)] for name, row in zip(LAYERS, values, strict=True)]
+    return study.markdown(["", *LAYERS], rows)
+
+
+def _known(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
+    """Return scores with NaN, where the record has ``None``."""
+    return {
+        name: {key: float("nan") if value is None else value for key, value in score.items()}
+        for name, score in scores.items()
+    }
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the table of all experiments."""
+    common, pairs = str(record["common"]), len(record["pairs"]) // 2
+    within, between = (
+        f"{pairs} {what}, {len(LAYERS)} layers, {record['common']:,} steps" for what in ("networks", "pairs")
+    )
+    found = record["identified"]
+    own, other, start, direct = (
+        [found[kind]["all"][step][axis]["score"] for axis in "ab"]
+        for kind, step in (("within", common), ("between", common), ("within", "0"), ("between", "0"))
+    )
+    scores = _known({**record["predicted"], "excellent": record["excellent"]})
+    return [
+        WITHIN.row(study.both(own), within, [study.below(rate, WELL) for rate in own], pairs),
+        BETWEEN.row(study.both(other), between, [study.below(rate, POORLY) for rate in other], pairs),
+        OUTPERFORMED.row(
+            f"{study.both(direct)} against {study.both(other)}", between,
+            [study.above(one, 0) for one in record["outperforms"].values()], pairs,
+        ),
+        TRAINING.row(
+            f"direct {study.both(start)}; task loss {study.both(own)}", within,
+            [one["value"] == 1 and study.below(task, 1) for one, task in zip(start, own, strict=True)], pairs,
+        ),
+        DISTANT.row(
+            study.span([one["value"] for one in record["distant"]], "+.3f"), within,
+            [study.above(one, -MARGIN) for one in record["distant"]], pairs,
+        ),
+        EXCELLENT.row(study.shown(scores["excellent"]), between, [study.above(scores["excellent"], 0.5)], pairs),
+        MODIFIES.row(f"{min(record['modifies']):+.3f} or more", between, [e > 0.1 for e in record["modifies"]], pairs),
+        STEPS_TELL.row(
+            f"AUROC {study.shown(scores['all'])}, of {BASELINE} {study.shown(scores[BASELINE])}: gain "
+            f"{study.shown(scores['gain'])}", f"{pairs} folds", [study.above(scores["gain"], 0)], pairs,
+        ),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
