@@ -324,11 +324,11 @@ KEEPS = question(
 def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
     """Return number of anchors -> share of the accuracy that the default map keeps, with its interval.
 
-    The record has a standard deviation over pairs and draws, which share networks. A mean over all pairs of some
-    networks has at most the variance of a value over their number; with the bias of the standard deviation, that of
-    their number less 1.
+    The record has a standard deviation over pairs and draws, which share networks. If a value is the sum of a part of
+    either network, the mean over all pairs has twice the variance of a value over the number of networks; with the bias
+    of the standard deviation, over their number less 1.
     """
-    reach = float(t.ppf(0.975, networks - 1)) / (networks - 1) ** 0.5
+    reach = float(t.ppf(0.975, networks - 1)) * (2 / (networks - 1)) ** 0.5
     rows = part[part["map"] == DEFAULT].set_index("anchors")
     return {
         number: {
