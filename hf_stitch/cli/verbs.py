@@ -61,7 +61,7 @@ class Job:
     def run(self, **made: Any) -> Any:
         """Do the job, or plan it and end the command; ``made`` are arguments that the command made itself.
 
-        Data are read before networks are loaded. Of several processes, only the first one goes on.
+        Networks are loaded before data are read. Of several processes, only the first one goes on.
         """
         import hf_stitch.plots  # without matplotlib it fails here, before any work
         from hf_stitch.processes import Processes
@@ -71,9 +71,9 @@ class Job:
         with self.folder():
             typed = {name: value for name, value in self.given.items() if name not in made}
             load = cache(self.shared.load)
-            read = {name: self._read(name, place) for name, place in self._of("Data", typed).items()}
-            loaded = {name: _each(load, value) for name, value in self._of("Adapter", typed).items()}
-            arguments = typed | read | loaded | made
+            networks = self._of("Adapter", typed).items()
+            arguments = typed | {name: _each(load, value) for name, value in networks}
+            arguments |= {name: self._read(name, place) for name, place in self._of("Data", typed).items()} | made
             if self.shared.plan:
                 planned = hf_stitch.plan(job, **arguments)
                 self.output.show(planned)

@@ -221,12 +221,6 @@ def test_stitch_rejects_wrong_options(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wrong_split_is_told_before_networks_are_loaded(tmp_path: Path) -> None:
-    ends = (tmp_path / "none", tmp_path / "none", "--source-layer", "a", "--target-layer", "b")
-    line = error_line("stitch", *ends, *DIGITS[:2], "--split", "tset", "--out", tmp_path / "out")
-    assert "tset" in line and "none" not in line
-
-
 # -- swap --------------------------------------------------------------------------------------------------------------
 
 
