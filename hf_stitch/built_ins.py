@@ -120,12 +120,8 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "text-generation": "hf_stitch.tasks.tokens:NextToken",
         "token-classification": "hf_stitch.tasks.words:Words",
     },
-    "networks": {
-        "Head": "hf_stitch.artefacts.head:Head",
-    },
-    "data": {
-        "sklearn": "hf_stitch.data.digits:ScikitLearn",
-    },
+    "networks": {"Head": "hf_stitch.artefacts.head:Head"},
+    "data": {"sklearn": "hf_stitch.data.digits:ScikitLearn"},
     "results": {
         "Audit": "hf_stitch.analysis.auditing:Audit",
         "ComparisonPlan": "hf_stitch.analysis.comparison.routes:ComparisonPlan",

@@ -230,10 +230,7 @@ class ModelReference(Record):
         found = {}
         if self.weights_hash and now.weights_hash and self.weights_hash != now.weights_hash:
             found["weights"] = [f"hash {self.weights_hash}, now {now.weights_hash}"]
-        for part, old, new in (
-            ("config", self.config, now.config),
-            ("processor", self.processor, now.processor),
-        ):
+        for part, old, new in (("config", self.config, now.config), ("processor", self.processor, now.processor)):
             if old is not None and new is not None and (differ := old.changes(new)):
                 found[part] = differ
         return found

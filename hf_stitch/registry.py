@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
-from hf_stitch.plugins import (
-    RUNNING,
-    Entry,
-    PluginError,
-    first_line,
-    install_hint,
-    installed,
-    load_named,
-    normalized,
-)
+from hf_stitch.plugins import RUNNING, Entry, PluginError, first_line, install_hint, installed, load_named, normalized
 from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
@@ -47,14 +38,7 @@ if TYPE_CHECKING:
         Task,
     )
 
-__all__ = [
-    "Entry",
-    "PluginError",
-    "Registries",
-    "Registry",
-    "UnknownNameError",
-    "registries",
-]
+__all__ = ["Entry", "PluginError", "Registries", "Registry", "UnknownNameError", "registries"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

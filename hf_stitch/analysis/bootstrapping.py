@@ -11,14 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from hf_stitch.analysis.resampling import (
-    Array,
-    Places,
-    SampleMoments,
-    SampleRows,
-    chosen_metric,
-    rows_by_sample,
-)
+from hf_stitch.analysis.resampling import Array, Places, SampleMoments, SampleRows, chosen_metric, rows_by_sample
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric
 from hf_stitch.options import Natural, Several, Within, checked

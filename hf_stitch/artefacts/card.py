@@ -200,10 +200,7 @@ def _terms(licence: Any) -> set[str]:
 def _metadata(described: Description, name: str | None, tags: list[str]) -> dict[str, Any]:
     parents = [end.id for end in (described.source, described.target) if _on_hub(end)]
     kind = TAGS[-1] if described.whole else TAGS[-2]
-    data: dict[str, Any] = {
-        "library_name": "hf_stitch",
-        "tags": list(dict.fromkeys([*TAGS[:2], kind, *tags])),
-    }
+    data: dict[str, Any] = {"library_name": "hf_stitch", "tags": list(dict.fromkeys([*TAGS[:2], kind, *tags]))}
     if parents:
         data["base_model"] = list(dict.fromkeys(parents))
         data["base_model_relation"] = "merge" if described.whole else "adapter"

@@ -28,10 +28,7 @@ DataDir = Annotated[
 Device = Annotated[str | None, typer.Option(help="Device of the networks: cpu, cuda, cuda:1, mps.", show_default="cpu")]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="dtype of the weights: float32, float64, bfloat16 or float16.",
-        show_default="as saved",
-    ),
+    typer.Option(help="dtype of the weights: float32, float64, bfloat16 or float16.", show_default="as saved"),
 ]
 Task = Annotated[
     str | None, typer.Option(help="Head to load if the config does not name one, e.g. image-classification.")

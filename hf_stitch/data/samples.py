@@ -404,10 +404,7 @@ class Samples:
         held: set[int] = set()
         for stratum, quota in zip(ordered, apportion(count, [len(stratum) for stratum in ordered]), strict=True):
             held.update(sorted(stratum, key=lambda index: chance(seed, self.ids[index]))[:quota])
-        return (
-            self.select(index for index in range(len(self)) if index not in held),
-            self.select(sorted(held)),
-        )
+        return (self.select(index for index in range(len(self)) if index not in held), self.select(sorted(held)))
 
     @checked
     def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:

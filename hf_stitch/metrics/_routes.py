@@ -136,12 +136,7 @@ def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compar
     return Route("features", "rows", values, cost)
 
 
-def from_hsic(
-    name: str,
-    collects: Collected,
-    hsic: Callable[[Any], HSIC],
-    **declared: Any,
-) -> Route:
+def from_hsic(name: str, collects: Collected, hsic: Callable[[Any], HSIC], **declared: Any) -> Route:
     """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself."""
     return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), **declared)
 

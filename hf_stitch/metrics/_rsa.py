@@ -18,11 +18,7 @@ from hf_stitch.papers import KRIEGESKORTE_2008, SZEKELY_2007
 
 @of_rows
 def rsa(
-    x: Tensor,
-    y: Tensor,
-    *,
-    distance: Distance = "correlation",
-    compare: Literal["spearman", "pearson"] = "spearman",
+    x: Tensor, y: Tensor, *, distance: Distance = "correlation", compare: Literal["spearman", "pearson"] = "spearman"
 ) -> Tensor:
     """Representational similarity analysis: correlation of all pairwise distances (Kriegeskorte et al. 2008).
 

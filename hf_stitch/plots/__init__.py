@@ -17,12 +17,4 @@ if find_spec("matplotlib") is None:
         "figures require matplotlib, which is not installed: pip install 'hf-stitch[plots]'", name="matplotlib"
     )
 
-__all__ = [
-    "curves",
-    "heatmap",
-    "heatmaps",
-    "histogram",
-    "interval_panels",
-    "intervals",
-    "strips",
-]
+__all__ = ["curves", "heatmap", "heatmaps", "histogram", "interval_panels", "intervals", "strips"]

@@ -259,9 +259,7 @@ def _passes(call: Call) -> list[tuple[list[TracedTensor], list[TracedTensor]]]:
 
 
 def _token_split(
-    positions: int,
-    arranged: Sequence[Arrangement],
-    whole: Callable[[int, Sequence[Arrangement]], Whole | None],
+    positions: int, arranged: Sequence[Arrangement], whole: Callable[[int, Sequence[Arrangement]], Whole | None]
 ) -> tuple[int, Whole, int] | None:
     """Return the number of positions before a whole (a grid, the tokens), the whole, and the number after it."""
     if (found := whole(positions, arranged)) is not None:

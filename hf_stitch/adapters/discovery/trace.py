@@ -264,12 +264,7 @@ class _Watch:
             call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
         operations = self.operations
         return Trace(
-            calls,
-            self.sources,
-            bool(self.sprouts),
-            bool(roots),
-            operations.count,
-            tuple(operations.arrangements),
+            calls, self.sources, bool(self.sprouts), bool(roots), operations.count, tuple(operations.arrangements)
         )
 
 

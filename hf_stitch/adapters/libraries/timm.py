@@ -150,12 +150,7 @@ class Timm(Library):
         if foreign or not is_in_timm(blueprint["architecture"]):
             what = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
             raise ValueError(f"a config must contain only an architecture of timm and its arguments, got the {what}")
-        model = timm.create_model(
-            blueprint["architecture"],
-            pretrained=False,
-            pretrained_cfg=dict(cfg),
-            **arguments,
-        )
+        model = timm.create_model(blueprint["architecture"], pretrained=False, pretrained_cfg=dict(cfg), **arguments)
         return model.eval()
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:

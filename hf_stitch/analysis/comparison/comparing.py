@@ -19,13 +19,7 @@ from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.atlas import LayerSize, SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.collecting import Collector, run_pass
 from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
-from hf_stitch.analysis.comparison.routes import (
-    ComparisonPlan,
-    flops_of_permutation,
-    routes_of,
-    taken_routes,
-    workload,
-)
+from hf_stitch.analysis.comparison.routes import ComparisonPlan, flops_of_permutation, routes_of, taken_routes, workload
 from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
 from hf_stitch.errors import see
@@ -103,11 +97,7 @@ class Comparison:
 
     @torch.no_grad()
     def run(
-        self,
-        *,
-        recipe: Mapping[str, Any] | None = None,
-        permutations: int = 0,
-        then: Then | None = None,
+        self, *, recipe: Mapping[str, Any] | None = None, permutations: int = 0, then: Then | None = None
     ) -> SimilarityAtlas:
         """Read the samples once and compute all values."""
         reader, processes = self._reader, self._processes
