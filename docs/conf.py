@@ -62,7 +62,7 @@ def _same(name: str, found: Any) -> bool:
 
 def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
     """Offer pages of plugins, which are no part of the site, as files: a link to them works in the repository only."""
-    source[0] = re.sub(r"\[([^\]]+)\]\((\.\./plugins/[^)]+\.md)\)", r"{download}`\1 <\2>`", source[0])
+    source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+plugins/[^)#]+\.md)(?:#[^)]*)?\)", r"{download}`\1 <\2>`", source[0])
 
 
 def make_pages(app: Sphinx) -> None:
