@@ -3,7 +3,8 @@
 The networks are those of the quickstart and a tiny BERT, with random weights; one thread. Each command runs in a
 process of its own, in which what it imports, loads and verifies is timed; *rest* is what remains: the parser, reading
 data, the work itself (maps, scores) and tables. The floor imports torch, transformers and the library of each network,
-and loads the networks with it.
+and loads the networks with it; the second floor also reads the data with datasets and scikit-learn, and imports
+matplotlib where the command draws.
 """
 
 from __future__ import annotations
@@ -76,13 +77,15 @@ finally:
     switch(lambda: None)
     open(place, "w").write(json.dumps(spent))
 """
+NETWORKS = ("cnn", "vit", "bert")
 FLOORS = {
     "cnn": "import timm; timm.create_model('local-dir:{}')",
     "vit": "transformers.AutoModelForImageClassification.from_pretrained(PLACE := '{}')\n"
     "transformers.AutoImageProcessor.from_pretrained(PLACE)",
     "bert": "transformers.AutoModelForSequenceClassification.from_pretrained(PLACE := '{}')\n"
     "transformers.AutoTokenizer.from_pretrained(PLACE)",
-    "": "",
+    "data": "import datasets, sklearn.datasets; sklearn.datasets.load_digits()",
+    "picture": "from matplotlib.figure import Figure",
 }
 
 
@@ -105,7 +108,7 @@ def seconds(*command: str) -> float:
 
 
 def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Return each command with its arguments and the networks of its floor."""
+    """Return each command with its arguments and what its floors load."""
     cnn, vit, bert, out = (str(folder / name) for name in ("cnn", "vit", "bert", "out"))
     digits = ["--data", "sklearn:digits", "--split", "test"]
     cells = ["--source-layer", "layer2.0", "--target-layer", "vit.layers.1"]
@@ -114,16 +117,17 @@ def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
         "layers, CNN": (["layers", cnn], ["cnn"]),
         "layers, ViT": (["layers", vit], ["vit"]),
         "layers, BERT": (["layers", bert], ["bert"]),
-        "compare, CNN with ViT": (["compare", cnn, vit, *digits], ["cnn", "vit"]),
-        "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, *digits, "--out", out], ["cnn", "vit"]),
-        "info": (["info", out], [""]),
+        "compare, CNN with ViT": (["compare", cnn, vit, *digits], ["cnn", "vit", "data"]),
+        "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, *digits, "--out", out], ["cnn", "vit", "data", "picture"]),
+        "info": (["info", str(folder / "out-0" / "stitcher")], []),
     }
 
 
 def main() -> None:
     """Run the benchmark and print its table."""
     title = f"processor seconds of commands ({machine()})"
-    table = Table("command", "imports", "loading", "cuts", "rest", "all", "floor", "without rest / floor", title=title)
+    columns = "imports", "loading", "cuts", "rest", "all", "floor", "without rest / floor", "second floor", "ratio"
+    table = Table("command", *columns, title=title)
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     os.environ.update(environment)
     hf.logging.set_verbosity_error()
@@ -131,22 +135,21 @@ def main() -> None:
         folder = Path(name)
         make(folder)
         for command, (arguments, loads) in commands(folder).items():
-            floor = "\n".join(
-                ["import torch, transformers"] * bool(loads) + [FLOORS[each].format(folder / each) for each in loads]
-            )
-            found, floors, parts = [], [], dict[str, list[float]]()
+            lines = ["import torch, transformers", *(FLOORS[each].format(folder / each) for each in loads)]
+            networks_only = [line for line, each in zip(lines, ["cnn", *loads], strict=True) if each in NETWORKS]
+            floors = "\n".join(networks_only), "\n".join(lines)
+            found, parts = list[float](), dict[str, list[float]]()
+            least = list[float](), list[float]()
             for each in range(ROUNDS):
-                floors.append(seconds("-c", floor))
+                for floor, spent in zip(floors, least, strict=True):
+                    spent.append(seconds("-c", floor))
                 written = [str(folder / f"out-{each}") if part == str(folder / "out") else part for part in arguments]
                 found.append(seconds("-c", DRIVER, str(folder / "parts.json"), *written))
                 for part, value in json.loads((folder / "parts.json").read_text()).items():
                     parts.setdefault(part, []).append(value)
             figures = {part: statistics.median(values) for part, values in parts.items()}
-            whole, least = statistics.median(found), statistics.median(floors)
-            ratio = (whole - figures["rest"]) / least
-            table.add_row(
-                command,
-                *(f"{value:.2f}" for value in (*figures.values(), whole, least)),
-                f"{ratio:.2f}" if loads else "–",
-            )
+            row = [*figures.values(), statistics.median(found)]
+            for spent in least:
+                row += [statistics.median(spent), (row[4] - figures["rest"]) / statistics.median(spent)]
+            table.add_row(command, *(f"{value:.2f}" for value in row))
     Console(width=140).print(table)

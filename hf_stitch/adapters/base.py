@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -23,7 +23,7 @@ from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
-from hf_stitch.adapters.preprocess import place_of, preprocess
+from hf_stitch.adapters.preprocess import Deferred, place_of, preprocess
 from hf_stitch.adapters.rewriting import blueprint_of, recorded, settings_of
 from hf_stitch.adapters.skeleton import attributes, changed_by_hand
 from hf_stitch.data import Samples
@@ -68,7 +68,6 @@ class Adapter:
         interface: How the network takes its input.
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
         reference: Where the network comes from and how it was loaded.
-        processor: Function, tokenizer or image processor that turns raw samples into inputs, or ``None``.
 
     Args:
         model: The network.
@@ -113,9 +112,14 @@ class Adapter:
             filler_id=next(i for i in range(len(special) + 1) if i not in special),
         )
         self.reference = reference
-        self.processor = processor
+        self._given = processor
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
+
+    @cached_property
+    def processor(self) -> Any:
+        """Turns raw samples into inputs: a function, tokenizer or image processor; ``None`` for tensors."""
+        return self._given() if isinstance(self._given, Deferred) else self._given
 
     def __repr__(self) -> str:
         """Return the class of the network and where it comes from; the network does not run."""
@@ -644,7 +648,7 @@ class Adapter:
     def _run(self, inputs: Mapping[str, Any], *, trial: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
         eagerly = torch.compiler.set_stance("force_eager") if compiled_modules(self.model) else nullcontext()
-        condition = self._library.running(self.model, inputs, self.interface, self.processor, trial=trial)
+        condition = self._library.running(self, inputs, trial=trial)
         with evaluating(self.model), eagerly, condition:
             return self.model(**{**self.interface.options, **inputs})
 

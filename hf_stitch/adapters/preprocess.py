@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ OFFSETS = "offset_mapping"
 
 PROCESSORS = {"input_ids": ("tokenizer.json", "tokenizer_config.json"), "pixel_values": ("preprocessor_config.json",)}
 """Main input of a model -> files of its processor on the Hub, of which one at least is there."""
+
+
+class Deferred(partial[Any]):
+    """Makes a processor when samples are there: that takes the modelling code of transformers, which a CNN lacks."""
 
 
 def preprocess(

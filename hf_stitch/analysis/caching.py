@@ -1,26 +1,27 @@
-"""Activations of a network on samples in a cache, one entry for each layer."""
+"""What is known of networks in a cache: their cuts, and activations on samples, one entry for each layer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hf_stitch.adapters import Adapter
+from hf_stitch.adapters import Adapter, CutInfo
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.pinning import USER_CODE
 from hf_stitch.adapters.pins import Pins
 from hf_stitch.data import Samples
 from hf_stitch.printing import warn
 from hf_stitch.provenance import versions
+from hf_stitch.records import encode, read
 from hf_stitch.reference import ModelReference
 from hf_stitch.representation import Pooling
 from hf_stitch.storage.cache import Cache
@@ -28,8 +29,10 @@ from hf_stitch.storage.cache import Cache
 READERS = ("pillow", "tokenizers", "torchvision")
 """Packages that turn raw samples into inputs, beside those of every result."""
 
-OF_ADAPTERS = ("model", "_library", "reference", "processor", "interface", "override", "_example", "_surveys")
+OF_ADAPTERS = ("model", "_library", "reference", "processor", "_given", "interface", "override", "_example", "_surveys")
 """Attributes of every adapter, of which each is pinned in its own way, or has no influence."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,34 +44,54 @@ class Recorded:
     grid: tuple[int, int] | None  # height and width of the grid that the positions form; None if they form none
 
 
-class LayerCache:
-    """The activations of a network on samples in a cache.
+class NetworkCache:
+    """What is known of a network, in a cache.
 
     A key covers everything that changes a bit of the values: weights, modules and code of the network, its processor,
     the samples and their order, layer, pooling, batches, versions of packages, the kind of the device, its precision
     and its number of threads. Weights and samples are read once for it; the network does not run.
     """
 
-    def __init__(self, cache: Cache, adapter: Adapter, samples: Samples, pooling: Pooling, batches: str) -> None:
+    def __init__(self, cache: Cache, adapter: Adapter) -> None:
         reference, self._network = _pinned(adapter)
         self._cache, self._adapter = cache, adapter
-        self._recipe = {"data": samples.fingerprint, "pooling": pooling, "batches": batches}
         weights = str(reference.weights_hash)
         name = str(reference)
         if reference.public.id is None:  # an entry may be shared, a path may not
             name = f"{PurePath(reference.id or type(adapter.model).__name__).name} {weights[7:15]}"
         self._about = {"network": name, "weights": weights, "device": adapter.device.type}
         self._about["versions"] = self._network["versions"]
-        self._about_data = {**self._recipe, "modality": samples.modality, "samples": len(samples)}
 
     def candidates(self) -> list[str]:
         """Return the candidates of the adapter, which a network that has run before does not run again to find."""
-        key = _key({"network": self._network, "list": "candidates"})
-        if (found := self._cache.read(key)) is not None:
-            return list(map(str, found[1]["candidates"]))
-        names = list(self._adapter.candidates)
-        self._write(key, {}, {**self._about, "candidates": names})
-        return names
+        return self._listed(str, "candidates", lambda: self._adapter.candidates)
+
+    def cuts(self) -> list[CutInfo]:
+        """Return the verified cuts, which a network that was listed before does not run again to find and verify."""
+        return self._listed(CutInfo, "cuts", lambda: map(self._adapter.cut_info, self._adapter.layers))
+
+    def _listed(self, kind: type[T], name: str, find: Callable[[], Iterable[T]]) -> list[T]:
+        key = _key({"network": self._network, "list": name})
+        if (entry := self._cache.read(key)) is not None:
+            return list(read(list[kind], entry[1][name], f"the entry {key[:8]} of the cache"))  # type: ignore[valid-type]
+        found = list(find())
+        self._write(key, {}, {**self._about, name: encode(found)})
+        return found
+
+    def _write(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        try:
+            self._cache.write(key, tensors, about)
+        except OSError as error:
+            warn(f"{about.get('layer', 'the list of layers')} was not cached: {error}")
+
+
+class LayerCache(NetworkCache):
+    """The activations of a network on samples in a cache."""
+
+    def __init__(self, cache: Cache, adapter: Adapter, samples: Samples, pooling: Pooling, batches: str) -> None:
+        super().__init__(cache, adapter)
+        self._recipe = {"data": samples.fingerprint, "pooling": pooling, "batches": batches}
+        self._about_data = {**self._recipe, "modality": samples.modality, "samples": len(samples)}
 
     def read(self, layers: Iterable[str]) -> dict[str, Recorded]:
         """Read the activations of layers."""
@@ -89,12 +112,6 @@ class LayerCache:
 
     def _key_of(self, layer: str) -> str:
         return _key({"network": self._network, **self._recipe, "layer": layer})
-
-    def _write(self, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        try:
-            self._cache.write(key, tensors, about)
-        except OSError as error:
-            warn(f"activations were not cached: {error}")
 
 
 def _key(recipe: Mapping[str, Any]) -> str:

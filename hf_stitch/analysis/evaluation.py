@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+    from hf_stitch.artefacts import StitchedModel
     from hf_stitch.plots.strips import Role
 
 

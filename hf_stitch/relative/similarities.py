@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
 from hf_stitch.options import Configured, Count, Within
@@ -296,6 +294,9 @@ class Geodesic(Similarity):
         return lengths
 
     def _paths(self, anchors: Tensor) -> Tensor:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import shortest_path
+
         apart = _distances(anchors, anchors)
         k, near = len(anchors), self.neighbours
         # An anchor is not its own neighbour, and a distance of 0 to another anchor must not become a missing edge.

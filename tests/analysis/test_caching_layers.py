@@ -23,9 +23,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hf_stitch
+from hf_stitch.adapters import CutInfo
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.pins import Pins
-from hf_stitch.analysis import Activations, extract_activations
+from hf_stitch.analysis import Activations, caching, extract_activations
+from hf_stitch.analysis.caching import NetworkCache
 from hf_stitch.cli import app
 from hf_stitch.storage.cache import Cache
 
@@ -200,8 +202,6 @@ def test_every_change_is_another_entry(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changing", ["hf_stitch", "torch", "transformers", "timm", "pillow"])
 def test_every_version_is_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changing: str) -> None:
-    from hf_stitch.analysis import caching
-
     standard = {"layers": ["2"], **ARGUMENTS, "cache": tmp_path}
     extract_activations(loaded(small()), rows(), **standard)
     versions = caching.versions()
@@ -211,6 +211,28 @@ def test_every_version_is_another_entry(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(caching, "version", lambda name: "99")
     extract_activations(loaded(small()), rows(), **standard)
     assert len(Cache(tmp_path).entries()) == 2
+
+
+def test_a_kept_list_of_cuts_is_that_of_the_network_and_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forwards: list[int]
+) -> None:
+    def cuts(adapter: Adapter) -> list[CutInfo]:
+        forwards.clear()
+        return NetworkCache(Cache(tmp_path), adapter).cuts()
+
+    adapter = loaded(small())
+    plain = [adapter.cut_info(layer) for layer in adapter.layers]
+    assert cuts(adapter) == plain and {each.status for each in plain} == {"verified"}
+    assert cuts(loaded(small())) == plain and not forwards
+    of_networks = [
+        name for name in CHANGES if not set(name.split()) & {"sample", "samples", "layer", "pooling", "batch"}
+    ]
+    assert len(of_networks) == 9
+    for number, name in enumerate(of_networks, 2):
+        other = CHANGES[name]()[0]
+        assert cuts(other) == list(map(other.cut_info, other.layers)) and len(Cache(tmp_path).entries()) == number, name
+    monkeypatch.setattr(caching, "versions", lambda: {"torch": "99"})
+    assert cuts(loaded(small())) == plain and forwards
 
 
 def test_settings_of_torch_that_change_numbers(tmp_path: Path) -> None:

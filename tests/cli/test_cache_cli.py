@@ -20,6 +20,7 @@ import hf_stitch
 from hf_stitch.analysis import extract_activations
 from hf_stitch.cli import app
 from hf_stitch.cli.cache import cache
+from hf_stitch.cli.networks import residual_network, save
 from hf_stitch.storage.cache import Cache
 from hf_stitch.storage.files import _MACHINE, UNFINISHED
 
@@ -162,3 +163,15 @@ def test_every_command_removes_what_a_killed_process_has_left(arguments: tuple[s
     (left / ".tmpAb12Cd").write_bytes(b"half")
     recorded(*arguments)
     assert not left.exists()
+
+
+def test_a_list_of_layers_is_kept_for_a_network_that_has_not_changed(folder: Path, tmp_path: Path) -> None:
+    before = len(Cache().entries())
+    torch.manual_seed(0)
+    save(residual_network(1, 10), tmp_path / "cnn")
+    plain, kept, again = (
+        CliRunner().invoke(app, ["layers", str(tmp_path / "cnn"), *more, "--json"])
+        for more in ([], ["--cache"], ["--cache"])
+    )
+    assert plain.exit_code == 0 and plain.stdout == kept.stdout == again.stdout
+    assert len(Cache().entries()) == before + 1

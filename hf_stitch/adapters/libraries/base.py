@@ -163,16 +163,12 @@ class Library(ABC):
         """
         return ""
 
-    def running(
-        self, model: nn.Module, inputs: Mapping[str, Any], interface: Interface, processor: Any, *, trial: bool
-    ) -> AbstractContextManager[None]:
+    def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> AbstractContextManager[None]:
         """Return a context for every forward, for networks that take some batches only under a condition.
 
         Args:
-            model: The network.
+            adapter: The adapter of the network.
             inputs: Inputs of this forward.
-            interface: How the network takes its input.
-            processor: Its processor.
             trial: Whether this is a forward by which cuts are found and verified.
 
         Returns:

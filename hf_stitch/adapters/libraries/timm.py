@@ -16,7 +16,7 @@ from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
-from hf_stitch.adapters.preprocess import load_processor, place_of
+from hf_stitch.adapters.preprocess import Deferred, load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.options import did_you_mean
 from hf_stitch.reference import ModelReference, Settings
@@ -97,13 +97,11 @@ class Timm(Library):
         """Describe a timm model, by its pretrained config."""
         import timm.data
 
-        from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-
         config = timm.data.resolve_model_data_config(model)
         if size := _native_size(model):
             config["input_size"] = (config["input_size"][0], *size)
         if processor is None:
-            processor = TimmImageProcessor(**config)
+            processor = Deferred(_image_processor, **config)
         if example_inputs is None:
             generator = torch.Generator().manual_seed(0)
             example_inputs = torch.randn(2, *config["input_size"], generator=generator).to(*place_of(model))
@@ -157,6 +155,13 @@ class Timm(Library):
         """Load the image processor that is saved in a folder."""
         with sealed():
             return load_processor(folder, "pixel_values", {"trust_remote_code": False, "local_files_only": True})
+
+
+def _image_processor(**config: Any) -> Any:
+    """Return the transform of a pretrained config, as an image processor of transformers."""
+    from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
+
+    return TimmImageProcessor(**config)
 
 
 def _native_size(model: nn.Module) -> tuple[int, int] | None:

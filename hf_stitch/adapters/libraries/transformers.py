@@ -216,19 +216,17 @@ class Transformers(Library):
         return Described(model, _interface(model, name, example, processor), example, processor)
 
     @contextmanager
-    def running(
-        self, model: nn.Module, inputs: Mapping[str, Any], interface: Interface, processor: Any, *, trial: bool
-    ) -> Iterator[None]:
+    def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> Iterator[None]:
         """Let trials run without a padding id; for another batch that lacks it, the error names what it needs."""
         if trial:
-            with as_if_padded(model):
+            with as_if_padded(adapter.model):
                 yield
             return
         try:
             yield
         except ValueError as error:
-            if lacks_padding(model) and len(inputs[interface.content[0]]) > 1:
-                raise ValueError(advice(model, processor)) from error
+            if lacks_padding(adapter.model) and len(inputs[adapter.interface.content[0]]) > 1:
+                raise ValueError(advice(adapter.model, adapter.processor)) from error
             raise
 
     def task(self, adapter: Adapter) -> str | None:
