@@ -192,11 +192,11 @@ def test_repeated_rows_do_not_count_as_more_samples(name: str, repeats: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "excess"),
-    [("cca", {}, 1.4), ("linear_cka", {"debiased": True}, 1.4), ("mutual_knn", {"k": 3}, 2.2)],
+    ("name", "options", "excess", "covered"),
+    [("cca", {}, 1.4, 36), ("linear_cka", {"debiased": True}, 1.4, 38), ("mutual_knn", {"k": 3}, 2.2, 40)],
 )
 def test_intervals_cover_the_expected_value_at_this_number_of_samples(
-    name: str, options: dict[str, Any], excess: float
+    name: str, options: dict[str, Any], excess: float, covered: int
 ) -> None:
     def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
         g = np.random.default_rng(seed)
@@ -206,7 +206,8 @@ def test_intervals_cover_the_expected_value_at_this_number_of_samples(
     function = getattr(metrics, name)
     average = np.mean([function(*draw(seed), **options) for seed in range(1000, 1200)])
     found = [bootstrap(name, *draw(seed), resamples=40, **options) for seed in range(40)]
-    assert np.mean([interval.low <= average <= interval.high for interval in found]) > 0.85
+    count = sum(interval.low <= average <= interval.high for interval in found)
+    assert abs(count - covered) <= 1  # another machine rounds otherwise
     spread = np.std([interval.value for interval in found])
     assert 0.8 < np.mean([interval.standard_error for interval in found]) / spread < excess
 
