@@ -29,8 +29,8 @@ class Gram(NamedTuple):
 class Grams:
     """Centred n × n Gram matrices of every layer in float64, computed once for all pairs.
 
-    Memory is about ``5 · n²`` bytes per layer at any width. Without ``y``, both sides are the same layers, which halves
-    the cost.
+    Memory is about ``5 · n²`` bytes per layer at any width (of few rows up to 8). Without ``y``, both sides are the
+    same layers, which halves the cost.
     """
 
     @torch.no_grad()
@@ -99,7 +99,8 @@ def gram_of(rows: Tensor, products: Tensor) -> Gram:
     Rows are centred first, because a large common part would cancel the other digits. Features are processed in chunks
     that fit the cache, and rows in blocks, so that no product is computed twice.
     """
-    n, means = len(rows), []
+    n = len(rows)
+    means: list[Tensor] = []  # squared norms, by chunk
     features = min(max(_ELEMENTS // n, _LEAST), _MOST)
     room, blocks = products.new_empty(n, min(features, rows.shape[1])), [*_blocks(products, n)]
     with in_full_precision():
