@@ -1,9 +1,9 @@
 """Comparison of all pairs of layers: time over the forward passes of both networks, and error, for several tools.
 
 Random weights, real sizes, float32. Times are processor seconds, which on one thread equal wall-clock seconds on an
-idle machine. Errors are the maximum over all pairs, against the same estimator in float64 on the activations that the
-tool uses. Activations are flattened. hf-stitch leaves out tokens without a position (CLS), and takes the mean for
-texts, because their lengths vary.
+idle machine. Limits are those of the machine: no tool can take less time. Errors are the maximum over all pairs,
+against the same estimator in float64 on the activations that the tool uses. Activations are flattened. hf-stitch leaves
+out tokens without a position (CLS), and takes the mean for texts, because their lengths vary.
 
 Install the other tools with ``pip install "hf-stitch[bench]"``. Tools that are not installed are reported and left out.
 """
@@ -36,7 +36,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
-from hf_stitch.analysis.comparison.rows import ROWS_OF
+from hf_stitch.analysis.comparison.layer_reader import LayerReader
+from hf_stitch.analysis.comparison.routes import workload
+from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.sides import Network, Reader
+from hf_stitch.metrics._routes import Workload
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.workflows._compare import compare
@@ -189,6 +193,51 @@ def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: 
             adapter.forward(adapter.preprocess(part.samples))
 
 
+# -- limits ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does per processor second: products of large matrices, and reads of what no cache holds."""
+
+    single: float  # floating-point operations in float32
+    double: float  # the same in float64
+    memory: float  # bytes
+
+    @classmethod
+    def measured(cls) -> Rates:
+        """Take the best of a few runs."""
+
+        def fastest(function: Callable[[], object]) -> float:
+            return min(in_turn({"": function}, 5, time.process_time)[""])
+
+        square = torch.randn(1024, 1024)
+        single, double = (partial(torch.mm, side, side) for side in (square, square.double()))
+        many = torch.randn(2**26)
+        return cls(2 * 1024**3 / fastest(single), 2 * 1024**3 / fastest(double), 4 * len(many) / fastest(many.sum))
+
+
+def _work(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, rows: Rows) -> Workload:
+    reader = Reader(Samples.of(inputs))
+    with _quiet():
+        read = LayerReader([Network(a, reader), Network(b, reader)], layers, layers, rows)
+    return workload(read.groups[0], read)
+
+
+def _limits(
+    case: Case, a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, rates: Rates
+) -> tuple[float, float]:
+    """Return the least seconds of debiased CKA of means, and of minibatch CKA: all products once, all values read once.
+
+    Of a symmetric matrix, half is computed. Debiased CKA takes co-moments or Gram matrices, whichever are less.
+    """
+    mean, rows = (_work(a, b, layers, inputs, ROWS_OF[pooling]) for pooling in ("mean", case.rows))
+    n, pairs = case.n, len(rows.x) * len(rows.y)
+    reading = n * sum(rows.distinct) * (1 if case.size else TOKENS) * rows.itemsize / rates.memory
+    moments = n * (2 * sum(mean.x) * sum(mean.y) + sum(width**2 for width in mean.distinct))
+    grams = n**2 * (sum(mean.distinct) + pairs)
+    minibatches = n * case.batch * (sum(rows.distinct) / rates.single + pairs / rates.double)
+    return max(min(moments, grams) / rates.double, reading), max(minibatches, reading)
+
+
 # -- reference ---------------------------------------------------------------------------------------------------------
 def _reference(
     a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, pooling: Pooling | None
@@ -244,7 +293,7 @@ def main() -> None:
     console = Console(width=160)
     table = Table(title=f"seconds of compare over seconds of the forward passes ({machine()})")
     heads = [f"{name}{what}" for name in (OURS, *others) for what in ("", " error")]
-    for column in ("networks", "layers", "n", "batch", "forward s", DEBIASED, *heads):
+    for column in ("networks", "layers", "n", "batch", "forward s", DEBIASED, "limit", *heads, "limit"):
         table.add_column(column)
     for title, case in CASES.items():
         a, b = (case.adapter(seed) for seed in (0, 1))
@@ -260,12 +309,17 @@ def main() -> None:
         for name in tools.keys() - quick.keys():  # too slow for all samples: two batches show the ratio
             once = _seconds({"bare": _bare, name: tools[name]}, a, b, layers, few, case.batch, 1)
             ratios[name] = _ratio(once[name], once["bare"])
-        cells = [ratios[DEBIASED]]
+        bare, rates = statistics.median(seconds["bare"]), Rates.measured()
+        least = [f"{1 + limit / bare:.3f}" for limit in _limits(case, a, b, layers, inputs, rates)]
+        cells = [ratios[DEBIASED], least[0]]
         for name in tools:
             cells += [ratios[name], f"{errors[name]:.0e}"]
-        bare = statistics.median(seconds["bare"])
+        cells.append(least[1])
         table.add_row(title, f"{len(layers)} × {len(layers)}", str(case.n), str(case.batch), f"{bare:.2f}", *cells)
         console.print(table)
+        console.print(
+            f"GFLOP/s: {rates.single / 1e9:.0f} (float32), {rates.double / 1e9:.0f}; {rates.memory / 1e9:.0f} GB/s"
+        )
     tools = {OURS: _ours("flatten"), **others}
     moved = Table(*["mean / std", *tools], title="largest error by distance of the mean from 0, in standard deviations")
     for deviations in DEVIATIONS:

@@ -18,7 +18,7 @@ from hf_stitch.statistics.layer_rows import LayerRows
 Collected = Literal["moments", "rows", "minibatches"]
 """Statistics that a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""
 
-_PACKING = 400
+_PACKING = 100
 """Operations for each entry of a Gram matrix when it is packed."""
 
 

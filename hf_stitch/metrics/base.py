@@ -215,7 +215,8 @@ class ActivationMetric(Metric):
             Invariances that follow from another are listed too.
         differentiable: Whether the function has gradients with respect to both sides (first order, almost everywhere).
         equal_widths: Whether both sides must have the same width.
-        independent_rows: Whether the metric assumes independent samples as rows. Positions of one sample are not.
+        independent_rows: Whether the metric is an unbiased estimate, about 0 for unrelated sides, which assumes
+            independent samples as rows. Positions of one sample are not.
         minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
             the number of processes.
 

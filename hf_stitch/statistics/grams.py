@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +13,7 @@ from hf_stitch.statistics.hsic import HSIC, inner_products, unbiased_pairs
 
 # Numbers that are centred at a time, so that they stay in the cache, and bounds on the number of features: sums of many
 # products lose digits in float32.
-_ELEMENTS, _LEAST, _MOST = 2**18, 512, 4096
+_ELEMENTS, _LEAST, _MOST = 2**19, 512, 4096
 # Smallest block of rows whose products with each other are all computed.
 _ROWS = 64
 
@@ -23,15 +21,16 @@ _ROWS = 64
 class Gram(NamedTuple):
     """Gram matrix of the centred rows of a minibatch."""
 
-    products: Tensor  # (n, n); entries above the diagonal are ignored
+    n: int  # number of rows
+    products: Tensor  # by blocks of rows, each up to the diagonal; some entries above it
     square: Tensor  # squared norm of the mean that was subtracted
 
 
 class Grams:
     """Centred n × n Gram matrices of every layer in float64, computed once for all pairs.
 
-    Memory is ``4 · n²`` bytes per layer at any width, and temporarily about ``24 · n²`` bytes more. Without ``y``, both
-    sides are the same layers, which halves the cost.
+    Memory is about ``5 · n²`` bytes per layer at any width (of few rows up to 8). Without ``y``, both sides are the
+    same layers, which halves the cost.
     """
 
     @torch.no_grad()
@@ -44,61 +43,74 @@ class Grams:
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """Compute HSIC of every pair; the values equal those of :meth:`LayerMoments.hsic`."""
-        return unbiased(self._x, self._y) if debiased else inner_products(self._x.products, self._y.products)
+        return unbiased(self._x, self._y) if debiased else squares(self._x, self._y)
 
 
 class Packed(NamedTuple):
-    """Centred Gram matrices of several layers in float64, with each pair of rows stored once.
+    """Centred Gram matrices of several layers in float64, with each pair of rows stored once."""
 
-    Inner products of ``products`` are those of the matrices.
-    """
-
-    products: Tensor  # for each layer the entries below the diagonal times √2, and the diagonal
+    products: Tensor  # (layers, blocks of rows): the entries below the diagonals; the others are 0
     lengths: Tensor  # (layers, n): the diagonals
 
 
-def packed(grams: Iterable[Gram], layers: int, n: int, device: torch.device) -> Packed:
-    """Pack Gram matrices one after the other, with diagonals for which every row sums to zero.
+def packed(grams: Sequence[Gram], products: Tensor) -> Packed:
+    """Complete ``products``, those of the Gram matrices in float64, with diagonals for which every row sums to zero.
 
     Gram matrices of centred rows have this property. Unbiased HSIC ignores the diagonal, so this removes the rounding
-    error of the mean.
+    error of the mean. A matrix is set to zero if all rows are equal: the rounded mean leaves a small remainder.
     """
-    half, some, coming = n // 2, max(1, _ELEMENTS // n**2), iter(grams)
-    products = torch.empty(layers, (n - half) * n + n, dtype=torch.float64, device=device)
-    lengths = products[:, -n:]
-    for start in range(0, layers, some):
-        below = torch.stack([_without_rounding(gram) for gram in islice(coming, some)]).double().tril_(-1)
-        torch.neg(below.sum(1).add_(below.sum(2)), out=lengths[start : start + some])
-        folded = below[:, half:]  # the space above the diagonal stores the upper half of the triangle
-        folded[:, :half, half : 2 * half] += below[:, :half, :half].mT
-        torch.mul(folded.flatten(1), math.sqrt(2), out=products[start : start + some, :-n])
+    n, traces = grams[0].n, products.new_zeros(len(grams))
+    lengths = products.new_zeros(len(grams), n)
+    for start, stop, block in _blocks(products, n):
+        traces += block.diagonal(start, 1, 2).sum(1)
+        block.tril_(start - 1)
+        lengths[:, start:stop] -= block.sum(2)
+        lengths[:, :stop] -= block.sum(1)
+    eps = torch.finfo(grams[0].products.dtype).eps
+    dead = traces <= n * (8 * eps) ** 2 * torch.stack([gram.square for gram in grams])
+    for part in (products, lengths):
+        part.index_fill_(0, dead.nonzero()[:, 0], 0)
     return Packed(products, lengths)
 
 
 def _exact_grams(layers: Sequence[Tensor]) -> Packed:
-    grams = (gram_of(rows, torch.float64) for rows in layers)
-    return packed(grams, len(layers), len(layers[0]), layers[0].device)
+    products = layers[0].new_empty(len(layers), size_of(len(layers[0])), dtype=torch.float64)
+    return packed([gram_of(rows, own) for rows, own in zip(layers, products, strict=True)], products)
 
 
-def gram_of(rows: Tensor, dtype: torch.dtype) -> Gram:
-    """Products of centred rows with each other; some entries above the diagonal remain 0.
+def size_of(n: int) -> int:
+    """Number of products of n rows that are computed: half of them, and those above the diagonal in its blocks."""
+    return sum(min(_block(n), n - start) * min(start + _block(n), n) for start in range(0, n, _block(n)))
+
+
+def _blocks(products: Tensor, n: int) -> Iterator[tuple[int, int, Tensor]]:
+    """The first row of each block of Gram matrices, that after the last one, and the block: (…, rows, columns)."""
+    place = 0
+    for start in range(0, n, _block(n)):
+        stop = min(start + _block(n), n)
+        size = (stop - start) * stop
+        yield start, stop, products[..., place : place + size].unflatten(-1, (stop - start, stop))
+        place += size
+
+
+def gram_of(rows: Tensor, products: Tensor) -> Gram:
+    """Write the products of centred rows with each other, in the dtype of ``products``.
 
     Rows are centred first, because a large common part would cancel the other digits. Features are processed in chunks
     that fit the cache, and rows in blocks, so that no product is computed twice.
     """
-    n, block = len(rows), _block(len(rows))
+    n = len(rows)
+    means: list[Tensor] = []  # squared norms, by chunk
     features = min(max(_ELEMENTS // n, _LEAST), _MOST)
-    found = torch.zeros(n, n, dtype=dtype, device=rows.device)
-    room = found.new_empty(n, min(features, rows.shape[1]))
-    squares = []
-    for part in rows.split(features, 1):
-        mean = part.mean(0, dtype=dtype)
-        squares.append(mean @ mean)
-        centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
-        with in_full_precision():
-            for start in range(0, n, block):
-                found[start:, start : start + block].addmm_(centred[start:], centred[start : start + block].T)
-    return Gram(found, torch.stack(squares).sum())
+    room, blocks = products.new_empty(n, min(features, rows.shape[1])), [*_blocks(products, n)]
+    with in_full_precision():
+        for part in rows.split(features, 1):
+            mean = part.mean(0, dtype=products.dtype)
+            centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
+            for start, stop, block in blocks:
+                block.addmm_(centred[start:stop], centred[:stop].T, beta=min(len(means), 1))
+            means.append(mean @ mean)
+    return Gram(n, products, torch.stack(means).sum())
 
 
 @contextmanager
@@ -124,19 +136,18 @@ def in_full_precision() -> Iterator[None]:
             place.fp32_precision = precision
 
 
-def _without_rounding(gram: Gram) -> Tensor:
-    """Set the matrix to zero if all rows are equal: the rounded mean leaves a small remainder."""
-    products, square = gram
-    dead = products.trace() <= len(products) * (8 * torch.finfo(products.dtype).eps) ** 2 * square
-    return products.masked_fill_(dead, 0)
-
-
 def _block(n: int) -> int:
     """Number of rows per block; with fewer rows, computing half of the products does not pay off."""
     return max(_ROWS, n // 8)
 
 
+def squares(x: Packed, y: Packed) -> HSIC:
+    """Inner products of centred Gram matrices."""
+    below, lengths = (inner_products(*parts) for parts in zip(x, y, strict=True))
+    return HSIC(*(2 * pair + own for pair, own in zip(below, lengths, strict=True)))
+
+
 def unbiased(x: Packed, y: Packed) -> HSIC:
     """Unbiased HSIC from centred Gram matrices."""
     n, lengths = x.lengths.shape[1], inner_products(x.lengths, y.lengths)
-    return unbiased_pairs(n, inner_products(x.products, y.products), x.lengths.sum(1), y.lengths.sum(1), lengths)
+    return unbiased_pairs(n, squares(x, y), x.lengths.sum(1), y.lengths.sum(1), lengths)

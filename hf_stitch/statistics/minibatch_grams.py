@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.statistics.base import Statistic
-from hf_stitch.statistics.grams import Gram, Packed, gram_of, packed, unbiased
+from hf_stitch.statistics.grams import Gram, Packed, gram_of, packed, size_of, unbiased
 from hf_stitch.statistics.hsic import HSIC
 
 
@@ -46,6 +46,7 @@ class MinibatchGrams(Statistic):
             self.add_state(f"pending_{place}", None, "cat")
 
     coming: Tensor
+    pending_0: list[Tensor]  # rows of the first layer that wait; as many wait of the others
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -60,7 +61,7 @@ class MinibatchGrams(Statistic):
     @torch.no_grad()
     def keep(self, rows: Tensor) -> Tensor | Gram:
         """Copy the rows of a layer for :meth:`update`; a complete minibatch becomes its Gram matrix."""
-        left = -1 if self.coming < 0 or any(self._pending) else int(self.coming - self.count)
+        left = -1 if self.coming < 0 or self.pending_0 else int(self.coming - self.count)
         return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
 
     @torch.no_grad()
@@ -69,7 +70,7 @@ class MinibatchGrams(Statistic):
         layers = [*x, *(() if self._layers[1] is None else y or ())]
         grams = [layer for layer in layers if isinstance(layer, Gram)]
         rows = [layer for layer in layers if isinstance(layer, Tensor)]
-        counts = [*(len(gram.products) for gram in grams), *map(len, rows)]
+        counts = [*(gram.n for gram in grams), *map(len, rows)]
         pending = self._pending
         if len(set(counts)) != 1 or (grams and rows) or len(layers) != len(pending):
             raise ValueError(f"{len(pending)} layers must have the same number of rows, got {counts}")
@@ -104,12 +105,12 @@ class MinibatchGrams(Statistic):
     def _add(self, grams: Sequence[Gram]) -> None:
         for own, part in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
             own += part
-        self.count = self.count + len(grams[0].products)
+        self.count = self.count + grams[0].n
 
     def _minibatch(self, grams: Sequence[Gram]) -> HSIC:
         """HSIC of one minibatch, weighted by its size."""
-        n, (layers, others) = len(grams[0].products), self._layers
-        both = packed(grams, len(grams), n, grams[0].products.device)
+        n, (layers, others) = grams[0].n, self._layers
+        both = packed(grams, torch.stack([gram.products for gram in grams]).double())
         x = Packed(*(part[:layers] for part in both))
         y = x if others is None else Packed(*(part[layers:] for part in both))
         return HSIC(*(part * n for part in unbiased(x, y)))
@@ -129,4 +130,4 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
 
 def _gram(rows: Tensor) -> Gram:
     """The Gram matrix of a minibatch, in the dtype of its rows, at least float32."""
-    return gram_of(rows, torch.promote_types(rows.dtype, torch.float32))
+    return gram_of(rows, rows.new_empty(size_of(len(rows)), dtype=torch.promote_types(rows.dtype, torch.float32)))

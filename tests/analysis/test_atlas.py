@@ -667,6 +667,12 @@ def test_a_value_that_independent_rows_reach_too_is_undefined_with_the_reason() 
     assert not enough.undefined and not debiased.undefined
 
 
+def test_unbiased_values_of_wide_layers_need_no_values_of_independent_rows(monkeypatch: Any) -> None:
+    monkeypatch.setattr(comparing_module, "_chance", None)
+    found = compare(_wide(0, 200), _wide(1, 200), torch.randn(10, 4), metrics=[DEBIASED, MINIBATCH], progress=False)
+    assert not found.undefined
+
+
 def test_only_pairs_of_layers_that_are_too_wide_are_undefined() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 200), nn.Tanh())

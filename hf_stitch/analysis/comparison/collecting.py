@@ -95,8 +95,8 @@ class Collector:
             kept = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
             self._kept[name][key] = kept
             products += [kept.products] if isinstance(kept, Gram) else []
-        # Non-finite rows make the trace non-finite, which is cheaper to check than the rows.
-        return bool(products[0].trace().isfinite()) if products else all_finite(rows)
+        # Non-finite rows make products non-finite, which are cheaper to check than the rows.
+        return bool(products[0].sum().isfinite()) if products else all_finite(rows)
 
     def end(self) -> None:
         """Update the statistics with the current batch after all its matrices were added."""

@@ -160,7 +160,8 @@ class Comparison:
     def _by_chance(self, label: str, group: Group, found: Array) -> dict[tuple[int, int], str]:
         """Mark pairs of layers whose similarity is no evidence, as independent rows of their widths reach it too."""
         metric, reader = self._metrics[label], self._reader
-        if not reader.per_sample or not metric.higher_is_better or metric.range[1] != 1:
+        biased = metric.higher_is_better and metric.range[1] == 1 and not metric.independent_rows
+        if not reader.per_sample or not biased:
             return {}
         why = {}
         for i, j in product(group.places_a, group.places_b):
