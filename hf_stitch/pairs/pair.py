@@ -218,7 +218,8 @@ def run_to(
     kept: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
-        kept[name] = representation.replace(values=representation.values.clone())
+        form = torch.channels_last if representation.layout == "bchw" else torch.preserve_format  # rows as read
+        kept[name] = representation.replace(values=representation.values.clone(memory_format=form))
 
     output = adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes)
     for name, representation in kept.items():

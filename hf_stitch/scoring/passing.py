@@ -27,6 +27,7 @@ from hf_stitch.scoring.measured import Measured
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated
+from hf_stitch.tasks.classification import OfSamples
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import NextToken
 
@@ -127,24 +128,27 @@ class Scoring:
         for name, halves in self.halves.items():
             own = once(halves.front, halves.encode, batch)
             sides = (batch, own.inputs), (twin, target.inputs)
-            rows: dict[str, Answers] = {}
+            rows, outputs = dict[str, Answers](), dict[str, Any]()
             for predictor in (each for each in self.predictors if each.front == name):
                 like = target.found.get(predictor.layer_b)
                 mapped, output = self._outputs(predictor, halves, own, like, once, len(batch.samples))
-                outputs = {"target": target.output, predictor.name: output}  # of two at a time: they may be large
-                row = self.task.measure(outputs, *sides)[predictor.name]
-                rows[predictor.name] = {key: row[key] for key in self._kept or row if key in row}
+                outputs[predictor.name] = output  # as many at a time as are small together
+                if not isinstance(self.task, OfSamples) or len(outputs) * logits_of(output).numel() > 2**22:
+                    rows |= self.task.measure({**outputs, "target": target.output}, *sides)
+                    outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:
                     measured |= _below("seen", self.watch.see_stitched(predictor, mapped, like, batch.ids))
             source, alone = own.output, halves.alone
             if alone is not None and not halves.reads_other_tokens:
                 source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)
-            whole = {"source": source, "target": target.output}  # None if it is not compared with that of the target
-            rows |= self.task.measure({who: output for who, output in whole.items() if output is not None}, *sides)
+            outputs |= {"source": source, "target": target.output}  # None if not compared with that of the target
+            rows |= self.task.measure({who: output for who, output in outputs.items() if output is not None}, *sides)
             if halves.reads_other_tokens and alone is not None and isinstance(self.task, NextToken):
                 rows["source"] = self.task.measure_alone(alone, batch)
             for who, row in rows.items():
-                measured |= _below("answers", {(name, who, key): values for key, values in {**sizes, **row}.items()})
+                kept = self._kept if self._kept and who not in ("source", "target") else row
+                found = {**sizes, **{key: row[key] for key in kept if key in row}}
+                measured |= _below("answers", {(name, who, key): values for key, values in found.items()})
         return measured
 
     def _target(self, twin: Batch) -> tuple[Ran, Answers]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.statistics.base import Statistic
+from hf_stitch.statistics.base import Statistic, product
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.moments import Moments
 
@@ -49,7 +49,7 @@ class InterpolatedMoments(Statistic):
         self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
         self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
         about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
-        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
+        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)], lengths=False))
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -57,15 +57,13 @@ class InterpolatedMoments(Statistic):
         small, large = (tuple(grid) for grid in state["grids"].tolist())
         return cls(origins[:layers], origins[layers:], small, large)
 
-    def _settle(self) -> None:
-        self.rows._settle()
-
     @torch.no_grad()
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
         """Add a batch, ``(batch, positions, width)`` for each layer."""
         small, large = (tuple(grid) for grid in self.grids.tolist())
         first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
-        second = [_along(self._adjoint, v.to(o) - o, large) for v, o in zip(y, self._y, strict=True)]
+        # The origin is subtracted where positions are few.
+        second = [_along(self._adjoint, v.to(o), large) - self._ones * o for v, o in zip(y, self._y, strict=True)]
         second.append(self._ones.expand(len(x[0]), -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
         return self
@@ -98,8 +96,8 @@ def _factors(small: int, large: int, device: torch.device) -> tuple[Tensor, Tens
 
 def _along(matrices: Sequence[Tensor], values: Tensor, grid: Grid) -> Tensor:
     """Multiply ``(batch, positions, d)`` on a grid by a matrix along each axis."""
-    high = matrices[0] @ values.unflatten(1, grid).flatten(2)
-    return (matrices[1] @ high.unflatten(2, (grid[1], -1))).flatten(1, 2)
+    high = product(matrices[0], values.unflatten(1, grid).flatten(2))
+    return product(matrices[1], high.unflatten(2, (grid[1], -1))).flatten(1, 2)
 
 
 def _about_origin(centred: Tensor, mean_x: Tensor, mean_y: Tensor, n: int) -> Tensor:

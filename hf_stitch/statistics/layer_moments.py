@@ -9,31 +9,35 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics.base import Statistic, within
+from hf_stitch.statistics.base import Statistic, product, within
 from hf_stitch.statistics.hsic import HSIC, unbiased_pairs
 from hf_stitch.statistics.moments import Moments
 
-# Rows multiplied at a time: smaller products would mostly read and write the co-moments.
-_BUFFER_ROWS = 512
+# Rows multiplied at a time are at least so many, as smaller products would mostly read and write the co-moments, and of
+# narrow layers more, up to so many numbers.
+_BUFFER_ROWS, _BUFFER = 512, 2**18
 
 
 class LayerMoments(Statistic):
     """First and second moments of the rows of every layer of two sides, and of all pairs of layers, in float64.
 
     Sums are taken about an ``origin`` near the mean, for example the mean of a few rows, so that means far from zero do
-    not reduce precision. Each layer has one additional feature, its squared distance from the origin; the co-moments
-    with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast product, so the result
-    is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
+    not reduce precision. With ``lengths``, each layer has one additional feature, its squared distance from the origin;
+    the co-moments with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast
+    product, so the result is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
     """
 
     count: Tensor
     cross: Tensor  # co-moments of every layer of x with every layer of y, about the origins
 
-    def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
-        """Take the origin of each layer; without ``y``, both sides are the same layers, which halves the cost."""
+    def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None, *, lengths: bool = True) -> None:
+        """Take the origin of each layer. Without ``y`` both sides are the same; without ``lengths`` no :meth:`hsic`."""
         super().__init__()
-        self._x = _Side(x)
-        self._y = self._x if y is None else _Side(y)
+        self._x = _Side(x, lengths)
+        self._y = self._x if y is None else _Side(y, lengths)
+        self._rows = max(_BUFFER_ROWS, _BUFFER // sum(len(side.sums) for side in self._sides))
+        for side in self._sides:
+            side.buffer = side.sums.new_empty(self._rows, len(side.sums))
         self.add_part("x", self._x)
         if not self._same:
             self.add_part("y", self._y)
@@ -43,7 +47,8 @@ class LayerMoments(Statistic):
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
         sides = [within(f"{key}.", state) for key in "xy" if key == "x" or f"{key}.widths" in state]
-        return cls(*(side["origin"].split(side["widths"].tolist()) for side in sides))
+        lengths = len(sides[0]["origin"]) < len(sides[0]["sums"])
+        return cls(*(side["origin"].split(side["widths"].tolist()) for side in sides), lengths=lengths)
 
     @property
     def n(self) -> int:
@@ -61,11 +66,11 @@ class LayerMoments(Statistic):
             side.check(rows, n)
         done = 0
         while done < n:
-            count = min(n - done, _BUFFER_ROWS - self._x.filled)
+            count = min(n - done, self._rows - self._x.filled)
             for side, rows in sides:
                 side.put([layer[done : done + count] for layer in rows])
             done += count
-            if self._x.filled == _BUFFER_ROWS:
+            if self._x.filled == self._rows:
                 self._settle()
         self.count = self.count + n
         return self
@@ -77,8 +82,9 @@ class LayerMoments(Statistic):
             [function(self._x, i), function(self._y, j)]
             for function in (lambda side, at: side.origins[at] + self._offset(side, at), self._own)
         )
-        sxx, syy, sxy = (part[:-1, :-1] for part in (*owns, self._scatter(i, j)))
-        return Moments.of(self.n, means[0], means[1], sxx, syy, sxy)
+        dx, dy = map(len, means)
+        found = owns[0][:dx, :dx], owns[1][:dy, :dy], self._scatter(i, j)[:dx, :dy]
+        return Moments.of(self.n, means[0], means[1], *found)
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """Compute HSIC of every pair: ``‖XᵀY‖²`` of centred rows, or the unbiased estimator (Song et al. 2012)."""
@@ -116,9 +122,9 @@ class LayerMoments(Statistic):
         x, y = (side.buffer[: side.filled] for side in (self._x, self._y))
         if self._same:
             for block in self._x.blocks:  # above the diagonal
-                self.cross[block, block.stop :].addmm_(x[:, block].T, x[:, block.stop :])
+                self.cross[block, block.stop :] += product(x[:, block].T, x[:, block.stop :])
         else:
-            self.cross.addmm_(x.T, y)
+            self.cross += product(x.T, y)
         for side in self._sides:
             side.settle()
 
@@ -138,7 +144,7 @@ class LayerMoments(Statistic):
 
     def _offset(self, side: _Side, i: int) -> Tensor:
         """The mean of a layer minus its origin."""
-        return side.sums[side.blocks[i]][:-1] / self.n
+        return side.sums[side.blocks[i]][: len(side.origins[i])] / self.n
 
     def _length(self, side: _Side, i: int) -> Tensor:
         return torch.cat([-2 * self._offset(side, i), side.sums.new_ones(1)])
@@ -156,16 +162,17 @@ class _Side(Statistic):
 
     sums: Tensor
     own: Tensor
+    buffer: Tensor
     pending: list[Tensor]  # the filled part of the buffer, if any
 
-    def __init__(self, origins: Sequence[Tensor]) -> None:
+    def __init__(self, origins: Sequence[Tensor], lengths: bool) -> None:
         if not origins or any(origin.dim() != 1 or not len(origin) for origin in origins):
             raise ValueError(f"a side needs layers of width >= 1, got origins {[tuple(o.shape) for o in origins]}")
         super().__init__()
         self.origins = [origin.double() for origin in origins]
-        self._sizes = sizes = [len(origin) + 1 for origin in origins]
+        self._lengths = lengths
+        self._sizes = sizes = [len(origin) + lengths for origin in origins]
         self.blocks = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        self.buffer = self.origins[0].new_empty(_BUFFER_ROWS, sum(sizes))
         self.add_state("widths", torch.tensor([len(origin) for origin in origins]), "same")
         self.add_state("origin", torch.cat(self.origins), "same")
         self.add_state("sums", self.origins[0].new_zeros(sum(sizes)), "sum")
@@ -174,7 +181,7 @@ class _Side(Statistic):
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
-        return cls(state["origin"].split(state["widths"].tolist()))
+        return cls(state["origin"].split(state["widths"].tolist()), len(state["origin"]) < len(state["sums"]))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
         super().load_state_dict(state)
@@ -203,8 +210,9 @@ class _Side(Statistic):
         start, end = self.filled, self.filled + len(rows[0])
         for block, origin, layer in zip(self.blocks, self.origins, rows, strict=True):
             part = self.buffer[start:end, block]
-            features = part[:, :-1].copy_(layer).sub_(origin)
-            part[:, -1] = features.square().sum(1)
+            features = part[:, : len(origin)].copy_(layer).sub_(origin)
+            if self._lengths:
+                part[:, -1] = features.square().sum(1)
         self.pending = [self.buffer[:end]]
 
     def settle(self) -> None:
@@ -212,7 +220,7 @@ class _Side(Statistic):
         rows = self.buffer[: self.filled]
         self.sums += rows.sum(0)
         for block, own in zip(self.blocks, self.owns, strict=True):
-            own.addmm_(rows[:, block].T, rows[:, block])
+            own += product(rows[:, block].T, rows[:, block])
         self.pending = []
 
 

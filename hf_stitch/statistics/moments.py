@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics.base import Rows, Statistic, as_tensor
+from hf_stitch.statistics.base import Rows, Statistic, as_tensor, product
 
 # Rows converted to float64 at a time: enough for full BLAS speed, few compared with the batch and the moments.
 _BLOCK_ROWS = 4096
@@ -222,8 +222,4 @@ def _checked(name: str, given: Rows, width: int, device: torch.device) -> Tensor
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """``rowsᵀ rows``. NumPy's product of a matrix with its own transpose does half the work of torch's."""
-    if rows.device.type == "cpu":
-        array = rows.numpy()
-        return torch.from_numpy(array.T @ array)
-    return rows.T @ rows
+    return product(rows.T, rows)

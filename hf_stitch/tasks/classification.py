@@ -102,20 +102,22 @@ class Classification(OfSamples):
         """Measure class, agreement and distance; with labels also correctness and cross-entropy."""
         batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
-        predicted = {name: most_likely(values.float()) for name, values in logits.items()}
         measured: dict[str, Answers] = {}
-        for name, values in logits.items():
-            row = {"class": as_array(predicted[name]), "agreement": as_array(predicted[name] == predicted["target"])}
+        for shape in dict.fromkeys(values.shape for values in logits.values()):
+            names = [name for name, values in logits.items() if values.shape == shape]
+            values, of_target = torch.stack([logits[name].float() for name in names]), logits["target"].float()
+            predicted = most_likely(values)
+            rows = {"class": predicted, "agreement": predicted == most_likely(of_target)}
             if batch.labels is not None:
-                self.check_labels(batch, values.shape[-1])
-                labels = torch.as_tensor(batch.labels, device=values.device)
-                row["label"] = as_array(labels)
-                row["right"] = as_array(predicted[name] == labels)
-                row["cross_entropy"] = as_array(functional.cross_entropy(values.float(), labels, reduction="none"))
-            if values.shape == logits["target"].shape:  # total variation distance between class probabilities
-                apart = values.float().softmax(-1) - logits["target"].float().softmax(-1)
-                row["distance"] = as_array(apart.abs().sum(-1) / 2)
-            measured[name] = row
+                self.check_labels(batch, shape[-1])
+                labels = torch.as_tensor(batch.labels, device=values.device).expand(len(names), -1)
+                rows |= {"label": labels, "right": predicted == labels}
+                flat = functional.cross_entropy(values.flatten(0, 1), labels.flatten(), reduction="none")
+                rows["cross_entropy"] = flat.view_as(labels)
+            if shape == of_target.shape:  # total variation distance between class probabilities
+                rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
+            found = {key: as_array(of) for key, of in rows.items()}
+            measured |= {name: {key: of[place] for key, of in found.items()} for place, name in enumerate(names)}
         return measured
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:

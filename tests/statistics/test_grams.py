@@ -210,3 +210,19 @@ def test_float32_stays_float32_where_forwards_may_be_less_exact() -> None:
         assert [place.fp32_precision for place in places] == chosen != ["ieee", "ieee"]
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_moments_of_narrow_layers_without_lengths_are_those_of_plain_products(same: bool) -> None:
+    x, y = layers(30, 40_000, (3, 2)), layers(31, 40_000, (1,))  # several buffers
+    kept = LayerMoments([rows[0] for rows in x], None if same else [y[0][0]], lengths=False)
+    for batch in range(0, 40_000, 7_001):
+        some = [[rows[batch : batch + 7_001] for rows in side] for side in (x, y)]
+        kept.update(some[0], None if same else some[1])
+        kept = LayerMoments.from_state_dict(kept.state_dict())
+    other = x[1] if same else y[0]
+    centred = [rows.double() - rows.double().mean(0) for rows in (x[0], other)]
+    found, size = kept.moments(0, 1 if same else 0), len(x[0])
+    for own, (left, right) in (("sxx", (0, 0)), ("syy", (1, 1)), ("sxy", (0, 1))):
+        plain = centred[left].T @ centred[right] / size
+        torch.testing.assert_close(getattr(found, own) / size, plain, rtol=1e-11, atol=1e-13)

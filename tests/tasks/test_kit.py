@@ -237,3 +237,18 @@ def test_a_stitched_module_has_the_loss_of_its_target(kind: str) -> None:
         torch.testing.assert_close(found, network.model(**inputs, labels=each).loss)
         found.backward()
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.target.parameters())
+
+
+def test_outputs_measured_together_are_those_measured_one_by_one() -> None:
+    task, random = TextClassification(), torch.Generator().manual_seed(0)
+    (batch,) = Samples.of(torch.randn(20, 3, generator=random), label=[i % 4 for i in range(20)]).batches(20)
+    outputs = {f"cell {i}": 9 * i * torch.randn(20, 4, generator=random) for i in range(1, 9)}
+    outputs |= {"target": torch.randn(20, 4, generator=random), "source": torch.randn(20, 5, generator=random)}
+    outputs["cell 3"][7, 1] = torch.nan
+    found = task.measure(outputs, (batch, {}), (batch, {}))
+    for name, output in outputs.items():
+        alone = task.measure({"target": outputs["target"], name: output}, (batch, {}), (batch, {}))[name]
+        assert found[name].keys() == alone.keys() and ("distance" in alone) == (name != "source")
+        for measure, values in alone.items():
+            np.testing.assert_array_equal(found[name][measure], values)
+    assert found["cell 3"]["class"][7] == -1

@@ -95,6 +95,34 @@ def test_the_structural_error_is_that_of_the_activations(pooling: Any, images: A
     assert grid.score(la, lb, "structural_error").value == pytest.approx(expected.item(), rel=1e-9)
 
 
+class Viewing(nn.Module):
+    """Code behind a cut that calls ``view``, as many image networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 6, 3, 2), nn.LazyLinear(CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(x).relu())
+        return self.head(x.view(len(x), -1))
+
+
+def test_the_target_gets_contiguous_activations(images: Any) -> None:
+    data = of(images, double=True)
+    example = torch.stack([row["image"].double() for row in images[:2]])
+    nets = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = Viewing().double()
+        net(example)
+        nets.append(hf_stitch.load(net.eval(), example_inputs=example))
+    options: dict[str, Any] = {"task": "image-classification", "batch_size": 16, "progress": False}
+    grid = hf_stitch.stitch_grid(*nets, data, layers_a=["first", "second"], layers_b=["first", "second"], **options)
+    for la, lb in (("first", "second"), ("second", "first"), ("second", "second")):
+        one = hf_stitch.stitch(*nets, data, source_layer=la, target_layer=lb, **options)
+        assert grid.score(la, lb, "agreement").value == one.evaluation["agreement"].value  # type: ignore[index]
+
+
 def test_a_network_into_itself_is_perfect_on_the_diagonal(images: Any) -> None:
     net = made("cnn")
     grid = hf_stitch.stitch_grid(
