@@ -12,6 +12,7 @@ from tiny_networks import LANGUAGE, VISION, adapted, build
 from torch import Tensor, nn
 
 import hf_stitch
+from hf_stitch.adapters.cutting.surgery import _rule
 
 
 class Block(nn.Module):
@@ -110,7 +111,8 @@ def test_each_block_runs_as_often_in_deep_networks_as_in_shallow_ones(depth: int
     for name, block in row.blocks.named_children():
         block.register_forward_hook(lambda *_, name=name: runs.update([name]))
     assert len([layer for layer in adapter.layers if layer.startswith("blocks")]) == depth
-    assert max(runs.values()) <= 16
+    # twice on the example, in two sizes of traces, on two probes as a whole, and on them in three parts
+    assert max(runs.values()) == 2 + 2 + 2 + 3
 
 
 def test_a_cut_that_fails_together_is_verified_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,3 +203,112 @@ def test_examples_of_any_number_of_samples_reveal_a_bypass(samples: int) -> None
         adapter = hf_stitch.load(Keeping(), example_inputs=torch.randn(samples, 8))
         expected = "refused" if layer == "blocks.2" else "verified"
         assert adapter.verify_cut(layer).status == expected
+
+
+LONG = 20
+"""More tokens than in all probes that must run, and fewer than in the longest one."""
+
+
+class Texts(nn.Module):
+    """A network of texts; ``extra`` is added to its output, from the embeddings, the mask and further outputs."""
+
+    def __init__(self, extra: Callable[..., Any]) -> None:
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(50, 8), nn.Embedding(2, 8)
+        self.blocks, self.head = nn.ModuleList([Block() for _ in range(3)]), nn.Linear(8, 2)
+        self.extra = extra
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        words = self.words(input_ids)
+        y = words + self.kinds(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        for block in self.blocks:
+            y = block(y)
+        return self.head(y) + self.extra(words[..., :2], attention_mask, token_type_ids)
+
+
+def example() -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+
+
+def test_a_block_of_a_text_network_runs_for_each_size_of_text_and_each_probe() -> None:
+    texts, runs = Texts(lambda *_: 0), Counter[str]()
+    adapter = hf_stitch.load(texts, example_inputs=example())
+    for name, block in texts.blocks.named_children():
+        block.register_forward_hook(lambda *_, name=name: runs.update([name]))
+    assert len(adapter.layers) == 3
+    assert adapter._survey().trace.sources == ["words"]  # the kinds are integers too, but the same for other words
+    # twice on the example, in three sizes of traces, and on each of four probes, whole and in parts
+    assert runs["1"] == 2 + 3 + 4 + 4
+
+
+HIDDEN: dict[str, Callable[[Tensor, Tensor, Tensor | None], bool]] = {
+    "no padding": lambda words, mask, kinds: bool(mask.all()) and kinds is None,
+    "padding right": lambda words, mask, kinds: not mask[:, -1].all(),
+    "padding left": lambda words, mask, kinds: not mask[:, 0].all(),
+    "a long text": lambda words, mask, kinds: words.shape[1] > LONG,
+    "kinds of tokens": lambda words, mask, kinds: kinds is not None,
+    "a long text alone": lambda words, mask, kinds: words.shape[1] > LONG and kinds is None,
+    "kinds of tokens alone": lambda words, mask, kinds: words.shape[1] < LONG and kinds is not None,
+}
+"""When the embeddings reach the output around the blocks; *alone* in networks that refuse long texts with kinds."""
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+def test_a_bypass_in_one_kind_of_text_is_found(how: str) -> None:
+    def extra(words: Tensor, mask: Tensor, kinds: Tensor | None) -> Any:
+        if how.endswith("alone") and words.shape[1] > LONG and kinds is not None:
+            raise ValueError("no kinds of long texts")
+        return words if HIDDEN[how](words, mask, kinds) else 0
+
+    assert not any("blocks" in layer for layer in hf_stitch.load(Texts(extra), example_inputs=example()).layers)
+
+
+@pytest.mark.parametrize("how", ["no padding", "padding right"])
+def test_a_bypass_with_weight_0_in_one_kind_of_text_is_found(how: str) -> None:
+    def extra(words: Tensor, mask: Tensor, kinds: Tensor | None) -> Any:
+        return 0 * words if HIDDEN[how](words, mask, kinds) else 0
+
+    assert not any("blocks" in layer for layer in hf_stitch.load(Texts(extra), example_inputs=example()).layers)
+
+
+class Fused(Texts):
+    """A network that adds its embeddings where no mode of torch follows it, as a fused kernel might."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda words, *_: 0 if torch._C._len_torch_function_stack() else words)
+
+
+def test_a_bypass_that_disappears_where_it_is_followed_is_found() -> None:
+    assert not any("blocks" in layer for layer in hf_stitch.load(Fused(), example_inputs=example()).layers)
+
+
+def test_parts_are_followed_and_run_with_noise_and_with_what_is_there_later() -> None:
+    """On two of three probes or more in one run each, on the last probe or the only one without Flow, too."""
+    both, followed, plain = (True, True), (True, False), (False, True)
+    texts = hf_stitch.load(Texts(lambda *_: 0), example_inputs=example())
+    images = hf_stitch.load(Row(), example_inputs=torch.randn(2, 8))
+    maskless = hf_stitch.load(nn.Sequential(nn.Embedding(9, 8), Block()), example_inputs=torch.randint(9, (2, 6)))
+    expected = {
+        texts: [(both,), (followed,), (plain,), (plain,)],
+        images: [(both,), (followed, plain)],
+        maskless: [(followed, plain), (plain,)],
+    }
+    for adapter, tries in expected.items():
+        assert [one.tries for one in adapter._survey()._verifier.observe([])] == tries
+
+
+def test_shapes_follow_from_three_sizes() -> None:
+    def rule(size: Callable[[int, int], int]) -> list[int] | None:
+        return _rule([(b, t, size(b, t)) for b, t in ((2, 6), (3, 6), (2, 7))])
+
+    rules = {
+        (5, 0, 0, 0): lambda b, t: 5,
+        (1, 4, 0, 0): lambda b, t: 1 + 4 * b,
+        (-1, 0, 2, 0): lambda b, t: 2 * t - 1,
+        (0, 0, 0, 3): lambda b, t: 3 * b * t,
+        (0, 2, 0, 3): lambda b, t: b * (3 * t + 2),
+    }
+    for expected, size in rules.items():
+        assert rule(size) == list(expected)
+    assert rule(lambda b, t: b * t + 1) is None

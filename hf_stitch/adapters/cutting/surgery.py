@@ -52,8 +52,8 @@ class Slot(threading.local):
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
     """Derive the shapes of a module's output as a function of batch size and number of tokens.
 
-    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text needs four examples (two batch sizes x two
-    lengths), everything else two.
+    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text needs three examples (the second with another
+    batch size, the third with another length), everything else two.
     """
     outputs = [output for _, _, output in examples]
     first = outputs[0]
@@ -84,13 +84,14 @@ def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
         return None
     if len(examples) == 2:
         return [v00 - per_batch * b0, per_batch, 0, 0]
-    (_, t1, v01), (_, _, v11) = examples[2:]
-    both, rest = divmod(v11 - v01 - v10 + v00, (b1 - b0) * (t1 - t0))
+    _, t1, v01 = examples[2]
+    per_token, rest = divmod(v01 - v00, t1 - t0)
     if rest:
         return None
-    per_batch -= both * t0
-    per_token, rest = divmod(v01 - v00 - both * b0 * (t1 - t0), t1 - t0)
-    return None if rest else [v00 - per_batch * b0 - per_token * t0 - both * b0 * t0, per_batch, per_token, both]
+    if not (per_batch and per_token):
+        return [v00 - per_batch * b0 - per_token * t0, per_batch, per_token, 0]
+    both, rest = divmod(per_token, b0)  # samples are multiplied with what grows with the text
+    return None if rest or v00 != per_batch * b0 else [0, per_batch - both * t0, 0, both]
 
 
 def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialise: bool) -> Any:

@@ -97,19 +97,29 @@ class Probes:
                 yield {**ragged, **padded, mask: real.long()}
 
     def further(self) -> Iterator[dict[str, Any]]:
-        """Iterate over texts that the network may refuse: one up to four times as long, and all tokenizer outputs."""
+        """Iterate over texts that the network may refuse: up to four times as long, with all outputs of the tokenizer.
+
+        The first is both, and the others are either.
+        """
         if self.interface.modality != "text":
             return
-        yield self.vary(1, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
-        usual, given = self.vary(2), {}
-        for name in set(self.interface.arguments) - usual.keys():
+        long = self.vary(1, min(4 * self.tokens, self.interface.max_tokens or 4 * self.tokens))
+        both, usual = self._with_all(long), self.vary(2)
+        yield both
+        if both.keys() != long.keys():
+            yield long
+            yield self._with_all(usual)
+
+    def _with_all(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the outputs of the tokenizer that the example lacks."""
+        given = {}
+        for name in set(self.interface.arguments) - inputs.keys():
             ids = next(
                 (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
             )
             if ids is not None:
-                given[name] = torch.full_like(usual[ids], int(name == mask_of(ids)))
-        if given:
-            yield {**usual, **given}
+                given[name] = torch.full_like(inputs[ids], int(name == mask_of(ids)))
+        return {**inputs, **given}
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

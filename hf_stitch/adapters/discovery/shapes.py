@@ -117,7 +117,7 @@ class Shapes:
         """Return the axes that are longer for a text with one more token."""
         if self.modality != "text":
             return []
-        shape, _, longer, _ = self._sizes(name, path)
+        shape, _, longer = self._sizes(name, path)
         return [axis for axis, (n, m) in enumerate(zip(shape, longer, strict=True)) if n != m]
 
     # -- axis of the channels -----------------------------------------------------------------------------------------

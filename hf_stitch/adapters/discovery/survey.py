@@ -20,7 +20,7 @@ from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
 from hf_stitch.adapters.discovery.sweep import sweep
-from hf_stitch.adapters.discovery.trace import Reads, Trace, TracedTensor, readers, trace
+from hf_stitch.adapters.discovery.trace import Integers, Reads, Trace, TracedTensor, noting, trace
 from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.options import did_you_mean
@@ -45,6 +45,7 @@ class Survey:
         self.model, self.run, self.interface = model, run, interface
         self._probes = Probes(interface, example)
         self._verifier = Verifier(model, run, self._probes)
+        self._reads: Reads = set()  # calls that read the content if it is token ids
         self._cuts: dict[str, Cut] = {}
         self._plans: dict[str, CutPlan] = {}
         self._refused: dict[str, str] = {}
@@ -58,11 +59,11 @@ class Survey:
     def trace(self) -> Trace:
         """The trace of a forward of two samples."""
         with unchanged(self.model):
-            watched = self._first_trace()
+            output, noted = self._first(self._other_words())
+            self._check_comparable(output)
+            watched = self._trace(2, noted=noted)
             with torch.no_grad():
-                output = self.run(self._probes.vary(2))
-                self._check_comparable(output)
-                if not same(output, self.run(self._probes.vary(2))):
+                if not same(output, self.run(self._other_words())):
                     raise ValueError(
                         f"{type(self.model).__name__} returns different outputs for the same input in eval mode: a "
                         "random network cannot be cut exactly; switch the randomness off"
@@ -81,27 +82,22 @@ class Survey:
             )
         return watched
 
-    def _first_trace(self) -> Trace:
-        """Trace two samples; if the network does not run on them, the example is named."""
+    def _first(self, batch: Mapping[str, Any]) -> tuple[Any, Integers]:
+        """Run two samples, noting what modules read; if the network does not run on them, the example is named."""
         try:
-            return self._trace(2)
-        except Exception as error:
-            batch = self._probes.vary(2)
-            try:
-                with torch.no_grad():
-                    self.run(batch)
-            except Exception as failure:
-                shapes = [
-                    ", ".join(f"{n} {tuple(v.shape)}" for n, v in inputs.items() if isinstance(v, Tensor))
-                    for inputs in (self._probes.example, batch)
-                ]
-                raise ExampleError(
-                    f"{type(self.model).__name__} does not run on its example inputs, {shapes[0]}, or not on a batch "
-                    f"of two of them, {shapes[1]}: {failure}. example_inputs= must be a batch: the samples on the "
-                    "first axis, then the channels and sizes that the network takes",
-                    self.model,
-                ) from failure
-            raise error
+            with torch.no_grad(), noting(self.model) as noted:
+                return self.run(batch), noted
+        except Exception as failure:
+            shapes = [
+                ", ".join(f"{n} {tuple(v.shape)}" for n, v in inputs.items() if isinstance(v, Tensor))
+                for inputs in (self._probes.example, batch)
+            ]
+            raise ExampleError(
+                f"{type(self.model).__name__} does not run on its example inputs, {shapes[0]}, or not on a batch "
+                f"of two of them, {shapes[1]}: {failure}. example_inputs= must be a batch: the samples on the "
+                "first axis, then the channels and sizes that the network takes",
+                self.model,
+            ) from failure
 
     def _check_comparable(self, output: Any) -> None:
         what = type(self.model).__name__
@@ -131,12 +127,7 @@ class Survey:
             if self.interface.modality != "text":
                 return [(2, 0, self.trace), (3, 0, self._trace(3))]
             n = self._probes.tokens
-            return [
-                (2, n, self.trace),
-                (3, n, self._trace(3)),
-                (2, n + 1, self._trace(2, n + 1)),
-                (3, n + 1, self._trace(3, n + 1)),
-            ]
+            return [(2, n, self.trace), (3, n, self._trace(3)), (2, n + 1, self._trace(2, n + 1))]
 
     @cached_property
     def _shapes(self) -> Shapes:
@@ -148,16 +139,14 @@ class Survey:
         """Trace a text of up to four times as many tokens."""
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
-    def _trace(self, batch: int, tokens: int | None = None) -> Trace:
-        return trace(self.model, self.run, self._probes.vary(batch, tokens), self.interface.content, self._reads)
+    def _trace(self, batch: int, tokens: int | None = None, noted: Integers | None = None) -> Trace:
+        """Trace a forward; what modules read of other words tells which of them read words."""
+        inputs, content = self._probes.vary(batch, tokens), self.interface.content
+        ids = any(not inputs[name].is_floating_point() for name in content)
+        return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
 
-    @cached_property
-    def _reads(self) -> Reads:
-        """The calls that read the content if it is token ids."""
-        inputs = self._probes.vary(2)
-        others = self._probes.other_words(inputs)
-        unchanged_ids = all(inputs[name] is others[name] for name in self.interface.content)
-        return frozenset() if unchanged_ids else readers(self.model, self.run, inputs, others)
+    def _other_words(self) -> dict[str, Any]:
+        return self._probes.other_words(self._probes.vary(2))
 
     # -- candidates ------------------------------------------------------------------------------------
     @cached_property

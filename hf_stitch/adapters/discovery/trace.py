@@ -127,46 +127,34 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-Reads = frozenset[tuple[str, int]]
+Reads = set[tuple[str, int]]
 """Calls, each as the name of a module and the index of the call."""
 
+Integers = dict[tuple[str, int], list[Tensor]]
+"""The integers that each call of a module receives."""
 
-def readers(
-    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], other: Mapping[str, Any]
-) -> Reads:
-    """Find the calls of modules that receive other integers if the input has other token ids.
 
-    The comparison of two forwards detects ids however the model transforms them (pads, transposes, hashes). Integers
-    that depend only on the positions of padding (position ids) are the same in both.
-    """
-    given: tuple[dict[tuple[str, int], list[Tensor]], ...] = ({}, {})
+def _integers(args: Any, kwargs: Any) -> list[Tensor]:
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
+    return [a.clone() for a in given if a.dtype != torch.bool]
 
-    def note(name: str, seen: dict[tuple[str, int], list[Tensor]], count: Counter[str]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            integers = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
-            seen[name, count[name]] = [a.clone() for a in integers if a.dtype != torch.bool]
-            count[name] += 1
 
-        return hook
+@contextmanager
+def noting(model: nn.Module) -> Iterator[Integers]:
+    """Note the integers that modules receive."""
+    noted: Integers = {}
+    count: Counter[str] = Counter()
 
-    for seen, values in zip(given, (inputs, other), strict=True):
-        count: Counter[str] = Counter()
-        handles = [
-            module.register_forward_pre_hook(note(name, seen, count), with_kwargs=True)
-            for name, module in model.named_modules()
-        ]
-        try:
-            with torch.no_grad():
-                run(values)
-        finally:
-            for handle in handles:
-                handle.remove()
-    first, second = given
-    return frozenset(
-        call
-        for call, tensors in first.items()
-        if not all(map(torch.equal, tensors, second.get(call, ()))) or len(tensors) != len(second.get(call, ()))
-    )
+    def note(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        noted[name, count[name]] = _integers(args, kwargs)
+        count[name] += 1
+
+    handles = [m.register_forward_pre_hook(partial(note, n), with_kwargs=True) for n, m in model.named_modules()]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def trace(
@@ -174,14 +162,20 @@ def trace(
     run: Callable[[Mapping[str, Any]], Any],
     inputs: Mapping[str, Any],
     content: tuple[str, ...],
-    reads: Reads = frozenset(),
+    reads: Reads,
+    others: Integers,
 ) -> Trace:
-    """Run a model once and trace it."""
-    watch = _Watch(reads)
+    """Run a model once and trace it.
+
+    Calls that receive other integers than with other token ids are added to those that read the content. This detects
+    ids however the model transforms them (pads, transposes, hashes). Integers that depend only on the positions of
+    padding (position ids) are the same in both.
+    """
+    watch = _Watch(reads, others)
     handles = []
     try:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(watch.enter, name)))
+            handles.append(module.register_forward_pre_hook(partial(watch.enter, name), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(watch.leave, name), with_kwargs=True))
         with (
             torch.inference_mode(False),
@@ -202,8 +196,8 @@ def trace(
 class _Watch:
     """Record of a running forward; it holds edges of the graph until the forward ends."""
 
-    def __init__(self, reads: Reads) -> None:
-        self.reads = reads
+    def __init__(self, reads: Reads, others: Integers) -> None:
+        self.reads, self.others = reads, others
         self.calls: dict[str, Call] = {}
         self.sources: list[str] = []
         self.sprouts: list[Tensor] = []
@@ -216,10 +210,14 @@ class _Watch:
         self.sprouts.append(leaf)
         return leaf.clone()  # in-place operations are not allowed on leaves
 
-    def enter(self, name: str, module: nn.Module, args: Any) -> None:
+    def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Record the entry of a module."""
         self.clock += 1
-        self.calls.setdefault(name, Call(name, self.clock))
+        this = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
+        if this in self.others:
+            now, then = _integers(args, kwargs), self.others[this]
+            if len(now) != len(then) or not all(map(torch.equal, now, then)):
+                self.reads.add(this)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Record the exit of a module."""

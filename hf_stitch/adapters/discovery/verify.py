@@ -8,7 +8,7 @@ read their values. This detects bypasses through weights that are zero, or throu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,8 +26,11 @@ from hf_stitch.adapters.discovery.probes import Probes, copied
 
 Run = Callable[[Mapping[str, Any]], Any]
 End = tuple[Cut, CutPlan]
-FOLLOWED = 2
-"""Number of probes on which marked values are followed, for text one of them padded."""
+TRIES = ((True, True), (True, False), (False, True))
+"""How parts run on the first probes, one after the other, and on the last one in all ways that are left.
+
+Each says whether Flow follows the part, and whether noise precedes it, or else what will be there later.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Observed:
     inputs: Mapping[str, Any]  # the probe
     values: Mapping[str, Tensor]  # name of a layer -> values at its cut
     output: Any  # output of the model
-    followed: bool  # whether Flow follows the parts on this probe
+    tries: tuple[tuple[bool, bool], ...] = TRIES[2:]  # how the parts run on this probe
 
 
 class Verifier:
@@ -76,10 +79,15 @@ class Verifier:
         """Run the whole model on all probes; a layer that does not run for a probe is missing in its values."""
         kept = list(cuts)
         with torch.no_grad():
-            observed = [self._observed(kept, inputs, place < FOLLOWED) for place, inputs in enumerate(self.probes)]
-            for inputs in self.probes.further():
+            probes = list(self.probes)
+            tries = [TRIES[place : place + 1] for place in range(len(probes) - 1)]
+            tries.append(TRIES[max(1, len(probes) - 1) :])
+            observed = [self._observed(kept, *each) for each in zip(probes, tries, strict=True)]
+            for place, inputs in enumerate(self.probes.further()):
                 with suppress(Exception):  # the network may refuse these
                     observed.append(self._observed(kept, inputs))
+                    if not place:
+                        break
         return observed
 
     def front_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
@@ -99,9 +107,9 @@ class Verifier:
         cut = first[0]
 
         def holds(one: Observed) -> bool:
-            def runs(flow: Flow | None) -> Any:
+            def runs(flow: Flow | None, noise: bool) -> Any:
                 seen = cut.represent(one.values[cut.layer], one.inputs, self.interface)
-                return run_part(self.model, self.run, self.interface, seen, first, last, flow, flow is None)
+                return run_part(self.model, self.run, self.interface, seen, first, last, flow, noise)
 
             return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
 
@@ -127,24 +135,25 @@ class Verifier:
                 kept[cut.layer] = f"{type(origin).__name__}: {origin}"
         return False
 
-    def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], followed: bool = False) -> Observed:
+    def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> Observed:
         """Run the whole model on a probe."""
         with ExitStack() as hooks:
             captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))
-        return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, followed)
+        return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
 
-    def _follows(self, one: Observed, runs: Callable[[Flow | None], Any], expected: Any) -> bool:
+    def _follows(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
         """Return whether a part returns what the model returns, and nothing in it comes from what precedes the part.
 
-        Once, what precedes the part is what it will be later, and Flow, which may disable fused kernels, follows it.
-        Once, it is noise, which detects dependence that Flow does not (custom kernels, threads).
+        Flow follows what precedes the part, and noise there detects dependence that Flow does not (custom kernels,
+        threads). Flow may disable fused kernels: if the values differ, the part runs without it.
         """
-        if one.followed:
-            with Flow(self.interface.special_ids, self._largest_id) as flow:
-                if flow.reaches(runs(flow)):
+        for followed, noise in one.tries:
+            with Flow(self.interface.special_ids, self._largest_id) if followed else nullcontext() as flow:
+                found = runs(flow, noise)
+                if flow is not None and flow.reaches(found):
                     return False
-        return same(runs(None), expected)
+        return same(found, expected) or (followed and same(runs(None, True), expected))
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
