@@ -364,6 +364,11 @@ def check_predictions(values: Tensor, batch: Batch, what: str = "the logits of t
         )
 
 
-def as_array(values: Tensor) -> Array:
-    """Return a tensor as an array of float64."""
-    return values.double().cpu().numpy()
+def as_arrays(measured: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
+    """Return tensors as arrays of float64, all of them in one copy from their device."""
+    flat = torch.cat([values.double().flatten() for row in measured.values() for values in row.values()]).cpu()
+    parts = iter(flat.split([values.numel() for row in measured.values() for values in row.values()]))
+    return {
+        name: {key: next(parts).view(values.shape).numpy() for key, values in row.items()}
+        for name, row in measured.items()
+    }

@@ -14,7 +14,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.errors import see
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, ratio, total
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, most_likely, ratio, total
 from hf_stitch.tasks.heads import logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
@@ -53,7 +53,7 @@ class OfLabelValues(OfSamples):
         """Return the outputs, of the target also the labels."""
         batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(found["target"].float(), batch)
-        measured = {name: {self.kept[0]: as_array(values)} for name, values in found.items()}
+        measured = as_arrays({name: {self.kept[0]: values} for name, values in found.items()})
         if batch.label_values is not None:
             self.check_labels(batch, found["target"].shape[-1])
             numbers = np.asarray(batch.label_values, dtype=np.float64)
@@ -103,20 +103,19 @@ class Classification(OfSamples):
         batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
         predicted = {name: most_likely(values.float()) for name, values in logits.items()}
-        measured: dict[str, Answers] = {}
+        measured: dict[str, dict[str, Tensor]] = {}
+        labels = None if batch.labels is None else torch.as_tensor(batch.labels, device=logits["target"].device)
         for name, values in logits.items():
-            row = {"class": as_array(predicted[name]), "agreement": as_array(predicted[name] == predicted["target"])}
-            if batch.labels is not None:
+            row = {"class": predicted[name], "agreement": predicted[name] == predicted["target"]}
+            if labels is not None:
                 self.check_labels(batch, values.shape[-1])
-                labels = torch.as_tensor(batch.labels, device=values.device)
-                row["label"] = as_array(labels)
-                row["right"] = as_array(predicted[name] == labels)
-                row["cross_entropy"] = as_array(functional.cross_entropy(values.float(), labels, reduction="none"))
+                row["label"], row["right"] = labels, predicted[name] == labels
+                row["cross_entropy"] = functional.cross_entropy(values.float(), labels, reduction="none")
             if values.shape == logits["target"].shape:  # total variation distance between class probabilities
                 apart = values.float().softmax(-1) - logits["target"].float().softmax(-1)
-                row["distance"] = as_array(apart.abs().sum(-1) / 2)
+                row["distance"] = apart.abs().sum(-1) / 2
             measured[name] = row
-        return measured
+        return {**as_arrays(measured)}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of the most frequent class, with the class frequencies as probabilities."""

@@ -134,6 +134,8 @@ def relative_model(
         model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
         model.parents = None  # training changes the model's own copy of the head, not the head that was given
         model.anchors = known
+        for part in (model.stitch, model.target):  # anchors are in memory, and a new head too
+            part.to(source.device)
         model.source.requires_grad_(False)
         return model
 
