@@ -4,8 +4,8 @@ import importlib
 import sys
 
 NAMES = (
-    *("atlas", "atoms", "command_line", "cuts", "generation", "gpu", "grid", "least_squares", "listing", "offload"),
-    *("permutations", "relative", "saving", "scaling", "task_loss"),
+    *("atlas", "atoms", "command_line", "cuts", "device", "generation", "gpu", "grid", "least_squares", "listing"),
+    *("offload", "permutations", "plans", "relative", "saving", "scaling", "task_loss"),
 )
 
 for name in sys.argv[1:] or NAMES:

@@ -336,6 +336,16 @@ class Representation:
         return self.grid
 
 
+def finite(values: Tensor) -> Tensor:
+    """Return whether no value is NaN or infinite, which the smallest and the largest tell, as a flag on its device."""
+    return torch.stack(torch.aminmax(values)).isfinite().all() if values.numel() else torch.tensor(True)
+
+
+def all_set(flags: Sequence[Tensor]) -> bool:
+    """Return whether all flags are set; a GPU is waited for once."""
+    return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
+
+
 def _check_none_empty(mask: Tensor) -> None:
     empty = ~mask.any(1)
     if bool(empty.any()):

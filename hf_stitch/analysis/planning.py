@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -21,7 +22,6 @@ from hf_stitch.scoring.passing import Scoring
 if TYPE_CHECKING:
     import pandas
     from rich.console import RenderableType
-    from rich.table import Table
 
 SOLVING = 30
 """Operations of a closed form in units of width³: one eigendecomposition, and some products."""
@@ -42,6 +42,8 @@ class Plan(Result):
         processes: Number of processes that share the samples. Memory and disk are those of one process.
         left_out: What is not included, in words; empty if nothing.
         computed: Whether nothing ran: figures are computed from what the networks do, without data and weights.
+        speed: Floating-point operations per second that computed figures assume; infinite if there are none.
+        devices: Number of devices that share memory, if they need not be here (:meth:`on`).
 
     Example:
         >>> plan = Plan("stitch", {"fitting": 1.0, "scoring": 3.0}, {"moments": 10**6}, {}, 10**9, 10**9)
@@ -60,30 +62,32 @@ class Plan(Result):
     processes: int = 1
     left_out: str = ""
     computed: bool = False
+    speed: float = math.inf
+    devices: int = 1
 
     @classmethod
     def of(
         cls, job: str, stages: Mapping[str, float], memory: Mapping[str, int], disk: Mapping[str, int],
         device: torch.device, run: Run, left_out: str = "", **more: Any,
     ) -> Self:  # fmt: skip
-        """Put together a plan, with what is free on this machine.
-
-        Args:
-            job: As the attribute.
-            stages: As the attribute.
-            memory: As the attribute.
-            disk: As the attribute.
-            device: Where the job takes memory.
-            run: How it runs.
-            left_out: As the attribute.
-            **more: Attributes of a subclass.
-
-        Example:
-            >>> Plan.of("stitch", {"fitting": 1.0}, {}, {}, torch.device("cpu"), Run()).processes
-            1
-        """
+        """Put together a plan of a job on a device, with what is free on this machine."""
         free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
         return cls(job, stages, memory, disk, *free, run.processes.count, left_out, **more)
+
+    def on(self, device: str, memory: float, speed: float) -> Self:
+        """Return a computed plan for devices of some bytes and operations a second each, which need not be here.
+
+        As few as hold weights and statistics share these; each also holds the largest output. Blocks run one after the
+        other, so that more devices add memory and no speed.
+        """
+        room = memory - (largest := self.memory.get(LARGEST, 0))
+        if not self.computed or room <= 0:
+            raise ValueError("only plans without data, whose largest output fits on one device, tell of other devices")
+        count = max(1, math.ceil((sum(self.memory.values()) - largest) / room))
+        job = f"{self.job} on {count} × {device} ({sized(memory)}, {speed:.2g} operations a second, not measured)"
+        stages = {stage: seconds * self.speed / speed for stage, seconds in self.stages.items()}
+        free = int(count * room + largest)
+        return replace(self, job=job, stages=stages, free_memory=free, speed=speed, devices=count)
 
     @property
     def seconds(self) -> float:
@@ -103,21 +107,20 @@ class Plan(Result):
         rows = [(kind, part, value) for kind, parts in self._kinds().items() for part, value in parts.items()]
         return pandas.DataFrame(rows, columns=["kind", "part", "value"])
 
-    def __rich__(self) -> RenderableType:
-        """Return the table that ``rich`` prints, one row per stage and part."""
-        return self._table()
-
     def _kinds(self) -> dict[str, Mapping[str, float]]:
         return {"seconds": self.stages, "memory": self.memory, "disk": self.disk}
 
-    def _table(self) -> Table:
+    def __rich__(self) -> RenderableType:
+        """Return the table that ``rich`` prints, one row per stage and part."""
         from rich.table import Table
         from rich.text import Text
 
         shared = f" (in each of {self.processes} processes)" if self.processes > 1 else ""
         title = f"{'computed ' * self.computed}plan of {self.job}{shared}"
         table = Table("", "part", "predicted", title=title, title_justify="left", min_width=MIN_WIDTH)
-        totals: dict[str, Callable[[Any], str]] = {"seconds": lambda count: f"{count:.2g} s"}
+        totals: dict[str, Callable[[Any], str]] = {
+            "seconds": lambda count: f"{count:.2g} s" if count < 7200 else f"{count / 3600:.3g} h"
+        }
         for kind, parts in self._kinds().items():
             shown = totals.get(kind, sized)
             for number, (part, value) in enumerate(parts.items()):
@@ -132,14 +135,14 @@ class Plan(Result):
 
 MIN_WIDTH = 60
 """Width of the table in characters, so that its title and caption have room."""
-NETWORKS = "networks"
-"""The part of the memory that is taken before a job begins."""
+NETWORKS, LARGEST = "networks", "largest output"
+"""The part of the memory that is taken before a job begins, and that which every device needs."""
 
 
-def bytes_of_weights(*networks: nn.Module) -> int:
-    """Return the bytes of the parameters and buffers of networks that are in memory, each counted once."""
+def bytes_of_weights(*networks: nn.Module, meta: bool = False) -> int:
+    """Return the bytes of parameters and buffers that are in memory, or of all with ``meta``, each counted once."""
     held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
-    return sum(tensor.nbytes for tensor in held.values() if not tensor.is_meta)
+    return sum(tensor.nbytes for tensor in held.values() if meta or not tensor.is_meta)
 
 
 def planned_scoring(

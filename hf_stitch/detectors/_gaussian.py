@@ -66,8 +66,8 @@ def added_variance(moments: Moments, tolerance: float) -> Tensor:
 def sample_means(activations: Representation, values: Tensor) -> Tensor:
     """Return the mean over the positions of each sample."""
     owners = activations.row_samples("none").to(values.device)
-    counts = torch.bincount(owners, minlength=activations.batch)
-    if not bool(counts.all()):
+    counts = values.new_zeros(activations.batch).index_add(0, owners, torch.ones_like(values))
+    if activations.mask is not None and not bool(counts.all()):
         raise ValueError(
             f"sample {int((counts == 0).nonzero()[0])} of the batch has no position, so it has no score: leave it out"
         )

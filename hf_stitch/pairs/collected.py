@@ -192,7 +192,7 @@ class CollectedPair(Collected):
 
             def read(batch: Batch, adapter: Adapter = adapter, side: str = side, layer: str = layer) -> Any:
                 values = adapter.encode(task.inputs(adapter, batch.samples), layer)[layer]
-                check_finite(values, f"layer {layer!r} of the {side}", batch)
+                check_finite({layer: values}, batch, f" of the {side}")
                 return _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
 
             what = f"the unpaired rows of the {side}"

@@ -14,7 +14,7 @@ from hf_stitch.adapters.compatibility import check_meet
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
-from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.representation import Pooling, Representation, RepresentationSpec, all_set, finite
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
@@ -222,8 +222,7 @@ def run_to(
         kept[name] = representation.replace(values=representation.values.clone(memory_format=form))
 
     output = adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes)
-    for name, representation in kept.items():
-        check_finite(representation, f"layer {name!r} of the {side}", batch)
+    check_finite(kept, batch, f" of the {side}")
     return Ran(inputs, kept, output)
 
 
@@ -238,16 +237,15 @@ def scored_task(target: Adapter, task: str | None) -> str:
     return found
 
 
-def check_finite(representation: Representation, what: str, batch: Batch) -> None:
-    """Check that the activations of a batch are finite, except at padding; the error names the first sample."""
-    values = representation.values
-    if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the first is far faster, but may overflow
+def check_finite(found: Mapping[str, Representation], batch: Batch, of: str = "") -> None:
+    """Check that the activations of layers are finite, except at padding; the error names the first sample."""
+    if all_set([finite(each.values) for each in found.values()]):
         return
-    real = values if representation.mask is None else torch.where(representation.mask[..., None], values, 0)
-    bad = ~torch.isfinite(real).flatten(1).all(1)
-    if bool(bad.any()):
-        sample = batch.ids[int(bad.nonzero()[0])]
-        raise ValueError(
-            f"{what} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; the first is "
-            f"{sample!r}"
-        )
+    for name, one in found.items():
+        real = one.values if one.mask is None else torch.where(one.mask[..., None], one.values, 0)
+        bad = ~torch.isfinite(real).flatten(1).all(1)
+        if bool(bad.any()):
+            raise ValueError(
+                f"layer {name!r}{of} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; "
+                f"the first is {batch.ids[int(bad.nonzero()[0])]!r}"
+            )

@@ -107,7 +107,7 @@ class HalvesOfModel:
         """Run the front half."""
         inputs = task_named(self.model.task).inputs(self.model, batch.samples)
         found = self.model.source(**self.model.source_inputs(inputs))
-        check_finite(found, f"layer {self.model.source.cut.layer!r} of the source", batch)
+        check_finite({self.model.source.cut.layer: found}, batch, " of the source")
         return Ran(inputs, {SOURCE: found}, None)
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:

@@ -364,6 +364,8 @@ def check_predictions(values: Tensor, batch: Batch, what: str = "the logits of t
         )
 
 
-def as_array(values: Tensor) -> Array:
-    """Return a tensor as an array of float64."""
-    return values.double().cpu().numpy()
+def as_arrays(measured: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
+    """Return tensors as arrays of float64, all of them in one copy from their device."""
+    every = [values for row in measured.values() for values in row.values()]
+    parts = iter(torch.cat([each.double().flatten() for each in every]).cpu().split([each.numel() for each in every]))
+    return {name: {key: next(parts).view(v.shape).numpy() for key, v in row.items()} for name, row in measured.items()}

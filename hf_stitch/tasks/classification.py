@@ -14,7 +14,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.errors import see
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_array, check_predictions, most_likely, ratio, total
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, most_likely, ratio, total
 from hf_stitch.tasks.heads import logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
@@ -53,7 +53,7 @@ class OfLabelValues(OfSamples):
         """Return the outputs, of the target also the labels."""
         batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(found["target"].float(), batch)
-        measured = {name: {self.kept[0]: as_array(values)} for name, values in found.items()}
+        measured = as_arrays({name: {self.kept[0]: values} for name, values in found.items()})
         if batch.label_values is not None:
             self.check_labels(batch, found["target"].shape[-1])
             numbers = np.asarray(batch.label_values, dtype=np.float64)
@@ -116,7 +116,7 @@ class Classification(OfSamples):
                 rows["cross_entropy"] = flat.view_as(labels)
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
-            found = {key: as_array(of) for key, of in rows.items()}
+            found = as_arrays({"": rows})[""]
             measured |= {name: {key: of[place] for key, of in found.items()} for place, name in enumerate(names)}
         return measured
 

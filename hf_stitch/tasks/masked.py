@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.data.splits import chance
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_array, ratio, total
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, ratio, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import check_same_tokens, mask_of
 from hf_stitch.tasks.words import OfTokens
@@ -62,9 +62,9 @@ class MaskedTokens(OfTokens):
         asked = self.asked(self._network, twin.samples, None)
         measured, real = self.counts(logits, asked, twin), asked != IGNORED
         places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
-        for name, tokens in {"token": asked, "predicted": logits["target"].argmax(-1)}.items():
-            found = tokens.double().where(real, torch.nan).gather(1, places)
-            measured["target"][name] = as_array(found)
+        found = {"token": asked, "predicted": logits["target"].argmax(-1)}
+        kept = {name: tokens.double().where(real, torch.nan).gather(1, places) for name, tokens in found.items()}
+        measured["target"] |= as_arrays({"": kept})[""]
         return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:

@@ -20,7 +20,7 @@ from hf_stitch.tasks.base import (
     Side,
     Task,
     Whole,
-    as_array,
+    as_arrays,
     check_predictions,
     most_likely,
     total,
@@ -47,18 +47,18 @@ class PerToken(Task):
         """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
         real = asked != IGNORED
         check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
-        best, measured = most_likely(logits["target"]), dict[str, dict[str, Any]]()
+        best, measured = most_likely(logits["target"]), dict[str, dict[str, Tensor]]()
         for name, values in logits.items():
             found = most_likely(values)
-            row = {self.counted: as_array(real.sum(1)), "agreement": as_array(((found == best) & real).sum(1))}
+            row = {self.counted: real.sum(1), "agreement": ((found == best) & real).sum(1)}
             if labelled:
-                row["right"] = as_array(((found == asked) & real).sum(1))
+                row["right"] = ((found == asked) & real).sum(1)
                 loss = functional.cross_entropy(
                     values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
                 )
-                row["cross_entropy"] = as_array(loss.view_as(asked).sum(1))
+                row["cross_entropy"] = loss.view_as(asked).sum(1)
             measured[name] = row
-        return measured
+        return as_arrays(measured)
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
         """Concatenate the measures of batches, of which one has a prediction."""

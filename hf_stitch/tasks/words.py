@@ -15,7 +15,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
 from hf_stitch.errors import see
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, as_array, ratio, total
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, as_arrays, ratio, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens
 
@@ -117,9 +117,9 @@ class Words(OfTokens):
         measured, real = self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED
         best, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
         kinds, of = torch.arange(logits["target"].shape[-1], device=real.device), measured["target"]
-        of["predicted"] = as_array(((best[..., None] == kinds) & real[..., None]).sum(1))
+        of |= as_arrays({"": {"predicted": ((best[..., None] == kinds) & real[..., None]).sum(1)}})[""]
         if labels is not None:
-            of["label"] = as_array((asked[..., None] == kinds).sum(1))
+            of |= as_arrays({"": {"label": (asked[..., None] == kinds).sum(1)}})[""]
             if names:
                 for name, values in logits.items():
                     measured[name]["entities"] = _counts(values.argmax(-1), asked, real, names)

@@ -92,7 +92,7 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                found = _gradients(model, batches, parts, features, accelerator, processes)
+                found = _gradients(model, batches, parts, features, accelerator, processes).cpu()
                 run.check(found, step, "loss")
                 if not bool(run.active.any()):
                     break

@@ -131,9 +131,10 @@ def relative_model(
         recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
         if similarities is None:
             recipe["space"] = as_space(source.pinned, layer, pooling)
-        model = join(source, layer, joint, target, entry, task=task, recipe=recipe)
+        model = join(source, layer, joint.to(source.device), target, entry, task=task, recipe=recipe)
         model.parents = None  # training changes the model's own copy of the head, not the head that was given
         model.anchors = known
+        model.target.to(source.device)  # a new head is in memory, as anchors are
         model.source.requires_grad_(False)
         return model
 

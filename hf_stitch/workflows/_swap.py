@@ -153,7 +153,8 @@ def swap(
         more: dict[str, Any] = {}
         others: dict[str, StitchingLayer] = {}
         if entering is None:
-            swapped = head.join(new, projected(head.whole, new.spec, new.pooling, vectors, own.ids))
+            layer = projected(head.whole, new.spec, new.pooling, vectors, own.ids)
+            swapped = head.join(new, layer.to(new.network.device))
         else:
             fit = _fitting(head, new, vectors, entering)
             swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
@@ -167,7 +168,7 @@ def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> F
     """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
     rows = {"body": Features().update(vectors, entering)}
     collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
-    return lambda matcher: registries.matchers.build(matcher).match(collected).only
+    return lambda matcher: registries.matchers.build(matcher).match(collected).only.to(new.network.device)
 
 
 def _mapped(

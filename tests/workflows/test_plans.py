@@ -217,6 +217,30 @@ def test_without_data_a_plan_is_computed_from_configs(tmp_path: Path) -> None:
     assert found.memory["largest output"] == 64 * 40 * 90 * 4
 
 
+def test_equal_blocks_run_once_and_a_plan_is_for_devices_that_are_not_here() -> None:
+    """A pair of 70B: operations of 80 equal blocks are 80 times those of one, whatever the rest takes."""
+    shapes: dict[str, Any] = {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "vocab_size": 128256, "dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    seconds = {}
+    for layers in (1, 2, 80):
+        pair = [transformers.LlamaConfig(**shapes, num_hidden_layers=layers) for _ in range(2)]
+        found = hf_stitch.plan(hf_stitch.compare, *pair, None)
+        device = found.on("GPU", memory=80e9, speed=1e15)
+        seconds[layers] = device.seconds
+    assert seconds[80] == pytest.approx(seconds[1] + 79 * (seconds[2] - seconds[1]), rel=1e-9)
+    assert device.memory["networks"] == pytest.approx(2 * 2 * 70.55e9, rel=1e-3)
+    assert device.memory["statistics"] == 8 * 1000**2 * 161
+    spread = device.memory["networks"] + device.memory["statistics"]
+    room = 80e9 - device.memory["largest output"]
+    assert (device.devices - 1) * room < spread <= device.devices * room and device.fits and "GPU" in device.job
+    measured = Plan("stitch", {"fitting": 1.0}, {}, {}, 1, 1)
+    for plan, memory in ((found, 1e9), (measured, 80e9)):
+        with pytest.raises(ValueError, match="only plans without data, whose largest output fits on one device"):
+            plan.on("GPU", memory, 1e15)
+
+
 def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read() -> None:
     large = transformers.LlamaConfig(architectures=["LlamaForCausalLM"])
     found = hf_stitch.plan(hf_stitch.compare_all, {"small": network("cnn"), "large": large}, data=None)

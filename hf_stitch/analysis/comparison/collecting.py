@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader, all_finite
+from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader
 from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
 from hf_stitch.analysis.comparison.routes import workload
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError
+from hf_stitch.representation import finite
 from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
 from hf_stitch.statistics.grams import Gram
@@ -88,7 +89,7 @@ class Collector:
         self._statistics = {name: _statistic(*what, group, reader, folder, rows) for name, what in wanted.items()}
         self._kept: dict[str, dict[Key, Any]] = {name: {} for name in wanted}
 
-    def take(self, key: Key, rows: Tensor) -> bool:
+    def take(self, key: Key, rows: Tensor) -> Tensor:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
@@ -96,7 +97,7 @@ class Collector:
             self._kept[name][key] = kept
             products += [kept.products] if isinstance(kept, Gram) else []
         # Non-finite rows make products non-finite, which are cheaper to check than the rows.
-        return bool(products[0].sum().isfinite()) if products else all_finite(rows)
+        return products[0].sum().isfinite() if products else finite(rows)
 
     def end(self) -> None:
         """Update the statistics with the current batch after all its matrices were added."""

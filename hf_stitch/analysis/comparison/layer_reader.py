@@ -18,7 +18,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, check_layer, differ, mixed, per_sample
 from hf_stitch.analysis.comparison.sides import Networks, Side
 from hf_stitch.printing import warn
-from hf_stitch.representation import Representation, RepresentationSpec
+from hf_stitch.representation import Representation, RepresentationSpec, all_set, finite
 from hf_stitch.resources import seconds_of
 
 Grid = tuple[int, int] | None
@@ -36,7 +36,7 @@ RunLayers = Callable[[Sequence[str], LayerCallback], None]
 """Calls the callback once per layer with the activations of some samples."""
 
 
-Take = Callable[[Key, Tensor], bool]
+Take = Callable[[Key, Tensor], Tensor]
 """Receives the rows of a matrix, which are valid only during the call, and returns whether they are finite."""
 
 
@@ -114,9 +114,11 @@ class LayerReader:
         """Measure the forward passes of all sides on a batch."""
         count = min(batch_size, self.n)
         assert self._device is not None
-        return seconds_of(lambda: self.rows(0, count, lambda key, rows: True), self._device) / count
+        return seconds_of(lambda: self.rows(0, count, lambda key, rows: torch.tensor(True)), self._device) / count
 
-    def _read(self, start: int, take: Take, runs: Sequence[RunLayers]) -> None:
+    def _read(self, start: int, take: Take, runs: Sequence[RunLayers], *, each: bool = False) -> None:
+        """Read the layers and take their rows; ``each``: ask for the flag of one after the other."""
+        flags: list[Tensor] = []
         counts: dict[Key, int] = {}
         owners: dict[Key, Tensor] = {}  # the sample of each row, where rows are tokens of texts
 
@@ -129,13 +131,16 @@ class LayerReader:
                     counts[key] = len(rows)
                     if not self.per_sample and grid is None and representation.layout != "bd":
                         owners[key] = representation.row_samples(**self._options).cpu()
-                    if not take(key, rows if self._device is None else rows.to(self._device)):
+                    flags.append(take(key, rows if self._device is None else rows.to(self._device)))
+                    if each and not bool(flags[-1]):
                         self._refuse(rows, resized, name, start)
 
             return callback
 
         for number, run in enumerate(runs):
             run([name for owner, name in self._grids if owner == number], callback_of(number))
+        if not all_set(flags):  # run the batch again to find the layer
+            self._read(start, take, runs, each=True)
         for group in self.groups:
             tokens = [owners[key] for key in group.keys if key in owners]
             uneven = len({counts[key] for key in group.keys}) > 1
@@ -145,9 +150,9 @@ class LayerReader:
                     f"from {self.sides[0].ids[start]!r} on; use rows='mean', 'cls' or 'last'"
                 )
 
-    def _keep(self, key: Key, rows: Tensor) -> bool:
+    def _keep(self, key: Key, rows: Tensor) -> Tensor:
         self.probe[key] = rows
-        return all_finite(rows)
+        return finite(rows)
 
     def _rows(self, representation: Representation) -> Tensor:
         if self.kind == "flat" and representation.layout == "bchw" and not self._ordered:
@@ -227,12 +232,6 @@ def _is_pooled(side: Side) -> bool:
     if isinstance(side, Networks):
         return any(map(_is_pooled, side.sides.values()))
     return isinstance(side, Activations) and side.pooling not in (None, "none")
-
-
-def all_finite(rows: Tensor) -> bool:
-    """Return whether no value is NaN or infinite; the sum is checked first, which is cheaper."""
-    total = rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32))
-    return bool(total.isfinite()) or bool(rows.isfinite().all())
 
 
 class _Probe:

@@ -33,8 +33,7 @@ class ComparisonPlan(Plan):
     """Predicted cost of a comparison, from ``hf_stitch.plan(hf_stitch.compare, …)``.
 
     Attributes:
-        routes: All routes; the chosen ones are marked.
-        speed: Measured floating-point operations per second.
+        routes: All routes; the chosen ones are marked. Their seconds are those of ``speed``.
 
     Example:
         >>> route = RouteCost("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
@@ -44,7 +43,6 @@ class ComparisonPlan(Plan):
     """
 
     routes: tuple[RouteCost, ...] = ()
-    speed: float = float("nan")
 
     @property
     def fits(self) -> bool:
@@ -67,7 +65,7 @@ class ComparisonPlan(Plan):
             row = [Text(route.metric), route.name, *figures, "yes" if route.chosen else ""]
             table.add_row(*row, style="bold" if route.chosen else "dim")
         table.caption = f"a route may use {sized(self.free_memory // 2)} of memory"
-        return Group(self._table(), table)
+        return Group(super().__rich__(), table)
 
 
 _GATHERING = 400

@@ -78,15 +78,14 @@ class Noise:
         real = torch.ones(batch, prefix + length, dtype=torch.bool, device=device)
         if activations.mask is not None:
             real[:, prefix:] = activations.mask[:, prefix:].to(device)
-        counts = (real.sum(1) - prefix).tolist()
+        counts = [length] * batch if activations.mask is None else (real.sum(1) - prefix).tolist()
         second = folds(ids, seed).tolist()
         rows = [
             self._rows(kind, generator(id_, seed, kind), (count, width), fold)
             for id_, count, fold in zip(ids, counts, second, strict=True)
         ]
         noise = torch.zeros(batch, prefix + length, width, dtype=torch.float64, device=device)
-        noise[real] = torch.cat(rows)
-        return _laid_out(noise, activations)
+        return _laid_out(noise.masked_scatter(real[..., None], torch.cat(rows)), activations)
 
     def _rows(self, kind: str, random: np.random.Generator, shape: tuple[int, int], fold: int) -> Tensor:
         """Return the noise of one sample, ``(prefix tokens + positions, d)``."""

@@ -120,8 +120,8 @@ def _run(
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
         found = network.encode(task.inputs(network, batch.samples), list(layers))
+        check_finite(found, batch)
         for layer in layers:
-            check_finite(found[layer], f"layer {layer!r}", batch)
             own = received(found[layer], view)
             if own.spec != specs[layer]:
                 raise ValueError(

@@ -1,0 +1,99 @@
+"""What verbs copy between devices, and how often they wait for a device, by ``benchmarks/device.py``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import exit_codes, start
+from torch import Tensor
+
+import hf_stitch
+from benchmarks import device
+from benchmarks.networks import images, net
+from hf_stitch.statistics import minibatch_grams
+from hf_stitch.statistics.grams import Gram
+from hf_stitch.statistics.layer_moments import LayerMoments
+
+COUNTS: dict[str, tuple[float, ...]] = {
+    "compare": (1, 0, 2, 0),  # all layers of a batch are asked at once whether they are finite
+    "compare_all": (5, 2, 2, 0),  # and rows of each layer of both networks go to files, for the test
+    "extract_activations": (2, 1, 1, 0),  # its result: each layer goes to the memory
+    "stitch": (11, 0, 9, 0),  # 3 runs are asked; 4 predictors are scored: is the target finite, and one copy of scores
+    "stitch_grid": (24, 18, 11, 6),  # 4 runs; 7 predictors, with a third layer 13: the same, and distances
+    "evaluate": (9, 0, 7, 0),  # 1 run; 4 predictors
+    "audit": (46, 0, 14, 0),  # 4 runs; 3 predictors and distances; detectors of 2 views, with noise
+    "relative_model": (1, 0, 1, 0),  # vectors of anchors, which are kept in memory
+    "swap": (14, 0, 7, 0),  # those, 1 run, 4 predictors, and whether each vector has a direction
+    "TaskLoss.fit": (1, 0, 2, 0),  # the loss, to stop where it is not finite
+}
+"""Verb -> operations per batch that wait for the device with networks of 2 layers and further ones with a third layer,
+and in the same way copies to the device: inputs of each network, labels, and of an audit also noise and places."""
+ACTIVATIONS = 17 * 8
+"""Numbers of a sample at a layer."""
+
+
+def measured(path: str, kind: str, verbs: list[str]) -> None:
+    """Write the slopes of verbs and the lines that wait."""
+    found = {verb: [device.slopes(kind, verb), device.lines(kind, verb)] for verb in verbs}
+    Path(path).write_text(json.dumps(found))
+
+
+def slopes_of(kind: str, verbs: list[str], folder: Path) -> dict[str, Any]:
+    """Measure in a process of its own, which registers a device for good."""
+    assert exit_codes(start(measured, str(folder / "found.json"), kind, verbs)) == [0]
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+def test_waits_grow_with_batches_not_with_layers(tmp_path: Path) -> None:
+    """All operations are on the device: tensors of two devices in one operation are an error."""
+    found = slopes_of("vit", list(COUNTS), tmp_path)
+    for verb, expected in COUNTS.items():
+        (*counts, numbers), lines = found[verb]
+        assert tuple(counts) == expected, (verb, lines)
+        if verb not in ("swap", "TaskLoss.fit"):  # the first widens with its anchors here, the second keeps activations
+            assert numbers < ACTIVATIONS, verb
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("metric", ["linear_cka", "minibatch_cka"])
+def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
+    metric: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float64 for moments and Gram matrices of all samples, float32 for those of minibatches."""
+    kept = set[torch.dtype]()
+    update, gram = LayerMoments.update, minibatch_grams._gram
+
+    def updated(self: LayerMoments, *given: Any) -> LayerMoments:
+        found = update(self, *given)
+        kept.update(value.dtype for value in self.state_dict().values() if value.is_floating_point())
+        return found
+
+    def product(rows: Tensor) -> Gram:
+        found = gram(rows)
+        kept.add(found.products.dtype)
+        return found
+
+    monkeypatch.setattr(LayerMoments, "update", updated)
+    monkeypatch.setattr(minibatch_grams, "_gram", product)
+    networks = [hf_stitch.load(copy.deepcopy(net("vit", seed).model), example_inputs=images(2)) for seed in (0, 1)]
+    for network in networks if not autocast else []:
+        network.model.bfloat16()
+    options: Any = {"metrics": [metric], "batch_size": 16, "progress": False}
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = hf_stitch.compare(*networks, images(), **options)[metric]
+        rows = [
+            hf_stitch.analysis.extract_activations(each, images(), batch_size=16, progress=False) for each in networks
+        ]
+    wide = [
+        hf_stitch.Activations({k: v.double() for k, v in each.values.items()}, each.ids, each.pooling) for each in rows
+    ]
+    monkeypatch.undo()
+    expected = hf_stitch.compare(*wide, **options)[metric]
+    assert kept == {torch.float64 if metric == "linear_cka" else torch.float32}
+    assert np.abs(found - expected).max() < (1e-9 if metric == "linear_cka" else 1e-5)
