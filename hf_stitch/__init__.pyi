@@ -1,48 +1,49 @@
-from . import adapters as adapters
-from . import analysis as analysis
-from . import artefacts as artefacts
-from . import data as data
-from . import matchers as matchers
-from . import metrics as metrics
-from . import plots as plots
-from . import plugins as plugins
-from . import reference as reference
-from . import registry as registry
-from . import relative as relative
-from . import reports as reports
-from . import representation as representation
-from . import statistics as statistics
-from . import stitches as stitches
-from . import training as training
-from . import workflows as workflows
-from .adapters import Adapter as Adapter
-from .adapters import NotACutError as NotACutError
-from .adapters import load as load
-from .analysis import Activations as Activations
-from .analysis import Audit as Audit
-from .analysis import SimilarityAtlas as SimilarityAtlas
-from .artefacts import StitchConfig as StitchConfig
-from .artefacts import StitchedModel as StitchedModel
-from .artefacts import StitchedModelForCausalLM as StitchedModelForCausalLM
-from .artefacts import StitchedModelForImageClassification as StitchedModelForImageClassification
-from .artefacts import StitchedModelForSequenceClassification as StitchedModelForSequenceClassification
-from .artefacts import Stitcher as Stitcher
+from . import (
+    adapters as adapters,
+    analysis as analysis,
+    artefacts as artefacts,
+    data as data,
+    matchers as matchers,
+    metrics as metrics,
+    plots as plots,
+    plugins as plugins,
+    reference as reference,
+    registry as registry,
+    relative as relative,
+    reports as reports,
+    representation as representation,
+    statistics as statistics,
+    stitches as stitches,
+    training as training,
+    workflows as workflows,
+)
+from .adapters import Adapter as Adapter, NotACutError as NotACutError, load as load
+from .analysis import Activations as Activations, Audit as Audit, SimilarityAtlas as SimilarityAtlas
+from .artefacts import (
+    StitchConfig as StitchConfig,
+    StitchedModel as StitchedModel,
+    StitchedModelForCausalLM as StitchedModelForCausalLM,
+    StitchedModelForImageClassification as StitchedModelForImageClassification,
+    StitchedModelForSequenceClassification as StitchedModelForSequenceClassification,
+    Stitcher as Stitcher,
+)
 from .data import Samples as Samples
 from .plugins import load_plugin as load_plugin
 from .reference import ModelReference as ModelReference
 from .registry import registries as registries
-from .reports import load_report as load_report
-from .reports import report as report
+from .reports import load_report as load_report, report as report
 from .representation import Representation as Representation
 from .statistics import Moments as Moments
-from .workflows import audit as audit
-from .workflows import compare as compare
-from .workflows import compare_all as compare_all
-from .workflows import evaluate as evaluate
-from .workflows import plan as plan
-from .workflows import relative_model as relative_model
-from .workflows import stitch as stitch
-from .workflows import stitch_grid as stitch_grid
-from .workflows import swap as swap
+from .workflows import (
+    audit as audit,
+    compare as compare,
+    compare_all as compare_all,
+    evaluate as evaluate,
+    plan as plan,
+    relative_model as relative_model,
+    stitch as stitch,
+    stitch_grid as stitch_grid,
+    swap as swap,
+)
 
 __version__: str

@@ -198,7 +198,9 @@ class ModelReference(Record):
             raise ValueError(f"{name!r} is a local folder, which has no revision; remove '@{revision}'")
         if looks_local(name) or name.count("/") > 1:
             raise FileNotFoundError(f"no folder {text!r}; the id of a model on the Hub is 'name' or 'owner/name'")
-        return cls(name, _library_of_name(name), revision=revision or None, task=task, kwargs=kwargs)
+        owner, slash, _ = name.partition("/")
+        library = owner if slash and owner in registries.adapters else HUB_DEFAULT
+        return cls(name, library, revision=revision or None, task=task, kwargs=kwargs)
 
     @property
     def is_local(self) -> bool:
@@ -427,12 +429,6 @@ def adapter_of_peft(place: object) -> str:
 def looks_local(name: str) -> bool:
     """Whether a name is that of a folder, and not one on the Hub, also if there is no such folder."""
     return Path(name).is_absolute() or name.startswith((".", "~"))
-
-
-def _library_of_name(name: str) -> str:
-    """Return the library with the name of the owner of a Hub id, or else transformers."""
-    owner, slash, _ = name.partition("/")
-    return owner if slash and owner in registries.adapters else HUB_DEFAULT
 
 
 def _library_of(folder: Path) -> str:

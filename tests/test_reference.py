@@ -8,8 +8,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hf_stitch.reference import ModelReference, Settings, weights_hash

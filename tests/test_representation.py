@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.nn import functional
 
 from hf_stitch.representation import POOLINGS, Representation, RepresentationSpec

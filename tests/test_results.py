@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from hf_stitch.results import Result

@@ -19,8 +19,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from PIL import Image as Pillow
-from PIL import UnidentifiedImageError
+from PIL import Image as Pillow, UnidentifiedImageError
 
 import hf_stitch
 from hf_stitch.cli import networks

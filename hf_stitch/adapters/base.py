@@ -471,7 +471,8 @@ class Adapter:
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
-        to_the_end = complete or self._offloaded
+        # Offloaded weights are on the meta device until hooks of a complete forward load them.
+        to_the_end = complete or any(p.is_meta for p in self.model.parameters())
         output = None
         waiting = set(cuts)
 
@@ -639,11 +640,6 @@ class Adapter:
     def device(self) -> torch.device:
         """Device on which the model takes its input."""
         return place_of(self.model)[0]
-
-    @property
-    def _offloaded(self) -> bool:
-        """Whether weights are offloaded: on the meta device until hooks of a complete forward load them."""
-        return any(p.is_meta for p in self.model.parameters())
 
     def _run(self, inputs: Mapping[str, Any], *, trial: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""

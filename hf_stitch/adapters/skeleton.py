@@ -276,7 +276,8 @@ class _WithoutMemory(TorchDispatchMode):
             planned = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
         except (NotImplementedError, RuntimeError):  # depends on values
             return func(*args, **(kwargs or {}))
-        size = 0 if _is_view(func) else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
+        is_view = any(result.alias_info is not None for result in func._schema.returns)
+        size = 0 if is_view else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
         without = size > SMALL and func.overloadpacket is torch.ops.aten.empty
         return planned if mixed or without or size > ROOM else func(*args, **(kwargs or {}))
 
@@ -285,10 +286,6 @@ def _fills(func: Any) -> bool:
     """Return whether an operation changes the values of its first argument, and neither its shape nor its memory."""
     name = func.overloadpacket.__name__
     return name.endswith("_") and not name.startswith("_foreach") and torch.Tag.inplace_view not in func.tags
-
-
-def _is_view(func: Any) -> bool:
-    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 def _on_meta(tree: Any) -> Any:

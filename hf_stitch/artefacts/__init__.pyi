@@ -1,9 +1,10 @@
-from .classification import StitchedModelForImageClassification as StitchedModelForImageClassification
-from .classification import StitchedModelForSequenceClassification as StitchedModelForSequenceClassification
+from .classification import (
+    StitchedModelForImageClassification as StitchedModelForImageClassification,
+    StitchedModelForSequenceClassification as StitchedModelForSequenceClassification,
+)
 from .configuration import StitchConfig as StitchConfig
 from .description import Description as Description
-from .head import Head as Head
-from .head import HeadConfig as HeadConfig
+from .head import Head as Head, HeadConfig as HeadConfig
 from .language import StitchedModelForCausalLM as StitchedModelForCausalLM
 from .modeling import StitchedModel as StitchedModel
 from .stitcher import Stitcher as Stitcher

@@ -123,7 +123,7 @@ def _load(
     max_memory: Mapping[int | str, int | str] | None,
 ) -> StitchedModel:
     """Load the files in a folder, and verify them once all are read: then they belong together."""
-    path, record = folder / CONFIG, _read_config(folder)
+    path, record = folder / CONFIG, read_config(record_in(folder, CONFIG))
     config: StitchConfig = StitchConfig.from_dict(record, name_or_path=str(folder)) if given is None else given
     files = SavedFiles(path, record, allow_modified)
     if not allow_modified and given is not None and given.checksum not in (None, record[CHECKSUM]):  # None: a user's
@@ -200,11 +200,6 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
             f"device_map must be a device, {', '.join(map(repr, STRATEGIES))}, or a mapping from modules to devices, "
             f"got {given!r}"
         ) from None
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Read the config of a stitched model."""
-    return read_config(record_in(folder, CONFIG))
 
 
 def _skeleton(kind: type[StitchedModel], config: StitchConfig, path: Path) -> StitchedModel:

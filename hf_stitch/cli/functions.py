@@ -56,12 +56,9 @@ def check_artefact(name: str, argument: str) -> None:
 def shown(name: str) -> str:
     """Return the name of a network in results: that of a file or folder without its path, as far as it tells apart."""
     given = [re.sub(r"^--[\w-]+=", "", each) for each in GIVEN.get()]
-    places = {each: os.path.abspath(Path(each).expanduser()) for each in (*given, name) if _is_path(each)}
+    paths = [each for each in (*given, name) if is_function(each) or Path(each).is_absolute()]
+    places = {each: os.path.abspath(Path(each).expanduser()) for each in paths}
     return short_names(places.values())[places[name]] if name in places else name
-
-
-def _is_path(name: str) -> bool:
-    return is_function(name) or Path(name).is_absolute()
 
 
 def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from hf_stitch.cli.output import Output
 from hf_stitch.storage.cache import FOLDER, Cache
 
 if TYPE_CHECKING:
-    from hf_stitch.adapters import Adapter, CutInfo
+    from hf_stitch.adapters import CutInfo
 
 
 def layers(
@@ -30,7 +30,12 @@ def layers(
     """List the layers at which a network can be cut, with the layout and width of the activations."""
     output = Output(json)
     adapter, name = load_network(model, device, dtype, task), shown(model)
-    found = list(map(adapter.cut_info, adapter.layers)) if not cache else _kept(adapter)
+    if cache:
+        from hf_stitch.analysis.caching import NetworkCache
+
+        found = NetworkCache(Cache(), adapter).cuts()
+    else:
+        found = list(map(adapter.cut_info, adapter.layers))
     if not found:
         raise ValueError(
             f"{model} cannot be cut between its blocks: the whole computation passes through none of its layers. "
@@ -38,12 +43,6 @@ def layers(
         )
     output.show(_table(name, found))
     output.record({"model": name, "task": adapter.task, "layers": [_record(e) for e in found]})
-
-
-def _kept(adapter: Adapter) -> list[CutInfo]:
-    from hf_stitch.analysis.caching import NetworkCache
-
-    return NetworkCache(Cache(), adapter).cuts()
 
 
 def _table(model: str, found: list[CutInfo]) -> Table:

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch import __version__
-from hf_stitch.plugins import installed as of_plugins
-from hf_stitch.plugins import normalized
+from hf_stitch.plugins import installed as of_plugins, normalized
 from hf_stitch.registry import registries
 from hf_stitch.storage.files import decoding
 

@@ -21,8 +21,7 @@ import pytest
 import timm
 import torch
 import transformers
-from datasets import ClassLabel, Dataset, Features, Value
-from datasets import Image as ImageFeature
+from datasets import ClassLabel, Dataset, Features, Image as ImageFeature, Value
 from hf_stitch_word_vectors import WordVectors
 from PIL import Image
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from sklearn.linear_model import Lasso as SklearnLasso
-from sklearn.linear_model import Ridge as SklearnRidge
+from sklearn.linear_model import Lasso as SklearnLasso, Ridge as SklearnRidge
 
 from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Recoloured, Ridge, RidgeToIdentity
 from hf_stitch.matchers.permutation import Compare

@@ -11,16 +11,14 @@ import scipy.linalg
 import scipy.spatial.distance as sd
 import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from metric_rows import centred, related
 from sklearn.cross_decomposition import CCA as SklearnCCA
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 from sklearn.neighbors import NearestNeighbors
 
-from hf_stitch import Moments, registries
-from hf_stitch import metrics as M
+from hf_stitch import Moments, metrics as M, registries
 
 X, Y = related(60, 6, 4)
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hf_stitch_testing import Part, check_selection
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import hf_stitch

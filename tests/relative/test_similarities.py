@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_testing import Part, check_similarity
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 

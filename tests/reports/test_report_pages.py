@@ -20,8 +20,7 @@ import pandas
 import pytest
 import torch
 from hf_stitch_studies import Curves, Trajectory
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from rich.table import Table
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.statistics import Features, Moments
-from hf_stitch.statistics import moments as moments_module
+from hf_stitch.statistics import Features, Moments, moments as moments_module
 
 PARTS = ("mean_x", "mean_y", "sxx", "syy", "sxy")
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_stitch.registry import UnknownNameError
 from hf_stitch.representation import Representation, RepresentationSpec

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hf_stitch_testing import Part, check_stitch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_stitch.registry import UnknownNameError

@@ -12,13 +12,9 @@ import pytest
 import torch
 import transformers
 from hf_stitch_testing import Part, check_task
-from test_masked import TEXTS as MASKED_TEXTS
-from test_masked import network as masked_network
-from test_outputs_per_sample import CUT, HEADS, data_of
-from test_outputs_per_sample import bert as with_head
-from test_words import TEXTS as TEXTS_OF_WORDS
-from test_words import labels_of as labels_of_words
-from test_words import network as network_of_words
+from test_masked import TEXTS as MASKED_TEXTS, network as masked_network
+from test_outputs_per_sample import CUT, HEADS, bert as with_head, data_of
+from test_words import TEXTS as TEXTS_OF_WORDS, labels_of as labels_of_words, network as network_of_words
 from tiny_networks import TEXT, WORDS, adapted, build
 from torch import Tensor
 from torch.nn import functional

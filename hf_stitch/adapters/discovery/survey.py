@@ -166,10 +166,9 @@ class Survey:
         chosen = repeated or composite
         if len(chosen) < 2:
             inside = tuple(f"{n}." for n in chosen)
-            chosen = [
-                *chosen,
-                *(n for n in listed if n not in chosen and not n.startswith(inside) and not self._is_output(n)),
-            ]
+            calls = self.trace.calls
+            outputs = [n for n in listed if any(seen.is_output for seen in calls[n].seen().values())]
+            chosen = [*chosen, *(n for n in listed if n not in (*chosen, *outputs) and not n.startswith(inside))]
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
@@ -190,10 +189,6 @@ class Survey:
         if call is None or len(call.outputs) != 1:
             return False
         return any(seen.dominates and 2 <= len(seen.shape) <= 4 for seen in call.seen().values())
-
-    def _is_output(self, name: str) -> bool:
-        """Return whether the model returns a tensor that the module returns."""
-        return any(seen.is_output for seen in self.trace.calls[name].seen().values())
 
     # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from hf_stitch_embeddings import EmbeddingMap, RetrievalResult, evaluate_retrieval, exact_search, normalized
 from hf_stitch_embeddings.retrieval import extrapolate, interval, ndcg, query_weights, recall_at, reciprocal_rank
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import NearestNeighbors
 

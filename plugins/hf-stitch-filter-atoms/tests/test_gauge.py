@@ -7,11 +7,9 @@ import copy
 import pytest
 import torch
 from atom_networks import pair, plain, relative
-from hf_stitch_filter_atoms import atomize, gauge_bounds, set_gauge
-from hf_stitch_filter_atoms import gauge as gauges
+from hf_stitch_filter_atoms import atomize, gauge as gauges, gauge_bounds, set_gauge
 from hf_stitch_filter_atoms.gauge import cosine, extremes
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from hf_stitch import registries

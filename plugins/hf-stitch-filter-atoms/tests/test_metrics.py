@@ -21,8 +21,7 @@ from hf_stitch_filter_atoms import (
     deatomize,
 )
 from hf_stitch_testing import check_weight_metric
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from hf_stitch import registries

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_probe, transfer_sae
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier

@@ -33,8 +33,7 @@ from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
-from hf_stitch.pairs import CollectedPair, CollectedParts
-from hf_stitch.pairs import Pair as Networks
+from hf_stitch.pairs import CollectedPair, CollectedParts, Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring

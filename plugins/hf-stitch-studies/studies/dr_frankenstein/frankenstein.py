@@ -17,8 +17,7 @@ from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
-from hf_stitch.pairs import CollectedPair
-from hf_stitch.pairs import Pair as Networks
+from hf_stitch.pairs import CollectedPair, Pair as Networks
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
