@@ -47,9 +47,8 @@ class Recorded:
 class NetworkCache:
     """What is known of a network, in a cache.
 
-    A key covers everything that changes a bit of the values: weights, modules and code of the network, its processor,
-    the samples and their order, layer, pooling, batches, versions of packages, the kind of the device, its precision
-    and its number of threads. Weights and samples are read once for it; the network does not run.
+    A key covers everything that changes a bit of its values: weights, modules and code of the network, its processor,
+    versions of packages, the kind of the device, its precision and its number of threads. Weights are read once for it.
     """
 
     def __init__(self, cache: Cache, adapter: Adapter) -> None:
@@ -86,7 +85,7 @@ class NetworkCache:
 
 
 class LayerCache(NetworkCache):
-    """The activations of a network on samples in a cache."""
+    """The activations of a network on samples in a cache; keys also cover samples, layer, pooling and batches."""
 
     def __init__(self, cache: Cache, adapter: Adapter, samples: Samples, pooling: Pooling, batches: str) -> None:
         super().__init__(cache, adapter)

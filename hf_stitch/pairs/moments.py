@@ -216,7 +216,7 @@ class _Group:
     def _update(self, part: str, y: list[Tensor], x: list[Tensor] | None = None) -> None:
         sides = [y] if x is None else [[rows.to(y[0].device) for rows in x], y]
         if part not in self.sums:
-            self.sums[part] = LayerMoments(*map(_origins, sides), lengths=False)
+            self.sums[part] = LayerMoments(*map(_origins, sides))
         self.sums[part].update(*sides)
 
     def state_dict(self, layers: Sequence[str]) -> dict[str, Tensor]:

@@ -218,8 +218,7 @@ def run_to(
     kept: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
-        form = torch.channels_last if representation.layout == "bchw" else torch.preserve_format  # rows as read
-        kept[name] = representation.replace(values=representation.values.clone(memory_format=form))
+        kept[name] = representation.replace(values=representation.values.clone())
 
     output = adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes)
     check_finite(kept, batch, f" of the {side}")

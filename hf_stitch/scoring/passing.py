@@ -132,8 +132,9 @@ class Scoring:
             for predictor in (each for each in self.predictors if each.front == name):
                 like = target.found.get(predictor.layer_b)
                 mapped, output = self._outputs(predictor, halves, own, like, once, len(batch.samples))
-                outputs[predictor.name] = output  # as many at a time as are small together
-                if not isinstance(self.task, OfSamples) or len(outputs) * logits_of(output).numel() > 2**22:
+                of_samples = isinstance(self.task, OfSamples)  # as many at a time as are small together
+                outputs[predictor.name] = logits_of(output) if of_samples else output
+                if not of_samples or len(outputs) * outputs[predictor.name].numel() > 2**22:
                     rows |= self.task.measure({**outputs, "target": target.output}, *sides)
                     outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:

@@ -49,7 +49,7 @@ class InterpolatedMoments(Statistic):
         self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
         self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
         about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
-        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)], lengths=False))
+        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:

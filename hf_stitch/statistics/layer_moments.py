@@ -22,19 +22,19 @@ class LayerMoments(Statistic):
     """First and second moments of the rows of every layer of two sides, and of all pairs of layers, in float64.
 
     Sums are taken about an ``origin`` near the mean, for example the mean of a few rows, so that means far from zero do
-    not reduce precision. With ``lengths``, each layer has one additional feature, its squared distance from the origin;
-    the co-moments with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast
-    product, so the result is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
+    not reduce precision. Each layer has one additional feature, its squared distance from the origin; the co-moments
+    with this feature are sufficient for unbiased estimates of HSIC. Rows are buffered for a fast product, so the result
+    is bit-identical for any batching. Memory is ``8 · Σ dx · Σ dy`` bytes plus a small buffer.
     """
 
     count: Tensor
     cross: Tensor  # co-moments of every layer of x with every layer of y, about the origins
 
-    def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None, *, lengths: bool = True) -> None:
-        """Take the origin of each layer. Without ``y`` both sides are the same; without ``lengths`` no :meth:`hsic`."""
+    def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
+        """Take the origin of each layer; without ``y``, both sides are the same layers, which halves the cost."""
         super().__init__()
-        self._x = _Side(x, lengths)
-        self._y = self._x if y is None else _Side(y, lengths)
+        self._x = _Side(x)
+        self._y = self._x if y is None else _Side(y)
         self._rows = max(_BUFFER_ROWS, _BUFFER // sum(len(side.sums) for side in self._sides))
         for side in self._sides:
             side.buffer = side.sums.new_empty(self._rows, len(side.sums))
@@ -47,8 +47,7 @@ class LayerMoments(Statistic):
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
         sides = [within(f"{key}.", state) for key in "xy" if key == "x" or f"{key}.widths" in state]
-        lengths = len(sides[0]["origin"]) < len(sides[0]["sums"])
-        return cls(*(side["origin"].split(side["widths"].tolist()) for side in sides), lengths=lengths)
+        return cls(*(side["origin"].split(side["widths"].tolist()) for side in sides))
 
     @property
     def n(self) -> int:
@@ -82,9 +81,8 @@ class LayerMoments(Statistic):
             [function(self._x, i), function(self._y, j)]
             for function in (lambda side, at: side.origins[at] + self._offset(side, at), self._own)
         )
-        dx, dy = map(len, means)
-        found = owns[0][:dx, :dx], owns[1][:dy, :dy], self._scatter(i, j)[:dx, :dy]
-        return Moments.of(self.n, means[0], means[1], *found)
+        sxx, syy, sxy = (part[:-1, :-1] for part in (*owns, self._scatter(i, j)))
+        return Moments.of(self.n, means[0], means[1], sxx, syy, sxy)
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """Compute HSIC of every pair: ``‖XᵀY‖²`` of centred rows, or the unbiased estimator (Song et al. 2012)."""
@@ -124,7 +122,8 @@ class LayerMoments(Statistic):
             for block in self._x.blocks:  # above the diagonal
                 self.cross[block, block.stop :] += product(x[:, block].T, x[:, block.stop :])
         else:
-            self.cross += product(x.T, y)
+            for block in self._x.blocks:
+                self.cross[block] += product(x[:, block].T, y)
         for side in self._sides:
             side.settle()
 
@@ -144,7 +143,7 @@ class LayerMoments(Statistic):
 
     def _offset(self, side: _Side, i: int) -> Tensor:
         """The mean of a layer minus its origin."""
-        return side.sums[side.blocks[i]][: len(side.origins[i])] / self.n
+        return side.sums[side.blocks[i]][:-1] / self.n
 
     def _length(self, side: _Side, i: int) -> Tensor:
         return torch.cat([-2 * self._offset(side, i), side.sums.new_ones(1)])
@@ -165,13 +164,12 @@ class _Side(Statistic):
     buffer: Tensor
     pending: list[Tensor]  # the filled part of the buffer, if any
 
-    def __init__(self, origins: Sequence[Tensor], lengths: bool) -> None:
+    def __init__(self, origins: Sequence[Tensor]) -> None:
         if not origins or any(origin.dim() != 1 or not len(origin) for origin in origins):
             raise ValueError(f"a side needs layers of width >= 1, got origins {[tuple(o.shape) for o in origins]}")
         super().__init__()
         self.origins = [origin.double() for origin in origins]
-        self._lengths = lengths
-        self._sizes = sizes = [len(origin) + lengths for origin in origins]
+        self._sizes = sizes = [len(origin) + 1 for origin in origins]
         self.blocks = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         self.add_state("widths", torch.tensor([len(origin) for origin in origins]), "same")
         self.add_state("origin", torch.cat(self.origins), "same")
@@ -181,7 +179,7 @@ class _Side(Statistic):
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
-        return cls(state["origin"].split(state["widths"].tolist()), len(state["origin"]) < len(state["sums"]))
+        return cls(state["origin"].split(state["widths"].tolist()))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
         super().load_state_dict(state)
@@ -210,9 +208,8 @@ class _Side(Statistic):
         start, end = self.filled, self.filled + len(rows[0])
         for block, origin, layer in zip(self.blocks, self.origins, rows, strict=True):
             part = self.buffer[start:end, block]
-            features = part[:, : len(origin)].copy_(layer).sub_(origin)
-            if self._lengths:
-                part[:, -1] = features.square().sum(1)
+            features = part[:, :-1].copy_(layer).sub_(origin)
+            part[:, -1] = features.square().sum(1)
         self.pending = [self.buffer[:end]]
 
     def settle(self) -> None:

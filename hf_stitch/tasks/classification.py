@@ -53,7 +53,7 @@ class OfLabelValues(OfSamples):
         """Return the outputs, of the target also the labels."""
         batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(found["target"].float(), batch)
-        measured = as_arrays({name: {self.kept[0]: values} for name, values in found.items()})
+        measured = {name: as_arrays({"": {self.kept[0]: values}})[""] for name, values in found.items()}
         if batch.label_values is not None:
             self.check_labels(batch, found["target"].shape[-1])
             numbers = np.asarray(batch.label_values, dtype=np.float64)
@@ -117,7 +117,7 @@ class Classification(OfSamples):
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
             found = as_arrays({"": rows})[""]
-            measured |= {name: {key: of[place] for key, of in found.items()} for place, name in enumerate(names)}
+            measured |= {name: {key: of[place].copy() for key, of in found.items()} for place, name in enumerate(names)}
         return measured
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:

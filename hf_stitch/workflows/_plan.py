@@ -137,7 +137,7 @@ def _cost(found: Adapter | Described) -> tuple[float, int, list[int]]:
         output = known[key][1] if key in known else forward(*args, **given)
         again += known[key][0] if key in known else 0
         known.setdefault(key, (counter.get_total_flops() + again - before, output))
-        widths.append(shapes(output)[0][1 if len(shapes(output)[0]) == 4 else -1])
+        widths.extend(shape[1 if len(shape) == 4 else -1] for shape in shapes(output)[:1] if shape)
         return output
 
     # A forward may change buffers, and ask for the values of small tensors; large ones take no memory.
@@ -151,7 +151,8 @@ def _cost(found: Adapter | Described) -> tuple[float, int, list[int]]:
         for module in found.model.modules():
             stack.callback(module.register_forward_hook(note).remove)
         for block in blocks:
-            stack.enter_context(patch.object(block, "forward", partial(once, repr(block), block.forward)))
+            kind = f"{block} {[*map(shapes, block.parameters())]}"
+            stack.enter_context(patch.object(block, "forward", partial(once, kind, block.forward)))
         with torch.no_grad(), evaluating(found.model), weightless(), FlopCounterMode(display=False) as counter:
             functional_call(found.model, copies, (), inputs)
     return (counter.get_total_flops() + again) / count, max(outputs) // count, widths

@@ -490,3 +490,28 @@ def test_the_module_that_bypasses_is_named_also_if_the_residual_is_added_in_plac
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(Block(), Block()), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     assert "'1.0' bypasses it" in adapter.verify_cut("1.1.bn2").reason
+
+
+class Mixer(nn.Module):
+    """A block that mixes positions, whose output has the strides of a transposed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.channels = nn.Linear(49, 49), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.positions((x + torch.tanh(self.channels(x))).transpose(1, 2)).transpose(1, 2)
+
+
+def test_a_cut_keeps_the_strides_of_the_network() -> None:
+    """Kernels that multiply a contiguous copy may round otherwise, and an exact cut would be refused."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 24), *(Mixer() for _ in range(3)), nn.Linear(24, 5)).eval()
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 49, 8))
+    assert {"1", "2", "3"} <= set(adapter.layers)
+    strides: list[Any] = []
+    handle = net[2].register_forward_pre_hook(lambda module, inputs: strides.append(inputs[0].stride()))
+    x = torch.randn(3, 49, 8)
+    whole, cut = net(x), adapter.decode(adapter.encode(x, "1")["1"], "1")
+    handle.remove()
+    assert torch.equal(whole, cut) and strides[0] == strides[-1] != torch.empty(3, 49, 24).stride()

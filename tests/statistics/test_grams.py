@@ -212,9 +212,9 @@ def test_float32_stays_float32_where_forwards_may_be_less_exact() -> None:
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_moments_of_narrow_layers_without_lengths_are_those_of_plain_products(same: bool) -> None:
+def test_moments_of_narrow_layers_are_those_of_plain_products(same: bool) -> None:
     x, y = layers(30, 40_000, (3, 2)), layers(31, 40_000, (1,))  # several buffers
-    kept = LayerMoments([rows[0] for rows in x], None if same else [y[0][0]], lengths=False)
+    kept = LayerMoments([rows[0] for rows in x], None if same else [y[0][0]])
     for batch in range(0, 40_000, 7_001):
         some = [[rows[batch : batch + 7_001] for rows in side] for side in (x, y)]
         kept.update(some[0], None if same else some[1])

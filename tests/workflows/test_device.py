@@ -24,12 +24,12 @@ COUNTS: dict[str, tuple[float, ...]] = {
     "compare": (1, 0, 2, 0),  # all layers of a batch are asked at once whether they are finite
     "compare_all": (5, 2, 2, 0),  # and rows of each layer of both networks go to files, for the test
     "extract_activations": (2, 1, 1, 0),  # its result: each layer goes to the memory
-    "stitch": (11, 0, 9, 0),  # 3 runs are asked; 4 predictors are scored: is the target finite, and one copy of scores
-    "stitch_grid": (24, 18, 11, 6),  # 4 runs; 7 predictors, with a third layer 13: the same, and distances
-    "evaluate": (9, 0, 7, 0),  # 1 run; 4 predictors
-    "audit": (46, 0, 14, 0),  # 4 runs; 3 predictors and distances; detectors of 2 views, with noise
+    "stitch": (5, 0, 6, 0),  # 3 runs are asked; all predictors are scored: is the target finite, one copy of scores
+    "stitch_grid": (12, 6, 5, 0),  # 4 runs; the same; distances of each cell
+    "evaluate": (3, 0, 4, 0),  # 1 run; the same
+    "audit": (42, 0, 12, 0),  # 4 runs; the same, and distances; detectors of 2 views, with noise
     "relative_model": (1, 0, 1, 0),  # vectors of anchors, which are kept in memory
-    "swap": (14, 0, 7, 0),  # those, 1 run, 4 predictors, and whether each vector has a direction
+    "swap": (8, 0, 4, 0),  # those, 1 run, the predictors, and whether each vector has a direction
     "TaskLoss.fit": (1, 0, 2, 0),  # the loss, to stop where it is not finite
 }
 """Verb -> operations per batch that wait for the device with networks of 2 layers and further ones with a third layer,

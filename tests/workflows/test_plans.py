@@ -241,6 +241,33 @@ def test_equal_blocks_run_once_and_a_plan_is_for_devices_that_are_not_here() -> 
             plan.on("GPU", memory, 1e15)
 
 
+def test_blocks_that_look_equal_are_told_apart_by_their_weights_and_may_return_nothing() -> None:
+    class Block(nn.Module):
+        def __init__(self, width: int, out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(width, out))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    class Watched(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            for block in self[:3]:
+                input = block(input)
+            assert self[3](input) is None and self[4](input) is None
+            return input
+
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            return None
+
+    net = Watched(Block(8, 8), Block(8, 16), Block(16, 8), Nothing(), Nothing())
+    own = hf_stitch.load(nn.Sequential(net, nn.Linear(8, 2)), example_inputs=torch.randn(2, 8))
+    with _plan.weightless():
+        flops, largest, widths = _plan._cost(own)
+    assert flops == 2 * (8 * 8 + 8 * 16 + 16 * 8 + 8 * 2) and largest == 4 * 16 and widths == [8, 16, 8]
+
+
 def test_a_computed_plan_takes_no_memory_and_names_networks_that_it_cannot_read() -> None:
     large = transformers.LlamaConfig(architectures=["LlamaForCausalLM"])
     found = hf_stitch.plan(hf_stitch.compare_all, {"small": network("cnn"), "large": large}, data=None)

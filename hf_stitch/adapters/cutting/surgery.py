@@ -273,13 +273,13 @@ class Entry(_AtCut):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the layer with the given representation at its path."""
-        values = _present(self._slot).clone(memory_format=torch.contiguous_format)  # for in-place operations and view
+        values = _present(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
             output = _build(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
         self._slot.passed = True
-        return tree.put(output, self._path, values)
+        return tree.put(output, self._path, values.clone())  # a clone, because an in-place operation may follow
 
 
 class CutReached(BaseException):

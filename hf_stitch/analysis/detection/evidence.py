@@ -148,8 +148,7 @@ class Watchers:
         if view != "prefix" and layer in self.layers.get("prefix", ()):  # prefix tokens are looked at by themselves
             values = values[:, own.prefix_tokens :]
         if values.dim() > 2:  # in parts, which are summed in float64: a norm of all in float64 is 20 times slower
-            parts = values.movedim(1, -1) if own.layout == "bchw" else values  # channels are last in memory
-            values = torch.linalg.vector_norm(parts.flatten(2), dim=2)
+            values = torch.linalg.vector_norm(values.flatten(2), dim=2)
         squares: Array = values.double().square().sum(1).cpu().numpy()
         return squares
 
