@@ -1,0 +1,2 @@
+from .result import Finding as Finding, Module as Module, Sameness as Sameness
+from .workflow import same as same

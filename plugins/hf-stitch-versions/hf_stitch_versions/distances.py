@@ -1,0 +1,106 @@
+"""How far the values of two networks lie apart."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hf_stitch_versions.recording import Event, Key, Values
+
+
+@dataclass
+class Deviation:
+    """Relative difference of what one call computes in two networks, summed over batches.
+
+    Tensors are compared as wholes, over all rows and features: the root mean square of the difference over that of the
+    reference. Of several tensors the one counts that differs most.
+    """
+
+    outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    masks: tuple[int, int] = (0, 0)  # number of places where masks differ, and of all places that were compared
+
+    def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:
+        """Add a batch. ``mask`` (batch, positions) is true for real tokens; the others are left out."""
+        _add(self.outputs, reference.outputs, other.outputs, mask)
+        _add(self.inputs, reference.inputs, other.inputs, mask)
+        for place, one in reference.masks.items():
+            two = other.masks.get(place)
+            if two is not None and two.shape == one.shape:
+                self.masks = self.masks[0] + int((one != two).sum()), self.masks[1] + one.numel()
+
+    def join(self, other: Deviation) -> None:
+        """Add what another process has summed."""
+        for mine, theirs in ((self.outputs, other.outputs), (self.inputs, other.inputs)):
+            for place, (gap, size) in theirs.items():
+                mine[place][0] += gap
+                mine[place][1] += size
+        self.masks = self.masks[0] + other.masks[0], self.masks[1] + other.masks[1]
+
+    @property
+    def output(self) -> float:
+        """Relative difference of the outputs; infinite if they differ in shape or in which numbers are finite."""
+        return _relative(self.outputs)
+
+    @property
+    def input(self) -> float:
+        """Relative difference of the inputs."""
+        return _relative(self.inputs)
+
+
+Deviations = dict[Key, Deviation]
+
+
+def join(parts: list[Deviations]) -> Deviations:
+    """Put together what several processes have summed."""
+    first, *others = parts
+    for other in others:
+        for key, deviation in other.items():
+            first.setdefault(key, Deviation()).join(deviation)
+    return first
+
+
+def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the values of real tokens as float64; all values of what has no tokens."""
+    if mask is not None and 2 <= values.dim() <= 3 and values.shape[:2] == mask.shape:
+        values = values[mask.to(values.device)]
+    return values.double()
+
+
+def _add(sums: dict[str, list[float]], one: Values, two: Values, mask: Tensor | None) -> None:
+    for place, (x, y) in matched(one, two).items():
+        gap, size = _difference(x, y, mask)
+        sums[place][0] += gap
+        sums[place][1] += size
+
+
+def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Return what stands at the same places; the first values if no place is common to both."""
+    common = {place: (value, two[place]) for place, value in one.items() if place in two}
+    if common or not one or not two:
+        return common
+    place, value = next(iter(one.items()))
+    return {place: (value, next(iter(two.values())))}
+
+
+def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
+    """Return the sums of squares of the difference of two tensors, and of the first."""
+    if x.shape != y.shape and (x.dim() == y.dim() or x.numel() != y.numel()):
+        return math.inf, 1.0
+    y = y.to(x.device).reshape(x.shape)  # an axis of length 1 more or less is the same
+    x, y = rows_of(x, mask), rows_of(y, mask)
+    finite = x.isfinite()
+    if not torch.equal(finite, y.isfinite()) or not torch.equal(x[~finite].nan_to_num(), y[~finite].nan_to_num()):
+        return math.inf, 1.0
+    x, y = x[finite], y[finite]
+    return float((x - y).square().sum()), float(x.square().sum())
+
+
+def _relative(sums: Mapping[str, list[float]]) -> float:
+    found = (0.0 if gap == 0 else math.inf if size == 0 else math.sqrt(gap / size) for gap, size in sums.values())
+    return max(found, default=0.0)

@@ -1,0 +1,121 @@
+"""Why a module computes something else: settings, weights, or the operation itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch import Adapter
+
+SAYS_NOTHING = {
+    "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "model_type",
+    "id2label", "label2id", "_attn_implementation", "use_cache", "return_dict", "output_attentions", "problem_type",
+}  # fmt: skip
+"""Keys of configs that do not change what a network computes, or are told apart from them."""
+
+STATE = {"training", "layer_idx", "call_super_init", "dump_patches", "grad_checkpointing", "gradient_checkpointing"}
+"""Attributes of modules that do not change what they compute in eval mode."""
+
+FEW = 6
+"""Most attributes that are told of one module."""
+
+SAME = 1e-6
+"""Relative difference up to which weights under other names are equal: converting may round them."""
+
+
+def settings(a: Adapter, b: Adapter | None) -> list[str]:
+    """Tell which settings of two networks differ: configs, dtypes and kernels of attention."""
+    if b is None:
+        return []
+    one, two = (cast("Any", getattr(each.model, "config", None)) for each in (a, b))
+    found = []
+    if all(hasattr(config, "to_dict") for config in (one, two)) and type(one) is type(two):
+        found += _unequal(_flat(one.to_dict()), _flat(two.to_dict()))
+        kernels = [getattr(config, "_attn_implementation", None) for config in (one, two)]
+        if kernels[0] != kernels[1]:
+            found.append(f"attention by {kernels[0]} against {kernels[1]}")
+    dtypes = [sorted({str(value.dtype).removeprefix("torch.") for value in each.model.parameters()}) for each in (a, b)]
+    if dtypes[0] != dtypes[1]:
+        found.append(f"weights in {', '.join(dtypes[0]) or 'none'} against {', '.join(dtypes[1]) or 'none'}")
+    return found
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in SAYS_NOTHING:
+            found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + str(key): value}
+    return found
+
+
+def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {one.get(key)!r} against {two.get(key)!r}"
+        for key in dict.fromkeys((*one, *two)) if one.get(key) != two.get(key)
+    ]  # fmt: skip
+
+
+def attributes(one: nn.Module, two: nn.Module) -> list[str]:
+    """Tell which numbers and words of two modules, and of the modules in them, differ."""
+    found = [] if type(one) is type(two) else [f"class {type(one).__name__} against {type(two).__name__}"]
+    others = dict(two.named_modules())
+    for name, module in one.named_modules():
+        if (other := others.get(name)) is None or type(other) is not type(module):
+            continue
+        mine, theirs = (
+            {
+                key: value for key, value in vars(each).items()
+                if key not in STATE and not key.startswith("_") and isinstance(value, (bool, int, float, str, tuple))
+            }
+            for each in (module, other)
+        )  # fmt: skip
+        found += [f"{name}.{text}" if name else text for text in _unequal(mine, theirs)]
+    for name, module in one.named_modules():
+        if name in others and vars(module).get("forward") is not vars(others[name]).get("forward"):
+            found.append(f"{name or 'it'} has another forward")
+    return found[:FEW]
+
+
+def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
+    """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
+    mine, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (one, two))
+    if not set(mine) & set(theirs):
+        return _unnamed(mine, theirs, max(rounding, SAME))
+    found = [f"{name} is missing" for name in mine if name not in theirs]
+    found += [f"{name} is new" for name in theirs if name not in mine]
+    for name in mine:
+        if name not in theirs:
+            continue
+        x, y = mine[name].detach(), theirs[name].detach()
+        if x.shape != y.shape:
+            found.append(f"{name} has the shape {tuple(x.shape)} against {tuple(y.shape)}")
+        elif (gap := _gap(x, y)) > rounding:
+            transposed = x.dim() == 2 and x.shape[0] == x.shape[1] and torch.equal(x.T, y)
+            found.append(f"{name} is transposed" if transposed else f"{name} differs by {gap:.2g} of its norm")
+    return found
+
+
+def _gap(x: Tensor, y: Tensor) -> float:
+    x, y = x.double(), y.double().to(x.device)
+    size = float(x.norm())
+    gap = float((x - y).norm())
+    return 0.0 if gap == 0 else gap / size if size and math.isfinite(gap) else math.inf
+
+
+def _unnamed(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rounding: float) -> list[str]:
+    """Compare weights under other names: each must be there in the other network, perhaps transposed."""
+    left = [value.detach() for value in theirs.values()]
+    found = []
+    for name, value in mine.items():
+        forms = (value.detach(), value.detach().T) if value.dim() == 2 else (value.detach(),)
+        found_at = (i for i, x in enumerate(left) for f in forms if x.shape == f.shape and _gap(f, x) <= rounding)
+        place = next(found_at, None)
+        if place is None:
+            found.append(f"{name} has no equal")
+        else:
+            del left[place]
+    return found

@@ -1,0 +1,58 @@
+"""The page of a comparison of two versions of a network."""
+
+from __future__ import annotations
+
+from hf_stitch.reports.drawing import curves, texts
+from hf_stitch.reports.section import Figure, Section, Table, View
+from hf_stitch_versions.result import Sameness
+
+COLUMNS = ("module", "in the second network", "class", "difference", "null", "ratio", "repaired")
+
+
+def section(result: Sameness) -> Section:
+    """Describe where the networks differ: one curve over the modules, the findings, and every number."""
+    rows = [
+        (
+            row.name + f" (call {row.call + 1})" * (row.call > 0) or "(output)", row.other, row.kind,
+            f"{row.difference:.3g}", f"{row.null:.3g}", f"{row.ratio:.3g}", f"{row.repaired:.3g}",
+        )
+        for row in result.modules
+    ]  # fmt: skip
+    traces = curves(result.series)
+    names = texts(row[0] for row in rows)
+    for trace in traces:
+        trace["mode"] = "lines"
+        trace["text"] = [names[int(place)] for place in trace["x"]]
+        trace["hovertemplate"] = "%{text}: %{y:.3g} times the null<extra></extra>"
+    end = len(rows) - 1
+    traces.append(
+        {
+            "type": "scatter", "mode": "lines", "name": "tolerance", "hoverinfo": "skip", "showlegend": True,
+            "x": [0, end], "y": [result.tolerance] * 2, "line": {"color": "#8a8a8a", "dash": "dash"},
+        }
+    )  # fmt: skip
+    layout = {
+        "height": 420, "xaxis": {"title": {"text": "module, in the order in which they end"}},
+        "yaxis": {"type": "log", "automargin": True, "title": {"text": "difference over null"}},
+    }  # fmt: skip
+    figure = Figure([View("", result.verdict, traces, Table(COLUMNS, rows))], layout)
+    tables = {}
+    if result.findings:
+        tables["What differs"] = Table(
+            ("module", "first seen at", "times the null", "what"),
+            [(f.module or "(the network)", f.seen_at, f"{f.ratio:.3g}", f.cause) for f in result.findings],
+        )
+    if result.settings or result.inputs:
+        told = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]
+        tables["Settings and inputs"] = Table(("kind", "first against second"), told)
+    paired = "names" if result.by_names else "values and weights, in their order"
+    notes = [
+        f"Modules are paired by {paired}. The null is what computing in {result.null} instead of {result.reference} "
+        f"does to the first network; a module differs from {result.tolerance:g} times that on.",
+    ]
+    for label, left in (("first", result.missing), ("second", result.extra)):
+        if left:
+            more = f" and {len(left) - 20} more" if len(left) > 20 else ""
+            notes.append(f"Only in the {label} network: {', '.join(left[:20])}{more}.")
+    asked = f"Is {result.b} the same network as {result.a}, and where do they first differ?"
+    return Section("Two versions", asked, result.verdict, [figure], tables=tables, notes=notes, data=result.data)

@@ -1,0 +1,158 @@
+"""What the modules of a network compute, in the order in which their calls end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch import Adapter
+
+Key = tuple[str, int]
+"""Name of a module, and the number of its call in one forward, from 0."""
+
+Values = Mapping[str, Tensor]
+"""Place in an output or in the arguments -> tensor."""
+
+HIDDEN = -1e4
+"""What an additive mask puts where nothing may be read is at most this."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a module did in one of its calls."""
+
+    key: Key
+    kind: str  # class of the module
+    outputs: Values
+    parent: Key | None = None  # the call inside of which it was called
+    inputs: Values = field(default_factory=dict)  # only if asked for
+    masks: Values = field(default_factory=dict)  # true where something may be read; only if asked for
+
+
+@torch.no_grad()
+def watch(
+    adapter: Adapter,
+    arguments: Mapping[str, Any],
+    see: Callable[[Event], None],
+    *,
+    with_inputs: Collection[Key] = (),
+    put: Mapping[Key, Values] | None = None,
+) -> None:
+    """Run a network and tell what its modules compute.
+
+    Args:
+        adapter: The network.
+        arguments: Its inputs.
+        see: Receives the event of every call as it ends. Its tensors belong to the network, which may overwrite them.
+        with_inputs: Calls whose events have inputs and masks, too.
+        put: Call -> what its outputs are replaced by, as far as they have the same places.
+    """
+    running: list[tuple[Key, Values, Values]] = []
+    calls: dict[str, int] = {}
+
+    def begin(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            key = name, calls.get(name, 0)
+            calls[name] = key[1] + 1
+            found = dict(_tensors((args, kwargs))) if key in with_inputs else {}
+            masks = {place: mask for place, value in found.items() if (mask := _as_mask(value)) is not None}
+            running.append((key, {p: v.clone() for p, v in found.items() if p not in masks and is_value(v)}, masks))
+
+        return hook
+
+    def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        key, inputs, masks = running.pop()
+        if put is not None and key in put:
+            output = _replaced(output, put[key])
+        parent = running[-1][0] if running else None
+        see(Event(key, type(module).__name__, values_of(output), parent, inputs, masks))
+        return output
+
+    with ExitStack() as hooks:
+        for name, module in adapter.model.named_modules():
+            handles = (
+                module.register_forward_pre_hook(begin(name), with_kwargs=True),
+                module.register_forward_hook(end, with_kwargs=True),
+            )
+            for handle in handles:
+                hooks.callback(handle.remove)
+        adapter.forward(arguments)
+
+
+def values_of(output: Any) -> dict[str, Tensor]:
+    """Return the floating-point tensors of an output that are no masks, by their place in it."""
+    return {place: value for place, value in _tensors(output) if is_value(value) and _as_mask(value) is None}
+
+
+def is_value(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers, not ids or truth values."""
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
+def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of nested values: of tuples, lists and mappings, but not of caches and other objects."""
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{place}.{key}".strip("."))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _tensors(item, f"{place}.{index}".strip("."))
+
+
+def _as_mask(tensor: Tensor) -> Tensor | None:
+    """Return where a mask lets something be read; ``None`` if a tensor is no mask."""
+    if tensor.dtype == torch.bool:
+        return tensor.clone()
+    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel() or float(tensor.min()) > HIDDEN:
+        return None
+    hidden = tensor <= HIDDEN
+    return ~hidden if bool((hidden | (tensor == 0)).all()) else None
+
+
+def _replaced(output: Any, values: Values, place: str = "") -> Any:
+    """Return an output with other values at some of its places."""
+    if isinstance(output, Tensor):
+        new = values.get(place)
+        return output if new is None or new.shape != output.shape else new.to(output)
+    if isinstance(output, Mapping):
+        made = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
+        return type(output)(**made) if type(output) is not dict else made
+    if isinstance(output, (tuple, list)):
+        parts = [_replaced(item, values, f"{place}.{index}".strip(".")) for index, item in enumerate(output)]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    return output
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the coarsest floating-point dtype of the weights of a network; float32 if it has none."""
+    found = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+@contextmanager
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Convert the weights of a network in place, and restore their bits afterwards. ``None`` leaves them alone.
+
+    A copy would not do: forwards that user code has bound to a module would still run the original.
+    """
+    if dtype is None:
+        yield
+        return
+    kept = [
+        (value, value.data) for value in {id(v): v for v in (*model.parameters(), *model.buffers())}.values()
+        if value.is_floating_point()
+    ]  # fmt: skip
+    try:
+        for value, data in kept:
+            value.data = data.to(dtype)
+        yield
+    finally:
+        for value, data in kept:
+            value.data = data

@@ -1,0 +1,251 @@
+"""The answer: whether two networks are the same, and where they first differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from hf_stitch.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+UNEQUAL = "of another shape, or finite on one side only"
+"""What stands in the place of an infinite difference."""
+
+MOST = 30
+"""Most modules in a table as text."""
+
+PROOF = {
+    True: "; its output of the first network, put there, restores the outputs of the network",
+    False: "",
+    None: "; at the outputs of the network nothing of it is left",
+}
+"""What replacing the output of a module by that of the first network has shown."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """How much one call of a module differs.
+
+    Attributes:
+        name: Name in the first network; empty for the whole network.
+        other: Name in the second network.
+        call: Number of the call in one forward, from 0.
+        kind: Class of the module in the first network.
+        difference: Root mean square of the difference of the outputs, over that of the first network's output.
+        null: What rounding alone does to this output, in the same unit.
+        repaired: The difference when the modules of all findings yield what they do in the first network.
+    """
+
+    name: str
+    other: str
+    call: int
+    kind: str
+    difference: float
+    null: float
+    repaired: float
+
+    @property
+    def ratio(self) -> float:
+        """The difference in units of the null."""
+        return self.difference / self.null
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A module that computes something else from the same input.
+
+    Attributes:
+        module: Its name in the first network; empty if it is the network's own code, between its modules.
+        other: Its name in the second network.
+        kind: Its class in the first network.
+        seen_at: The first output that differs: that of the module, or of one inside of it whose input its code makes.
+        ratio: How much that output differs, in units of the null.
+        weights: Which weights differ, in words.
+        settings: Which attributes or classes differ, in words.
+        masks: Share of the places where masks differ that the module receives; 0 if they are equal or there are none.
+        restored: Whether the outputs of the networks agree when this module, and those of earlier findings, yield what
+            they do in the first network; ``None`` if they agree anyway.
+    """
+
+    module: str
+    other: str
+    kind: str
+    seen_at: str
+    ratio: float
+    weights: Sequence[str]
+    settings: Sequence[str]
+    masks: float
+    restored: bool | None
+
+    @property
+    def cause(self) -> str:
+        """What differs, in words."""
+        if self.weights:
+            more = f" and {len(self.weights) - 1} more" * (len(self.weights) > 1)
+            return f"its input is equal, its weights are not: {self.weights[0]}{more}"
+        if self.masks:
+            return (
+                f"its input and its weights are equal; the mask that it receives differs at {self.masks:.0%} of places"
+            )
+        equal = "its weights and its input are equal, so it is the operation"
+        return f"{equal}: {'; '.join(self.settings)}" if self.settings else equal
+
+    def __str__(self) -> str:
+        """Return the finding as a sentence."""
+        where = f"`{self.module}` ({self.kind})" if self.module else "the network's own code"
+        inside = f", first seen at `{self.seen_at}`" if self.seen_at != self.module else ""
+        far = f"{self.ratio:,.1f} times the null" if math.isfinite(self.ratio) else UNEQUAL
+        proof = PROOF[self.restored]
+        return f"{where}{inside}, {far}: {self.cause}{proof}"
+
+
+@dataclass(frozen=True)
+class Sameness(Result):
+    """Whether two networks are the same, returned by :func:`same`.
+
+    Attributes:
+        a: What the first network is.
+        b: What the second network is.
+        tolerance: Multiple of the null from which on outputs differ.
+        reference: dtype in which the first network was computed as the reference.
+        null: What the null is, in words.
+        n: Number of samples.
+        data: Fingerprint of the samples; ``None`` if they were random.
+        inputs: How the inputs differ that both make of the same samples, in words. The second network then ran on those
+            of the first.
+        settings: Settings that differ, in words.
+        findings: Modules that compute something else, in the order in which they run.
+        complete: Whether all differences are explained by the findings: the outputs agree when these are repaired.
+        modules: Every call that was compared, in the order in which they end.
+        missing: Modules of the first network without a partner in the second.
+        extra: Modules of the second network without a partner in the first.
+        by_names: Whether modules were paired by their names; else by values and weights, in their order.
+
+    Example:
+        >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
+        >>> found = Sameness("a", "b", 4.0, "float64", "float32", 8, None, (), (), (), True, (row,), (), (), True)
+        >>> print(found.verdict)
+        The networks are the same: no output differs by more than 0.2 times what rounding does (float32), on 8 samples.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("verdict", "is_same")
+    page: ClassVar[str] = "hf_stitch_versions.page:section"
+
+    a: str
+    b: str
+    tolerance: float
+    reference: str
+    null: str
+    n: int
+    data: str | None
+    inputs: Sequence[str]
+    settings: Sequence[str]
+    findings: Sequence[Finding]
+    complete: bool
+    modules: Sequence[Module]
+    missing: Sequence[str]
+    extra: Sequence[str]
+    by_names: bool
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs: neither the inputs nor what modules compute."""
+        return not self.inputs and not self.findings and self.complete
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        most = max((row.ratio for row in self.modules), default=0.0)
+        samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
+        if self.is_same:
+            return (
+                f"The networks are the same: no output differs by more than {most:.2g} times what rounding does "
+                f"({self.null}), {samples}."
+            )
+        told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
+        if self.findings:
+            more = len(self.findings) - 1
+            told.append(f"First difference: {self.findings[0]}.")
+            told += [f"{more} more difference{'s' * (more > 1)} behind it."] if more else []
+        elif self.complete:
+            told.append("On the same inputs, the networks are the same.")
+        if not self.complete:
+            told.append("Something else differs that is not found.")
+        return " ".join(told)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per call of a module, in the order in which they end.
+
+        Returns:
+            The columns ``module``, ``other``, ``call``, ``kind``, ``difference``, ``null``, ``ratio`` and ``repaired``.
+        """
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "module": row.name, "other": row.other, "call": row.call, "kind": row.kind,
+                    "difference": row.difference, "null": row.null, "ratio": row.ratio, "repaired": row.repaired,
+                }
+                for row in self.modules
+            ]
+        )  # fmt: skip
+
+    def __rich__(self) -> Table:
+        """Return the table that ``rich`` prints: the sentence, what was found, and modules around the differences."""
+        from rich.table import Table
+        from rich.text import Text
+
+        notes = [f"settings: {'; '.join(self.settings)}"] * bool(self.settings)
+        notes += [str(finding) for finding in self.findings[1:]]
+        for label, names in (("only in the first", self.missing), ("only in the second", self.extra)):
+            notes += [f"{label}: {', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}"] * bool(
+                names
+            )
+        table = Table("module", "in the second", "difference", "null", "ratio", title=Text(self.verdict))
+        table.caption = Text("\n".join(notes)) if notes else None
+        for row in self.shown:
+            ratio = Text(f"{row.ratio:.3g}", style="bold red" if row.ratio > self.tolerance else "")
+            other = "" if row.other == row.name else row.other
+            table.add_row(Text(row.name or "(output)"), Text(other), f"{row.difference:.2g}", f"{row.null:.2g}", ratio)
+        return table
+
+    @property
+    def shown(self) -> Sequence[Module]:
+        """The modules in a table as text: all if they are few, else the first ones that differ and the output."""
+        if len(self.modules) <= MOST:
+            return self.modules
+        first = next((i for i, row in enumerate(self.modules) if row.ratio > self.tolerance), len(self.modules) - MOST)
+        start = max(0, min(first - 3, len(self.modules) - MOST))
+        return [*self.modules[start : start + MOST - 1], self.modules[-1]]
+
+    def plot(self) -> Figure:
+        """Plot the difference of every module in units of the null, in the order in which they end.
+
+        Returns:
+            The matplotlib figure, with a logarithmic scale.
+        """
+        from hf_stitch.plots import curves
+
+        figure = curves(self.series, axis="module, in order", label="difference over null")
+        figure.axes[0].set_yscale("log")
+        figure.axes[0].axhline(self.tolerance, color="grey", linestyle="--", linewidth=1)
+        return figure
+
+    @property
+    def series(self) -> dict[str, dict[float, tuple[float, float, float]]]:
+        """The curves of the plot: name -> number of the module -> value, low and high."""
+        found = {"as they are": {i: row.ratio for i, row in enumerate(self.modules)}}
+        if self.findings:
+            found["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
+        least = 1e-3  # zero has no place on a logarithmic scale
+        return {
+            name: {float(i): (max(v, least),) * 3 for i, v in points.items() if math.isfinite(v)}
+            for name, points in found.items()
+        }

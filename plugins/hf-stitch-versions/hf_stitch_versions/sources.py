@@ -1,0 +1,109 @@
+"""Where the values of a network come from: the network itself, or what it or another program has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch import Activations, Adapter
+from hf_stitch.data import Id
+from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, watch
+
+EXACT = torch.float64
+"""The dtype of the reference."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A batch of inputs."""
+
+    ids: tuple[Id, ...]
+    arguments: Mapping[str, Any]  # of the first network
+    own: Mapping[str, Any] | None = None  # what the second network makes of the same samples
+    mask: Tensor | None = None  # (batch, positions), true for real tokens
+
+
+class Source(Protocol):
+    """What tells the events of a network on a batch."""
+
+    dtype: torch.dtype  # in which it computes
+    modules: Mapping[str, nn.Module]  # the modules of a network that is here; else empty
+
+    def watch(
+        self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
+        put: Mapping[Key, Values] | None = None,
+    ) -> None:  # fmt: skip
+        """Tell the events in their order, the whole network at last, under the name ``""``."""
+
+
+@dataclass
+class Network:
+    """A network that is here and can run."""
+
+    adapter: Adapter
+    second: bool = False  # whether it takes what the second network takes
+    computed: torch.dtype | None = None  # to which its weights are converted; None: as they are
+    modules: Mapping[str, nn.Module] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.modules = dict(self.adapter.model.named_modules())
+        self.dtype = self.computed or dtype_of(self.adapter.model)
+
+    def computing(self, dtype: torch.dtype | None) -> Network:
+        """Return the same network, with its weights in another dtype."""
+        return replace(self, computed=dtype)
+
+    def runs(self, feed: Feed) -> bool:
+        """Return whether the network runs in its dtype: some kernels and formats of weights know one only."""
+        try:
+            self.watch(feed, lambda event: None)
+        except (RuntimeError, TypeError, NotImplementedError, ValueError):
+            return False
+        return True
+
+    def watch(
+        self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
+        put: Mapping[Key, Values] | None = None,
+    ) -> None:  # fmt: skip
+        """Run the network."""
+        with in_dtype(self.adapter.model, self.computed):
+            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put)
+
+    def arguments(self, feed: Feed) -> dict[str, Any]:
+        """Return the arguments of a batch on its device and in its dtype."""
+        given = feed.own if self.second and feed.own is not None else feed.arguments
+        return {
+            name: value.to(self.adapter.device, self.dtype if is_value(value) else None)
+            if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }  # fmt: skip
+
+
+@dataclass
+class Recorded:
+    """Activations that another process has recorded: only layers, no whole network."""
+
+    activations: Activations
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dtype = next(iter(self.activations.values.values())).dtype
+        self._places = {id_: place for place, id_ in enumerate(self.activations.ids)}
+
+    def watch(
+        self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
+        put: Mapping[Key, Values] | None = None,
+    ) -> None:  # fmt: skip
+        """Read what was recorded of the samples; nothing can be put into it."""
+        if unknown := [id_ for id_ in feed.ids if id_ not in self._places]:
+            raise ValueError(
+                f"the recorded activations lack sample {unknown[0]!r}: they are of other samples. Pass the data with "
+                "which they were recorded"
+            )
+        rows = [self._places[id_] for id_ in feed.ids]
+        for name, values in self.activations.values.items():
+            see(Event((name, 0), "recorded", {"": values[rows]}))
