@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hf_stitch.reports.drawing import curves, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
-from hf_stitch_versions.result import Sameness
+from hf_stitch_versions.result import AS_THEY_ARE, LEAST, Sameness
 
 COLUMNS = ("module", "in the second network", "class", "difference", "null", "ratio", "repaired")
 
@@ -24,6 +24,16 @@ def section(result: Sameness) -> Section:
         trace["mode"] = "lines"
         trace["text"] = [names[int(place)] for place in trace["x"]]
         trace["hovertemplate"] = "%{text}: %{y:.3g} times the null<extra></extra>"
+    places = {(row.name, row.call): place for place, row in reversed(list(enumerate(result.modules)))}
+    marks = [places[finding.seen_at, 0] for finding in result.findings if (finding.seen_at, 0) in places]
+    traces.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "findings", "showlegend": bool(marks), "x": marks,
+            "y": [result.series[AS_THEY_ARE].get(float(place), (None,))[0] for place in marks],
+            "text": [names[place] for place in marks], "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"symbol": "star", "size": 12, "color": "#000000"},
+        }
+    )  # fmt: skip
     end = len(rows) - 1
     traces.append(
         {
@@ -35,7 +45,8 @@ def section(result: Sameness) -> Section:
         "height": 420, "xaxis": {"title": {"text": "module, in the order in which they end"}},
         "yaxis": {"type": "log", "automargin": True, "title": {"text": "difference over null"}},
     }  # fmt: skip
-    figure = Figure([View("", result.verdict, traces, Table(COLUMNS, rows))], layout)
+    caption = f"How much each module differs, in units of its null. Equal outputs are drawn at {LEAST:g}."
+    figure = Figure([View("", caption, traces, Table(COLUMNS, rows))], layout)
     tables = {}
     if result.findings:
         tables["What differs"] = Table(
@@ -54,5 +65,6 @@ def section(result: Sameness) -> Section:
         if left:
             more = f" and {len(left) - 20} more" if len(left) > 20 else ""
             notes.append(f"Only in the {label} network: {', '.join(left[:20])}{more}.")
-    asked = f"Is {result.b} the same network as {result.a}, and where do they first differ?"
+    first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
+    asked = f"Is {second} the same network as {first}, and where do they first differ?"
     return Section("Two versions", asked, result.verdict, [figure], tables=tables, notes=notes, data=result.data)

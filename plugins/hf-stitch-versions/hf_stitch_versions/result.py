@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+REPAIRED = "; with all of them repaired the networks are the same"
+"""What is added to several findings that explain everything."""
+
 UNEQUAL = "of another shape, or finite on one side only"
 """What stands in the place of an infinite difference."""
+
+AS_THEY_ARE = "as they are"
+"""Name of the curve of all differences."""
+
+LEAST = 1e-3
+"""Where a plot shows what is less, in units of the null: zero has no place on a logarithmic scale."""
 
 MOST = 30
 """Most modules in a table as text."""
@@ -164,15 +173,13 @@ class Sameness(Result):
         most = max((row.ratio for row in self.modules), default=0.0)
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
         if self.is_same:
-            return (
-                f"The networks are the same: no output differs by more than {most:.2g} times what rounding does "
-                f"({self.null}), {samples}."
-            )
+            far = f"differs by more than {most:.2g} times what rounding does ({self.null})" if most else "differs"
+            return f"The networks are the same: no output {far}, {samples}."
         told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.findings:
             more = len(self.findings) - 1
             told.append(f"First difference: {self.findings[0]}.")
-            told += [f"{more} more difference{'s' * (more > 1)} behind it."] if more else []
+            told += [f"{more} more difference{'s' * (more > 1)} behind it{REPAIRED * self.complete}."] if more else []
         elif self.complete:
             told.append("On the same inputs, the networks are the same.")
         if not self.complete:
@@ -241,11 +248,10 @@ class Sameness(Result):
     @property
     def series(self) -> dict[str, dict[float, tuple[float, float, float]]]:
         """The curves of the plot: name -> number of the module -> value, low and high."""
-        found = {"as they are": {i: row.ratio for i, row in enumerate(self.modules)}}
+        found = {AS_THEY_ARE: {i: row.ratio for i, row in enumerate(self.modules)}}
         if self.findings:
             found["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
-        least = 1e-3  # zero has no place on a logarithmic scale
         return {
-            name: {float(i): (max(v, least),) * 3 for i, v in points.items() if math.isfinite(v)}
+            name: {float(i): (max(v, LEAST),) * 3 for i, v in points.items() if math.isfinite(v)}
             for name, points in found.items()
         }
