@@ -84,15 +84,26 @@ def _drawn(
     if name not in (*adapter.interface.content, *adapter.interface.given):
         return value[:1, :1].expand(shape).clone().cpu()  # masks and token types
     special = set(adapter.interface.special_ids)
-    known = torch.tensor([id_ for id_ in range(_vocabulary(adapter.model, value)) if id_ not in special])
+    known = torch.tensor([id_ for id_ in range(_vocabulary(adapter, value)) if id_ not in special])
     return known[torch.randint(len(known), shape, generator=generator)].to(value.dtype)
 
 
-def _vocabulary(model: nn.Module, ids: Tensor) -> int:
-    """Return the number of token ids that a network knows."""
-    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    found = getattr(getattr(model, "config", None), "vocab_size", None) or (max(sizes) if sizes else None)
-    return found if isinstance(found, int) else int(ids.max()) + 1
+def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
+    """Return the number of token ids that a network knows: the size of the first embedding that looks them up."""
+    sizes: list[int] = []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, args: sizes.append(module.num_embeddings) if args and args[0].shape == ids.shape else None
+        )
+        for module in adapter.model.modules() if isinstance(module, nn.Embedding)
+    ]  # fmt: skip
+    try:
+        with torch.no_grad():
+            adapter.forward(adapter.example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sizes[0] if sizes else int(ids.max()) + 1
 
 
 def for_second(arguments: Mapping[str, Any], a: Adapter, b: Adapter) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch import Activations, Adapter
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Id
-from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, watch
+from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, values_of, watch
 
 EXACT = torch.float64
 """The dtype of the reference."""
@@ -53,9 +54,9 @@ class Network:
         self.modules = dict(self.adapter.model.named_modules())
         self.dtype = self.computed or dtype_of(self.adapter.model)
 
-    def computing(self, dtype: torch.dtype | None) -> Network:
-        """Return the same network, with its weights in another dtype."""
-        return replace(self, computed=dtype)
+    def computing(self, dtype: torch.dtype) -> Network:
+        """Return the same network, with its weights in another dtype; as they are if they have it."""
+        return replace(self, computed=None if dtype == dtype_of(self.adapter.model) else dtype)
 
     def runs(self, feed: Feed) -> bool:
         """Return whether the network runs in its dtype: some kernels and formats of weights know one only."""
@@ -81,6 +82,28 @@ class Network:
             if isinstance(value, Tensor) else value
             for name, value in given.items()
         }  # fmt: skip
+
+
+@dataclass
+class Compiled:
+    """A network as ``torch.compile`` runs it: only its output, because watching the modules inside would undo it."""
+
+    network: Network
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.network.dtype
+
+    @torch.no_grad()
+    def watch(
+        self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
+        put: Mapping[Key, Values] | None = None,
+    ) -> None:  # fmt: skip
+        """Run the compiled code."""
+        adapter = self.network.adapter
+        with evaluating(adapter.model):
+            output = adapter.model(**{**adapter.interface.options, **self.network.arguments(feed)})
+        see(Event(("", 0), type(adapter.model).__name__, values_of(output)))
 
 
 @dataclass

@@ -1,0 +1,263 @@
+"""Comparing two networks module by module: the null, the first difference, its cause, and what is left behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.adapters.cutting.copying import compiled_modules
+from hf_stitch.running import Run
+from hf_stitch_versions import evidence
+from hf_stitch_versions.distances import Deviation, Deviations, join
+from hf_stitch_versions.inputs import differences, feeds, for_second
+from hf_stitch_versions.pairing import Trace, pair, trace
+from hf_stitch_versions.recording import Event, Key, dtype_of
+from hf_stitch_versions.result import Finding, Module, Sameness
+from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Source
+
+COMPILED = "compiled code"
+"""What stands in the place of the name of a module for the whole of a compiled network."""
+
+FINDINGS = 8
+"""Most findings that are looked for, one after the other."""
+
+INEXACT = 16
+"""Multiple of the rounding of its dtype that is the least null of a network that does not run in float64."""
+
+OTHER_WIDTHS = 0.5
+"""Share of pairs of other shapes from which on two networks are not versions of one."""
+
+
+@dataclass(frozen=True)
+class Null:
+    """What rounding alone does to a call."""
+
+    output: float
+    input: float
+
+
+class Comparison:
+    """Two networks, what they read, and the passes that compare them.
+
+    Args:
+        a: The first network.
+        b: The second network, or what tells its events.
+        samples: What they read; ``None`` for random inputs.
+        tolerance: Multiple of the null from which on a module differs.
+        run: How the job runs.
+    """
+
+    def __init__(self, a: Adapter, b: Adapter | Source, samples: Samples | None, tolerance: float, run: Run) -> None:
+        self.a, self.b = a, b if isinstance(b, Adapter) else None
+        self.samples, self.tolerance, self.run = samples, tolerance, run
+        self.first = next(iter(self.feeds()))
+        self.inputs = differences(self.first, a, self.b) if self.b is not None else []
+        self.reference = _widest(Network(a), self.first)
+        self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
+        dtypes = dtype_of(a.model), dtype_of(b.model) if isinstance(b, Adapter) else self.source.dtype
+        self.coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        self.rounding = float(torch.finfo(self.coarse).eps) if dtypes[0] != dtypes[1] else 0.0
+        exact = self.reference.dtype == EXACT
+        if dtypes[0] == dtypes[1] and exact and self.source.dtype == EXACT:
+            self.coarse = torch.float32  # both run in float64: the null of a coarse dtype would hide differences
+        self.floor = float(torch.finfo(self.coarse).eps) * (1 if exact else INEXACT)
+
+    def feeds(self) -> Iterable[Feed]:
+        """Return the batches of this process; the second network reads the inputs of the first if its own differ."""
+        for feed in feeds(self.a, self.b, self.samples, self.run):
+            if self.b is not None and (feed.own is None or differences(feed, self.a, self.b)):
+                feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
+            yield feed
+
+    def answer(self) -> Sameness:
+        """Compare, find, and repair what was found until nothing else differs."""
+        self.pair()
+        self.null = self.nulls()
+        found = first = self.measure(self.reference, self.source, self.calls)
+        self.check(first)
+        findings, repaired = list[Finding](), list[Key]()
+        while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
+            key = self.cause(seen, repaired)
+            repaired.append(key)
+            before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
+            findings.append(self.finding(key, seen, before, found))
+        rows = [
+            Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
+                   found[key].output)
+            for key in self.order if key in first
+        ]  # fmt: skip
+        if seen is None and self.b is not None and compiled_modules(self.b.model):
+            rows.append(self.compiled(self.b))
+            findings += self.compiled_finding(rows[-1])
+        return Sameness(
+            str(self.a.reference), str(self.b.reference if self.b else self.source), self.tolerance,
+            _name(self.reference.dtype), _name(self.coarse), self.n,
+            None if self.samples is None else self.samples.fingerprint, tuple(self.inputs),
+            tuple(evidence.settings(self.a, self.b)), tuple(findings), seen is None, tuple(rows), self.missing,
+            self.extra, self.by_names,
+        )  # fmt: skip
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+    def pair(self) -> None:
+        """Run both networks on the first batch, and pair their calls."""
+        sides = list[list[Trace]]()
+        self.parents, self.kinds = dict[Key, Key | None](), dict[Key, str]()
+        for source in (self.reference, self.source):
+            traces = list[Trace]()
+
+            def see(event: Event, traces: list[Trace] = traces, source: Source = source) -> None:
+                traces.append(trace(event, source.modules.get(event.key[0]), self.first.mask))
+                if source is self.reference:
+                    self.parents[event.key], self.kinds[event.key] = event.parent, event.kind
+
+            source.watch(self.first, see)
+            sides.append(traces)
+        self.order = [each.key for each in sides[0]]
+        found = pair(*sides)
+        self.calls, self.by_names = found.calls, found.by_names
+        self.missing, self.extra = found.missing, found.extra
+
+    def nulls(self, with_inputs: Collection[Key] = ()) -> dict[Key, Null]:
+        """Return what rounding does to the paired calls: in the first network or, if it can run so, in the second."""
+        mine = {key: key for key in self.calls}
+        found = [self.measure(self.reference, self.reference.computing(self.coarse), mine, with_inputs=with_inputs)]
+        if isinstance(self.source, Network) and self.source.dtype == EXACT:
+            theirs = {key: key for key in self.calls.values()}
+            asked = [self.calls[key] for key in with_inputs]
+            twin = self.measure(self.source, self.source.computing(self.coarse), theirs, with_inputs=asked)
+            found.append({key: twin[other] for key, other in self.calls.items() if other in twin})
+        none = Deviation()
+        return {
+            key: Null(
+                *(max(self.floor, *(getattr(each.get(key, none), of) for each in found)) for of in ("output", "input"))
+            )
+            for key in self.calls
+        }
+
+    def measure(
+        self, reference: Source, source: Source, calls: Mapping[Key, Key], *, with_inputs: Collection[Key] = (),
+        put: Collection[Key] = (),
+    ) -> Deviations:  # fmt: skip
+        """Return how much a source deviates from a reference at paired calls; outputs at some are put right."""
+        back = {theirs: mine for mine, theirs in calls.items()}
+        sums: Deviations = {}
+        self.n = 0
+        for feed in self.feeds():
+            kept = dict[Key, Event]()
+
+            def keep(event: Event, kept: dict[Key, Event] = kept) -> None:
+                if event.key in calls:
+                    copies = {place: value.clone() for place, value in event.outputs.items()}
+                    kept[event.key] = replace(event, outputs=copies)
+
+            reference.watch(feed, keep, with_inputs)
+
+            def see(event: Event, kept: dict[Key, Event] = kept, feed: Feed = feed) -> None:
+                if (mine := back.get(event.key)) in kept:
+                    sums.setdefault(mine, Deviation()).add(kept[mine], event, feed.mask)
+
+            theirs = {calls[key] for key in with_inputs if key in calls}
+            source.watch(feed, see, theirs, {calls[key]: kept[key].outputs for key in put})
+            self.n += len(feed.ids)
+        self.n = sum(self.run.processes.gather(self.n))
+        return join(self.run.processes.gather(sums))
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+    def check(self, found: Deviations) -> None:
+        """Refuse networks of which nothing can be paired, or whose weights mostly have other shapes."""
+        if len(found) < 2 < len(self.order):
+            raise ValueError(
+                "no module of the first network has a partner in the second, neither by its name nor by its values: "
+                "these are no versions of one network. Compare them with hf_stitch.compare"
+            )
+        shapes = sum(math.isinf(each.output) for each in found.values())
+        if shapes > OTHER_WIDTHS * len(found) and self.by_names and self.b and _differ_in_width(self.a, self.b):
+            raise ValueError(
+                f"{shapes} of {len(found)} outputs have other shapes: the networks have other widths and are no "
+                "versions of one network. Compare them with hf_stitch.compare"
+            )
+
+    def differing(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
+        """Return the first call whose output differs, outside of what is repaired.
+
+        Modules that were paired by their values count only if the outputs of the networks differ, too: a pair may be
+        wrong.
+        """
+        keys = [key for key in self.order if key in found and not any(self.inside(key, each) for each in repaired)]
+        far = [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
+        return far[0] if far and (self.by_names or self.order[-1] in far) else None
+
+    def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
+        """Return the call that makes a difference: the innermost around its first sight whose inputs are equal."""
+        around = [seen]
+        while (parent := self.parents.get(around[-1])) is not None:
+            around.append(parent)
+        around = [key for key in around if key in self.calls]
+        self.inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
+        null = self.nulls(around)
+        equal = (key for key in around if self.inside_of[key].input <= self.tolerance * null[key].input)
+        return next(equal, self.order[-1])
+
+    def inside(self, key: Key | None, other: Key) -> bool:
+        """Return whether a call is another, or was made inside of it."""
+        while key is not None and key != other:
+            key = self.parents.get(key)
+        return key is not None
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+    def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
+        """Tell what differs in a module, and whether its output of the first network restores the outputs."""
+        name, other, end = key[0], self.calls[key][0], self.order[-1]
+        one, two = self.reference.modules.get(name), self.source.modules.get(other)
+        weights, settings = list[str](), list[str]()
+        if one is not None and two is not None:
+            weights, settings = evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
+        differ, of = self.inside_of[key].masks
+        restored: bool | None = False
+        if key != end and end in after:
+            far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))
+            restored = not near if far else None
+        ratio = before[seen].output / self.null[seen].output
+        return Finding(
+            name, other, self.kinds[key], seen[0], ratio, tuple(weights), tuple(settings), differ / of if of else 0.0,
+            restored,
+        )  # fmt: skip
+
+    def compiled(self, b: Adapter) -> Module:
+        """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
+        end = self.order[-1]
+        code = Compiled(Network(b, second=True))
+        null = self.measure(self.reference, self.reference.computing(code.dtype), {end: end})[end].output
+        found = self.measure(self.reference, code, {end: ("", 0)})[end].output
+        return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)
+
+    def compiled_finding(self, row: Module) -> list[Finding]:
+        """Return that compiled code computes something else than its modules, if it does."""
+        if row.ratio <= self.tolerance:
+            return []
+        code = ("the modules agree, the code that torch.compile has made of them does not",)
+        return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, (), code, 0.0, None)]
+
+
+def _widest(network: Network, feed: Feed) -> Network:
+    """Return a network in float64, if it runs so; else as it is."""
+    exact = network.computing(EXACT)
+    if exact.runs(feed):
+        return exact
+    network.watch(feed, lambda event: None)  # raises what is wrong
+    return network
+
+
+def _differ_in_width(a: Adapter, b: Adapter) -> bool:
+    """Return whether most weights of the same name have other shapes."""
+    mine, theirs = (dict(each.model.named_parameters()) for each in (a, b))
+    common = [name for name in mine if name in theirs]
+    return 2 * sum(mine[name].shape != theirs[name].shape for name in common) > len(common)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
