@@ -7,6 +7,7 @@ from the Hub.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import shutil
 import tempfile
@@ -242,6 +243,15 @@ def int8() -> Namespace:
     }  # fmt: skip
 
 
+def same() -> Namespace:
+    """A network, a copy with another eps in one of its norms, and texts."""
+    original = text_network("bert")
+    port = copy.deepcopy(original.model)
+    port.bert.encoder.layer[1].output.LayerNorm.eps = 1e-5
+    texts = [row["text"] for row in sentences(20)]
+    return {"original": original, "port": hf_stitch.load(port, processor=plain_tokenizer()), "texts": texts}
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -461,6 +471,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/relative.md": relative,
     "docs/how-to/report.md": report,
     "docs/how-to/programs.md": programs,
+    "docs/how-to/same.md": same,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": partial(stitch, SHORT),
@@ -483,6 +494,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-testing/README.md": nothing,
     "plugins/hf-stitch-transfer/README.md": transfer,
+    "plugins/hf-stitch-versions/README.md": same,
     "plugins/hf-stitch-word-vectors/README.md": word_vectors,
 }
 """Page with Python snippets -> function that creates its scene."""

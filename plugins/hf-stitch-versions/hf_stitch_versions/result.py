@@ -26,8 +26,8 @@ AS_THEY_ARE = "as they are"
 LEAST = 1e-3
 """Where a plot shows what is less, in units of the null: zero has no place on a logarithmic scale."""
 
-MOST = 30
-"""Most modules in a table as text."""
+BEFORE, BEHIND = 3, 8
+"""Modules before the first difference, and from there on, in a table as text."""
 
 PROOF = {
     True: "; its output of the first network, put there, restores the outputs of the network",
@@ -225,12 +225,12 @@ class Sameness(Result):
 
     @property
     def shown(self) -> Sequence[Module]:
-        """The modules in a table as text: all if they are few, else the first ones that differ and the output."""
-        if len(self.modules) <= MOST:
-            return self.modules
-        first = next((i for i, row in enumerate(self.modules) if row.ratio > self.tolerance), len(self.modules) - MOST)
-        start = max(0, min(first - 3, len(self.modules) - MOST))
-        return [*self.modules[start : start + MOST - 1], self.modules[-1]]
+        """The modules in a table as text: those at the first difference, or the one that differs most, and the output."""
+        far = [place for place, row in enumerate(self.modules) if row.ratio > self.tolerance]
+        if not far:
+            return sorted(self.modules[:-1], key=lambda row: row.ratio)[-1:] + list(self.modules[-1:])
+        end = len(self.modules) - 1
+        return [*self.modules[max(0, far[0] - BEFORE) : min(far[0] + BEHIND, end)], self.modules[end]]
 
     def plot(self) -> Figure:
         """Plot the difference of every module in units of the null, in the order in which they end.
