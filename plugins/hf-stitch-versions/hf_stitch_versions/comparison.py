@@ -192,15 +192,23 @@ class Comparison:
         return far[0] if far and (self.by_names or self.order[-1] in far) else None
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
-        """Return the call that makes a difference: the innermost around its first sight whose inputs are equal."""
+        """Return the call that makes a difference: the innermost around its first sight whose inputs are equal.
+
+        Masks and ids count as inputs.
+        """
         around = [seen]
         while (parent := self.parents.get(around[-1])) is not None:
             around.append(parent)
         around = [key for key in around if key in self.calls]
-        self.inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
+        inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
         null = self.nulls(around)
-        equal = (key for key in around if self.inside_of[key].input <= self.tolerance * null[key].input)
-        return next(equal, self.order[-1])
+        self.masks = 0, 0
+        for key in around:
+            each = inside_of[key]
+            if each.input <= self.tolerance * null[key].input and not each.masks[0] and not each.integers[0]:
+                return key
+            self.masks = each.masks
+        return self.order[-1]
 
     def inside(self, key: Key | None, other: Key) -> bool:
         """Return whether a call is another, or was made inside of it."""
@@ -216,7 +224,7 @@ class Comparison:
         weights, settings = list[str](), list[str]()
         if one is not None and two is not None:
             weights, settings = evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
-        differ, of = self.inside_of[key].masks
+        differ, of = self.masks
         restored: bool | None = False
         if key != end and end in after:
             far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))

@@ -24,15 +24,14 @@ class Deviation:
     outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     masks: tuple[int, int] = (0, 0)  # number of places where masks differ, and of all places that were compared
+    integers: tuple[int, int] = (0, 0)  # the same for ids
 
     def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:
         """Add a batch. ``mask`` (batch, positions) is true for real tokens; the others are left out."""
         _add(self.outputs, reference.outputs, other.outputs, mask)
         _add(self.inputs, reference.inputs, other.inputs, mask)
-        for place, one in reference.masks.items():
-            two = other.masks.get(place)
-            if two is not None and two.shape == one.shape:
-                self.masks = self.masks[0] + int((one != two).sum()), self.masks[1] + one.numel()
+        self.masks = _plus(self.masks, _unequal(reference.masks, other.masks, mask))
+        self.integers = _plus(self.integers, _unequal(reference.integers, other.integers, mask))
 
     def join(self, other: Deviation) -> None:
         """Add what another process has summed."""
@@ -40,7 +39,8 @@ class Deviation:
             for place, (gap, size) in theirs.items():
                 mine[place][0] += gap
                 mine[place][1] += size
-        self.masks = self.masks[0] + other.masks[0], self.masks[1] + other.masks[1]
+        self.masks = _plus(self.masks, other.masks)
+        self.integers = _plus(self.integers, other.integers)
 
     @property
     def output(self) -> float:
@@ -77,6 +77,26 @@ def _add(sums: dict[str, list[float]], one: Values, two: Values, mask: Tensor | 
         gap, size = _difference(x, y, mask)
         sums[place][0] += gap
         sums[place][1] += size
+
+
+def _plus(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + two[0], one[1] + two[1]
+
+
+def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
+    """Return at how many places masks or ids differ, and the number of those that were compared: of real tokens."""
+    differ = places = 0
+    for place, x in one.items():
+        y = two.get(place)
+        if y is None or x.shape != y.shape:
+            continue
+        gaps = x != y.to(x.device)
+        if mask is not None and gaps.dim() == 4 and (gaps.shape[0], gaps.shape[2]) == mask.shape:
+            gaps = gaps.transpose(1, 2)  # (batch, queries, heads, keys)
+        if mask is not None and gaps.shape[:2] == mask.shape:
+            gaps = gaps[mask.to(gaps.device)]
+        differ, places = differ + int(gaps.sum()), places + gaps.numel()
+    return differ, places
 
 
 def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:

@@ -77,7 +77,7 @@ class Finding:
         ratio: How much that output differs, in units of the null.
         weights: Which weights differ, in words.
         settings: Which attributes or classes differ, in words.
-        masks: Share of the places where masks differ that the module receives; 0 if they are equal or there are none.
+        masks: Share of the places where a mask differs that the module hands on; 0 if it is equal or there is none.
         restored: Whether the outputs of the networks agree when this module, and those of earlier findings, yield what
             they do in the first network; ``None`` if they agree anyway.
     """
@@ -95,13 +95,11 @@ class Finding:
     @property
     def cause(self) -> str:
         """What differs, in words."""
+        if self.masks:
+            return f"its input is equal, the mask that it hands on differs at {self.masks:.0%} of places"
         if self.weights:
             more = f" and {len(self.weights) - 1} more" * (len(self.weights) > 1)
             return f"its input is equal, its weights are not: {self.weights[0]}{more}"
-        if self.masks:
-            return (
-                f"its input and its weights are equal; the mask that it receives differs at {self.masks:.0%} of places"
-            )
         equal = "its weights and its input are equal, so it is the operation"
         return f"{equal}: {'; '.join(self.settings)}" if self.settings else equal
 
