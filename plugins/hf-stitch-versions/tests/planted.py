@@ -184,9 +184,10 @@ def reads(model: nn.Module, name: str, by: Callable[[Tensor], Tensor]) -> None:
 def positions(model: nn.Module, name: str) -> None:
     """Number the positions from 1 on."""
 
-    def around(forward: Callable[..., Any], *args: Any, input_ids: Tensor, **kwargs: Any) -> Any:
-        kwargs["position_ids"] = torch.arange(1, input_ids.shape[1] + 1)[None].expand(input_ids.shape)
-        return forward(*args, input_ids=input_ids, **kwargs)
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ids = args[0] if args else kwargs["input_ids"]
+        kwargs["position_ids"] = torch.arange(1, ids.shape[1] + 1)[None].expand(ids.shape)
+        return forward(*args, **kwargs)
 
     wrap(model.get_submodule(name), around)
 
