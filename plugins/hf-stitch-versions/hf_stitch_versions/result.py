@@ -225,7 +225,7 @@ class Sameness(Result):
 
     @property
     def shown(self) -> Sequence[Module]:
-        """The modules in a table as text: those at the first difference, or the one that differs most, and the output."""
+        """The modules in a table as text: those at the first difference, or the one most apart, and the output."""
         far = [place for place, row in enumerate(self.modules) if row.ratio > self.tolerance]
         if not far:
             return sorted(self.modules[:-1], key=lambda row: row.ratio)[-1:] + list(self.modules[-1:])
