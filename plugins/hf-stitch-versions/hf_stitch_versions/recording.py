@@ -61,7 +61,7 @@ def watch(
             calls[name] = key[1] + 1
             found = dict(_tensors((args, kwargs))) if key in with_inputs else {}
             masks = {place: mask for place, value in found.items() if (mask := _as_mask(value)) is not None}
-            running.append((key, {p: v.clone() for p, v in found.items() if p not in masks and is_value(v)}, masks))
+            running.append((key, {place: v.clone() for place, v in found.items() if place not in masks}, masks))
 
         return hook
 
