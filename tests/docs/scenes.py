@@ -10,11 +10,13 @@ import contextlib
 import copy
 import gzip
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -400,6 +402,15 @@ def embedding_pairs() -> Namespace:
     return {name: np.tanh(hidden @ random.normal(size=(8, width)) / 3) for name, width in (("old", 24), ("new", 32))}
 
 
+def vector_store() -> Namespace:
+    """The module of the page's store, which its test imports."""
+    page = (Path(__file__).parents[2] / "docs/plugins/store.md").read_text()
+    module = ModuleType("sqlite_store")
+    exec(page.partition("```python\n# sqlite_store.py\n")[2].partition("```")[0], vars(module))
+    sys.modules.setdefault("sqlite_store", module)
+    return {}
+
+
 def word_vectors() -> Namespace:
     """Two files of vectors with the same words, and two small vocabularies with their translations."""
     random = np.random.default_rng(0)
@@ -485,6 +496,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/plugins/contracts.md": nothing,
     "docs/plugins/data.md": nothing,
     "docs/plugins/index.md": nothing,
+    "docs/plugins/store.md": vector_store,
     "docs/start.md": readme,
     "plugins/hf-stitch-diagonal/README.md": nothing,
     "plugins/hf-stitch-embeddings/README.md": embeddings,

@@ -42,7 +42,7 @@ class StoreCase(ABC):
     """How :func:`check_store` makes a store, opens it, and reads it without the code that it checks.
 
     Attributes:
-        name: Name of the case in the ids of tests.
+        name: Name of the case in the ids of tests. Default: the name of the class.
         has_payloads: Whether rows have texts beside their vectors.
         start_method: How processes begin that are killed: ``"fork"``, or ``"forkserver"`` if the library of the store
             does not survive a fork; the case must then be pickled, so its class stands in a module.
@@ -50,7 +50,6 @@ class StoreCase(ABC):
     Example:
         >>> from hf_stitch_embeddings.stores import open_store
         >>> class Arrays(StoreCase):
-        ...     name = "arrays"
         ...     def make(self, folder, vectors, payloads):
         ...         np.save(folder / "old.npy", vectors)
         ...         return range(len(vectors))
@@ -64,7 +63,7 @@ class StoreCase(ABC):
         >>> check_store.parts(Arrays())[0]()
     """
 
-    name: str
+    name: str = ""
     has_payloads: bool = False
     start_method: Literal["fork", "forkserver"] = "fork"
 
@@ -120,7 +119,7 @@ def a_map(width: int = NEW, seed: int = 0) -> EmbeddingMap:
     return EmbeddingMap.of(LinearStitch.of(weight=torch.randn(width, OLD, generator=draws)))
 
 
-MAP, OTHER = a_map(), a_map(seed=1)
+MAP, OTHER, EQUAL = a_map(), a_map(seed=1), a_map(OLD)
 
 
 class _Made:
@@ -419,15 +418,16 @@ def _another_map(case: StoreCase) -> None:
 
 
 def _finished(case: StoreCase) -> None:
-    for again in (MAP, OTHER):
+    for first, again in ((MAP, MAP), (MAP, OTHER), (EQUAL, EQUAL), (EQUAL, a_map(OLD, seed=1))):
         with _made(case) as made:
-            made.upgrade()
+            made.upgrade(first)
             try:
                 mapped = made.upgrade(again).mapped
             except (ValueError, FileExistsError):
-                made.check_new("a second upgrade, which was refused")
+                made.check_new("a second upgrade, which was refused", first)
             else:
-                _require(again is OTHER or mapped == 0, f"a second upgrade with the same map must map 0 rows: {mapped}")
+                right = again is not first or mapped == 0
+                _require(right, f"a second upgrade with the same map must map 0 rows: {mapped}")
                 made.check_new("a second upgrade", again)
 
 

@@ -54,8 +54,9 @@ class Comparison:
     def __init__(self, a: Adapter, b: Adapter | Source, samples: Samples | None, tolerance: float, run: Run) -> None:
         self.a, self.b = a, b if isinstance(b, Adapter) else None
         self.samples, self.tolerance, self.run = samples, tolerance, run
+        given = next(iter(feeds(a, self.b, samples, run)))
+        self.inputs = differences(given, a, self.b) if self.b is not None else []
         self.first = next(iter(self.feeds()))
-        self.inputs = differences(self.first, a, self.b) if self.b is not None else []
         self.reference = _widest(Network(a), self.first)
         self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
         dtypes = dtype_of(a.model), dtype_of(b.model) if isinstance(b, Adapter) else self.source.dtype
@@ -119,6 +120,7 @@ class Comparison:
         self.order = [each.key for each in sides[0]]
         found = pair(*sides)
         self.calls, self.by_names = found.calls, found.by_names
+        self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
         self.missing, self.extra = found.missing, found.extra
 
     def nulls(self, with_inputs: Collection[Key] = ()) -> dict[Key, Null]:
@@ -189,12 +191,12 @@ class Comparison:
         """
         keys = [key for key in self.order if key in found and not any(self.inside(key, each) for each in repaired)]
         far = [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
-        return far[0] if far and (self.by_names or self.order[-1] in far) else None
+        return far[0] if far and (self.by_names or self.end in far) else None
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
         """Return the call that makes a difference: the innermost around its first sight whose inputs are equal.
 
-        Masks and ids count as inputs.
+        Masks count as inputs. If those are unequal that the cause gives to a module inside of it, they are told.
         """
         around = [seen]
         while (parent := self.parents.get(around[-1])) is not None:
@@ -202,13 +204,11 @@ class Comparison:
         around = [key for key in around if key in self.calls]
         inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
         null = self.nulls(around)
-        self.masks = 0, 0
-        for key in around:
-            each = inside_of[key]
-            if each.input <= self.tolerance * null[key].input and not each.masks[0] and not each.integers[0]:
+        for key, within in zip(around, [None, *around], strict=False):
+            self.received, self.given = inside_of[key], inside_of[within or key]
+            if self.received.input <= self.tolerance * null[key].input and not self.received.masks[0]:
                 return key
-            self.masks = each.masks
-        return self.order[-1]
+        return around[-1]
 
     def inside(self, key: Key | None, other: Key) -> bool:
         """Return whether a call is another, or was made inside of it."""
@@ -219,25 +219,26 @@ class Comparison:
     # -- telling -------------------------------------------------------------------------------------------------------
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
         """Tell what differs in a module, and whether its output of the first network restores the outputs."""
-        name, other, end = key[0], self.calls[key][0], self.order[-1]
+        name, other, end = key[0], self.calls[key][0], self.end
         one, two = self.reference.modules.get(name), self.source.modules.get(other)
         weights, settings = list[str](), list[str]()
         if one is not None and two is not None:
             weights, settings = evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
-        differ, of = self.masks
+        compared = [*["weights"] * (one is not None and two is not None), *["input"] * bool(self.received.inputs)]
+        differ, of = self.given.masks
         restored: bool | None = False
         if key != end and end in after:
             far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))
             restored = not near if far else None
         ratio = before[seen].output / self.null[seen].output
         return Finding(
-            name, other, self.kinds[key], seen[0], ratio, tuple(weights), tuple(settings), differ / of if of else 0.0,
-            restored,
+            name, other, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
+            differ / of if of else 0.0, restored,
         )  # fmt: skip
 
     def compiled(self, b: Adapter) -> Module:
         """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
-        end = self.order[-1]
+        end = self.end
         code = Compiled(Network(b, second=True))
         null = self.measure(self.reference, self.reference.computing(code.dtype), {end: end})[end].output
         found = self.measure(self.reference, code, {end: ("", 0)})[end].output
@@ -248,7 +249,7 @@ class Comparison:
         if row.ratio <= self.tolerance:
             return []
         code = ("the modules agree, the code that torch.compile has made of them does not",)
-        return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, (), code, 0.0, None)]
+        return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, (), (), code, 0.0, None)]
 
 
 def _widest(network: Network, feed: Feed) -> Network:

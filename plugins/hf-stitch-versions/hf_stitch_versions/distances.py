@@ -24,14 +24,12 @@ class Deviation:
     outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
     masks: tuple[int, int] = (0, 0)  # number of places where masks differ, and of all places that were compared
-    integers: tuple[int, int] = (0, 0)  # the same for ids
 
     def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:
         """Add a batch. ``mask`` (batch, positions) is true for real tokens; the others are left out."""
         _add(self.outputs, reference.outputs, other.outputs, mask)
         _add(self.inputs, reference.inputs, other.inputs, mask)
-        self.masks = _plus(self.masks, _unequal(reference.masks, other.masks, mask))
-        self.integers = _plus(self.integers, _unequal(reference.integers, other.integers, mask))
+        self._add_masks(_unequal(reference.masks, other.masks, mask))
 
     def join(self, other: Deviation) -> None:
         """Add what another process has summed."""
@@ -39,8 +37,10 @@ class Deviation:
             for place, (gap, size) in theirs.items():
                 mine[place][0] += gap
                 mine[place][1] += size
-        self.masks = _plus(self.masks, other.masks)
-        self.integers = _plus(self.integers, other.integers)
+        self._add_masks(other.masks)
+
+    def _add_masks(self, counts: tuple[int, int]) -> None:
+        self.masks = self.masks[0] + counts[0], self.masks[1] + counts[1]
 
     @property
     def output(self) -> float:
@@ -79,24 +79,25 @@ def _add(sums: dict[str, list[float]], one: Values, two: Values, mask: Tensor | 
         sums[place][1] += size
 
 
-def _plus(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + two[0], one[1] + two[1]
-
-
 def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
-    """Return at how many places masks or ids differ, and the number of those that were compared: of real tokens."""
+    """Return at how many places masks differ, and the number of those that were compared: of queries of real tokens."""
     differ = places = 0
-    for place, x in one.items():
-        y = two.get(place)
+    for place, x in (one or two).items():
+        y = two.get(place) if one and two else _unmasked(x)
         if y is None or x.shape != y.shape:
             continue
-        gaps = x != y.to(x.device)
-        if mask is not None and gaps.dim() == 4 and (gaps.shape[0], gaps.shape[2]) == mask.shape:
-            gaps = gaps.transpose(1, 2)  # (batch, queries, heads, keys)
-        if mask is not None and gaps.shape[:2] == mask.shape:
-            gaps = gaps[mask.to(gaps.device)]
-        differ, places = differ + int(gaps.sum()), places + gaps.numel()
+        unequal = x != y.to(x.device)
+        if mask is not None and unequal.dim() == 4 and (unequal.shape[0], unequal.shape[2]) == mask.shape:
+            unequal = unequal.transpose(1, 2)[mask.to(x.device)]
+        differ, places = differ + int(unequal.sum()), places + unequal.numel()
     return differ, places
+
+
+def _unmasked(mask: Tensor) -> Tensor:
+    """Return what attention reads without a mask: all or, if a mask hides the future, what is not in the future."""
+    everything = torch.ones_like(mask)
+    past = everything.tril(mask.shape[-1] - mask.shape[-2]) if mask.dim() > 1 else everything
+    return everything if bool((mask & ~past).any()) else past
 
 
 def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:

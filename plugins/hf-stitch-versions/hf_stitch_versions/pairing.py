@@ -57,15 +57,16 @@ def pair(one: Sequence[Trace], two: Sequence[Trace]) -> Pairing:
     """
     names = {trace.key[0] for trace in one if trace.key[0]}, {trace.key[0] for trace in two if trace.key[0]}
     strip_one, strip_two = _prefixes(*names)
-    places = {(_without(trace.key[0], strip_two), trace.key[1]): trace.key for trace in two}
+    places = {(_without(trace.key[0], strip_two), trace.key[1]): trace.key for trace in reversed(two)}
     named = {
         trace.key: place for trace in one
         if (place := places.get((_without(trace.key[0], strip_one), trace.key[1]))) is not None
     }  # fmt: skip
     by_names = 2 * len(named) > min(len(one), len(two))
     calls = named if by_names else _aligned(one, two)
-    ends = one[-1].key, two[-1].key  # the networks as wholes
-    calls = {a: b for a, b in calls.items() if (a == ends[0]) == (b == ends[1])} | {ends[0]: ends[1]}
+    ends = one[-1], two[-1]  # the networks as wholes, also if they have other names inside of wrappers
+    if all(end.key[0] == "" for end in ends) and ends[0].size == ends[1].size:
+        calls = {a: b for a, b in calls.items() if b != ends[1].key} | {ends[0].key: ends[1].key}
     found = {key[0] for key in calls}, {key[0] for key in calls.values()}
     missing, extra = (
         tuple(dict.fromkeys(each.key[0] for each in side if each.key[0] not in paired))
@@ -75,7 +76,10 @@ def pair(one: Sequence[Trace], two: Sequence[Trace]) -> Pairing:
 
 
 def _without(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix) if name != prefix.rstrip(".") else ""
+    """Return a name without a prefix. The whole network inside of which the prefix leads keeps a name of its own."""
+    if name == prefix.rstrip("."):
+        return ""
+    return name.removeprefix(prefix) or "(whole)"
 
 
 def _prefixes(one: set[str], two: set[str]) -> tuple[str, str]:

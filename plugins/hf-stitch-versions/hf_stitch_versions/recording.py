@@ -32,7 +32,6 @@ class Event:
     parent: Key | None = None  # the call inside of which it was called
     inputs: Values = field(default_factory=dict)  # only if asked for
     masks: Values = field(default_factory=dict)  # true where something may be read; only if asked for
-    integers: Values = field(default_factory=dict)  # ids that it receives; only if asked for
 
 
 @torch.no_grad()
@@ -50,10 +49,10 @@ def watch(
         adapter: The network.
         arguments: Its inputs.
         see: Receives the event of every call as it ends. Its tensors belong to the network, which may overwrite them.
-        with_inputs: Calls whose events have inputs, masks and integers, too.
+        with_inputs: Calls whose events have inputs and masks, too.
         put: Call -> what its outputs are replaced by, as far as they have the same places.
     """
-    running: list[tuple[Key, Values, Values, Values]] = []
+    running: list[tuple[Key, Values, Values]] = []
     calls: dict[str, int] = {}
 
     def begin(name: str) -> Callable[..., None]:
@@ -62,19 +61,16 @@ def watch(
             calls[name] = key[1] + 1
             found = dict(_tensors((args, kwargs))) if key in with_inputs else {}
             masks = {place: mask for place, value in found.items() if (mask := _as_mask(value)) is not None}
-            rest = {place: value.clone() for place, value in found.items() if place not in masks}
-            numbers = {place: value for place, value in rest.items() if is_value(value)}
-            integers = {place: value for place, value in rest.items() if not value.is_floating_point()}
-            running.append((key, numbers, masks, integers))
+            running.append((key, {place: v.clone() for place, v in found.items() if place not in masks}, masks))
 
         return hook
 
     def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        key, *received = running.pop()
+        key, inputs, masks = running.pop()
         if put is not None and key in put:
             output = _replaced(output, put[key])
         parent = running[-1][0] if running else None
-        see(Event(key, type(module).__name__, values_of(output), parent, *received))
+        see(Event(key, type(module).__name__, values_of(output), parent, inputs, masks))
         return output
 
     with ExitStack() as hooks:

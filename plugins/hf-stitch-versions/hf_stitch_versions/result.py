@@ -75,9 +75,10 @@ class Finding:
         kind: Its class in the first network.
         seen_at: The first output that differs: that of the module, or of one inside of it whose input its code makes.
         ratio: How much that output differs, in units of the null.
+        compared: What could be compared of both networks: ``weights``, ``input``.
         weights: Which weights differ, in words.
         settings: Which attributes or classes differ, in words.
-        masks: Share of the places where a mask differs that the module hands on; 0 if it is equal or there is none.
+        masks: Share of the places where a mask differs that the module makes; 0 if it is equal or there is none.
         restored: Whether the outputs of the networks agree when this module, and those of earlier findings, yield what
             they do in the first network; ``None`` if they agree anyway.
     """
@@ -87,6 +88,7 @@ class Finding:
     kind: str
     seen_at: str
     ratio: float
+    compared: Sequence[str]
     weights: Sequence[str]
     settings: Sequence[str]
     masks: float
@@ -95,12 +97,22 @@ class Finding:
     @property
     def cause(self) -> str:
         """What differs, in words."""
-        if self.masks:
-            return f"its input is equal, the mask that it hands on differs at {self.masks:.0%} of places"
         if self.weights:
             more = f" and {len(self.weights) - 1} more" * (len(self.weights) > 1)
-            return f"its input is equal, its weights are not: {self.weights[0]}{more}"
-        equal = "its weights and its input are equal, so it is the operation"
+            known = "its input is equal, its weights are not" if "input" in self.compared else "its weights differ"
+            return f"{known}: {self.weights[0]}{more}"
+        equal = (
+            " and ".join(f"its {each}" for each in self.compared)
+            + f" {'are' if 'weights' in self.compared else 'is'} equal"
+        )
+        if self.masks:
+            return f"{equal}; the mask that it makes differs at {self.masks:.0%} of places"
+        if len(self.compared) == 2:
+            equal += ", so it is the operation"
+        elif self.compared:
+            equal += f"; its {'weights are' if 'input' in self.compared else 'input is'} not known"
+        else:
+            equal = "neither its weights nor its input are known"
         return f"{equal}: {'; '.join(self.settings)}" if self.settings else equal
 
     def __str__(self) -> str:
@@ -172,7 +184,8 @@ class Sameness(Result):
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
         if self.is_same:
             far = f"differs by more than {most:.2g} times what rounding does ({self.null})" if most else "differs"
-            return f"The networks are the same: no output {far}, {samples}."
+            what = "The networks are" if any(not row.name for row in self.modules) else "What both networks have is"
+            return f"{what} the same: no output {far}, {samples}."
         told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.findings:
             more = len(self.findings) - 1
@@ -223,7 +236,7 @@ class Sameness(Result):
 
     @property
     def shown(self) -> Sequence[Module]:
-        """The modules in a table as text: those at the first difference, or the one that differs most, and the output."""
+        """The modules in a table as text: those at the first difference, or the one most apart, and the output."""
         far = [place for place, row in enumerate(self.modules) if row.ratio > self.tolerance]
         if not far:
             return sorted(self.modules[:-1], key=lambda row: row.ratio)[-1:] + list(self.modules[-1:])

@@ -129,4 +129,8 @@ class Recorded:
             )
         rows = [self._places[id_] for id_ in feed.ids]
         for name, values in self.activations.values.items():
-            see(Event((name, 0), "recorded", {"": values[rows]}))
+            chosen = values[rows]
+            if feed.mask is not None and chosen.dim() == 3:  # padded to the longest of all samples, not of the batch
+                tokens = feed.mask.shape[1]
+                chosen = chosen[:, :tokens] if bool(feed.mask[:, 0].all()) else chosen[:, -tokens:]
+            see(Event((name, 0), "recorded", {"": chosen}))

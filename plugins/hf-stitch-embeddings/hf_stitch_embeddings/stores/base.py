@@ -28,7 +28,8 @@ class Description:
         name: The store in messages, e.g. ``LanceDB table docs``.
         rows: Number of old vectors.
         width: Their width.
-        metrics: Metrics by which the store can rank. Inner products rank by cosine, too, if lengths are 1.
+        metrics: Metrics by which the store can rank: some of ``"cosine"``, ``"dot"`` and ``"l2"``. Inner
+            products rank by cosine, too, if lengths are 1.
 
     Example:
         >>> Description("index.faiss", rows=3, width=2, metrics=("cosine", "dot")).rows
@@ -49,8 +50,9 @@ class VectorStore(ABC):
     searched changes; a process that is killed at any time continues with the next call.
 
     A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. As a context manager, a store
-    closes itself. The first parameter of its constructor is the place of the old vectors, for
-    :func:`~hf_stitch_embeddings.stores.open_store`; :func:`~hf_stitch_embeddings.testing.check_store` tests all of it.
+    closes itself. Ids are ``str`` or ``int``. The first parameter of its constructor is the place of the old vectors,
+    for :func:`~hf_stitch_embeddings.stores.open_store`; :func:`~hf_stitch_embeddings.testing.check_store` tests all of
+    it.
     """
 
     @classmethod
@@ -79,7 +81,8 @@ class VectorStore(ABC):
 
         Raises:
             FileNotFoundError: If there is no such store.
-            ValueError: If it has no vectors, or not one for each row.
+            ValueError: If it has no vectors, not one for each row, or is already upgraded. A store that continues to
+                describe its old vectors finds in :meth:`start` whether all is done.
         """
 
     @abstractmethod
@@ -97,7 +100,7 @@ class VectorStore(ABC):
 
     @abstractmethod
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
-        """Yield rows without a new vector, in batches.
+        """Yield rows without a new vector, in batches: each once, whether earlier batches have been written or not.
 
         Args:
             batch_size: Rows of a batch.
@@ -128,7 +131,7 @@ class VectorStore(ABC):
             seed: Seed of the choice.
 
         Yields:
-            Ids, old and new vectors.
+            Ids, old and new vectors; no empty batch.
         """
 
     @abstractmethod
