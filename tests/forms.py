@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch import Adapter
 
-from tiny_networks import build, plain_tokenizer  # isort: skip
+from tests.tiny_networks import build, plain_tokenizer  # isort: skip
 
 EXACT = ("plain", "wrapped", "compiled")
 """Forms that compute the same bits as the network."""

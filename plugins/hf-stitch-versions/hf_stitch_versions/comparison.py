@@ -59,7 +59,11 @@ class Comparison:
         self.first = next(iter(self.feeds()))
         self.reference = _widest(Network(a), self.first)
         self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
-        dtypes = dtype_of(a.model), dtype_of(b.model) if isinstance(b, Adapter) else self.source.dtype
+        self.units()
+
+    def units(self) -> None:
+        """Choose the dtype whose rounding is the null, and the least null."""
+        dtypes = dtype_of(self.a.model), dtype_of(self.b.model) if self.b is not None else self.source.dtype
         self.coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         self.rounding = float(torch.finfo(self.coarse).eps) if dtypes[0] != dtypes[1] else 0.0
         exact = self.reference.dtype == EXACT
@@ -78,8 +82,12 @@ class Comparison:
         """Compare, find, and repair what was found until nothing else differs."""
         self.pair()
         self.null = self.nulls()
-        found = first = self.measure(self.reference, self.source, self.calls)
+        first = self.measure(self.reference, self.source, self.calls)
+        if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
+            self.null = self.nulls()
+            first = self.measure(self.reference, self.source, self.calls)
         self.check(first)
+        found = first
         findings, repaired = list[Finding](), list[Key]()
         while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
             key = self.cause(seen, repaired)
@@ -124,7 +132,10 @@ class Comparison:
         self.missing, self.extra = found.missing, found.extra
 
     def nulls(self, with_inputs: Collection[Key] = ()) -> dict[Key, Null]:
-        """Return what rounding does to the paired calls: in the first network or, if it can run so, in the second."""
+        """Return what rounding does to the paired calls: in the first network or, if it can run so, in the second.
+
+        What is finite in one of the dtypes only is no rounding.
+        """
         mine = {key: key for key in self.calls}
         found = [self.measure(self.reference, self.reference.computing(self.coarse), mine, with_inputs=with_inputs)]
         if isinstance(self.source, Network) and self.source.dtype == EXACT:
@@ -135,10 +146,30 @@ class Comparison:
         none = Deviation()
         return {
             key: Null(
-                *(max(self.floor, *(getattr(each.get(key, none), of) for each in found)) for of in ("output", "input"))
+                *(
+                    max([self.floor, *filter(math.isfinite, (getattr(each.get(key, none), of) for each in found))])
+                    for of in ("output", "input")
+                )
             )
             for key in self.calls
         }
+
+    def as_they_are(self) -> bool:
+        """Run networks in their own dtype again whose values are finite elsewhere in float64; tell whether there are.
+
+        Attention that computes its softmax in float32 makes NaN of a mask with the least number of float64.
+        """
+        found = False
+        for side, keys in (("reference", self.calls.keys()), ("source", self.calls.values())):
+            network = getattr(self, side)
+            if isinstance(network, Network) and network.computed is not None:
+                own = replace(network, computed=None)
+                seen = self.measure(own, network, {key: key for key in keys})
+                if any(math.isinf(each.output) for each in seen.values()):
+                    setattr(self, side, own)
+                    found = True
+        self.units()
+        return found
 
     def measure(
         self, reference: Source, source: Source, calls: Mapping[Key, Key], *, with_inputs: Collection[Key] = (),

@@ -91,7 +91,7 @@ def eager_in_bfloat16(family: str) -> Honest:
 
 def compiled(backend: str, family: str) -> Honest:
     """Return a compiled copy."""
-    return copied(family, lambda model: torch.compile(model, backend=backend))
+    return copied(family, lambda model: model.compile(backend=backend))
 
 
 def wrapped(family: str) -> Honest:

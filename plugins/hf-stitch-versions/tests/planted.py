@@ -1,9 +1,10 @@
 """Planted bugs: two networks of which the second computes something else in one module, which is known before.
 
-The networks are as if trained: attention is not uniform, and norms and biases are not 1 and 0. A bug counts only if the
-outputs of the two networks, both computed in float64, differ by more than :data:`EFFECT`. Some have no effect at all:
-positions that are off by one and are rotated into queries and keys, for example. Dropout that is left in training mode
-is none of them: every comparison is made in evaluation mode.
+The networks are as if trained: attention is not uniform, and norms and biases are not 1 and 0. The effect of a bug is
+how much it changes the outputs of the network, computed in float64. Some bugs have none (positions that are off by one
+and are rotated into queries and keys) and count nowhere. Some have less than computing the first network in float32
+instead of float64, and are counted apart: another eps where variances are large. Dropout that is left in training mode
+is no bug here: every comparison is made in evaluation mode.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ from hf_stitch_versions.recording import in_dtype
 from tests.tiny_networks import SIZE, TEXT, build, other_tokenizer, plain_tokenizer  # isort: skip
 
 EFFECT = 1e-12
-"""Relative difference of the outputs in float64 from which on a bug counts."""
+"""Relative difference of the outputs in float64 up to which a bug has no effect."""
 
 GAIN = 1.5
 """Standard deviation of what a linear layer makes of unit vectors: attention is not uniform."""
+
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 MORE: dict[str, Callable[[], nn.Module]] = {
     "distilbert": lambda: transformers.DistilBertForSequenceClassification(
         transformers.DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=48, vocab_size=80)
     ),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(**TEXT, num_key_value_heads=2, tie_word_embeddings=False)
+        transformers.Qwen2Config(**TEXT, **ENDS, num_key_value_heads=2, tie_word_embeddings=False)
     ),
-    "gptneox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**TEXT)),
+    "gptneox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**TEXT, **ENDS)),
 }
 """Families beside those of ``tiny_networks``."""
 
@@ -253,6 +256,7 @@ def _llama_like() -> dict[str, tuple[Bug, str]]:
     block = "model.layers.1"
     return {
         "eps": (eps, f"{block}.post_attention_layernorm"),
+        "eps of the first norm": (eps, "model.layers.0.input_layernorm"),
         "eps of the last norm": (eps, "model.norm"),
         "gelu for silu": (erf_gelu, f"{block}.mlp.act_fn"),
         "transposed": (transposed, f"{block}.self_attn.o_proj"),
@@ -274,6 +278,7 @@ def _llama_like() -> dict[str, tuple[Bug, str]]:
 TABLE: dict[str, dict[str, tuple[Bug, str]]] = {
     "vit": {
         "eps": (eps, "vit.layers.1.layernorm_before"),
+        "eps of the first norm": (eps, "vit.layers.0.layernorm_before"),
         "tanh for erf": (tanh_gelu, "vit.layers.1.mlp.activation_fn"),
         "transposed": (transposed, "vit.layers.1.attention.v_proj"),
         "no bias": (without_bias, "vit.layers.1.attention.o_proj"),
@@ -288,6 +293,7 @@ TABLE: dict[str, dict[str, tuple[Bug, str]]] = {
     },
     "deit": {
         "eps": (eps, "blocks.1.norm2"),
+        "eps of the first norm": (eps, "blocks.0.norm1"),
         "tanh for erf": (tanh_gelu, "blocks.2.mlp.act"),
         "transposed": (transposed, "blocks.1.attn.proj"),
         "no bias": (without_bias, "blocks.1.mlp.fc1"),
@@ -358,6 +364,7 @@ TABLE: dict[str, dict[str, tuple[Bug, str]]] = {
     },
     "gpt2": {
         "eps": (eps, "transformer.h.1.ln_2"),
+        "eps of the first norm": (eps, "transformer.h.0.ln_1"),
         "erf for tanh": (erf_gelu, "transformer.h.1.mlp.act"),
         "transposed": (transposed, "transformer.h.1.attn.c_proj"),
         "no bias": (without_bias, "transformer.h.1.attn.c_attn"),
@@ -374,6 +381,7 @@ TABLE: dict[str, dict[str, tuple[Bug, str]]] = {
     "qwen2": {**_llama_like(), "no bias": (without_bias, "model.layers.1.self_attn.v_proj")},
     "gptneox": {
         "eps": (eps, "gpt_neox.layers.1.input_layernorm"),
+        "eps of the first norm": (eps, "gpt_neox.layers.0.input_layernorm"),
         "tanh for erf": (tanh_gelu, "gpt_neox.layers.1.mlp.act"),
         "no bias": (without_bias, "gpt_neox.layers.1.attention.dense"),
         "mask in attention": (masked, "gpt_neox.layers.1.attention"),
@@ -385,6 +393,7 @@ TABLE: dict[str, dict[str, tuple[Bug, str]]] = {
     },
     "t5": {
         "eps": (eps, "encoder.block.1.layer.0.layer_norm"),
+        "eps of the first norm": (eps, "encoder.block.0.layer.0.layer_norm"),
         "eps of the last norm": (eps, "encoder.final_layer_norm"),
         "gelu for relu": (erf_gelu, "encoder.block.1.layer.1.DenseReluDense.act"),
         "transposed": (transposed, "encoder.block.1.layer.0.SelfAttention.o"),
@@ -421,12 +430,18 @@ class Planted:
     a: Adapter
     b: Adapter
     answer: str
-    effect: float  # relative difference of the outputs in float64
+    effect: float  # how much the bug changes the outputs of the network in float64, relative to them
+    rounding: float  # how much float32 does
 
     @property
     def counts(self) -> bool:
         """Whether the bug has an effect."""
-        return not self.effect <= EFFECT
+        return self.effect > EFFECT
+
+    @property
+    def shows(self) -> bool:
+        """Whether the bug has more effect than rounding to float32."""
+        return self.effect > max(EFFECT, self.rounding)
 
 
 def names() -> list[tuple[str, str, str]]:
@@ -438,25 +453,34 @@ def names() -> list[tuple[str, str, str]]:
 def plant(family: str, bug: str, beside: str = "") -> Planted:
     """Make a pair of networks of which the second has a bug, and perhaps an honest difference."""
     make, answer = TABLE[family][bug]
-    model: Any = copy.deepcopy(first(family).model)
+    a = first(family)
+    model: Any = copy.deepcopy(a.model)
+    make(model, answer)
+    changed = effect(a, b := loaded(family, model))
     if beside == "eager":
         model.set_attn_implementation("eager")
-    make(model, answer)
-    a, b = first(family), loaded(family, model if beside in ("", "eager") else model.to(getattr(torch, beside)))
-    return Planted(family, f"{bug}, {beside}" if beside else bug, a, b, answer, effect(a, b))
+    elif beside:
+        b = loaded(family, model.to(getattr(torch, beside)))
+    return Planted(family, f"{bug}, {beside}" if beside else bug, a, b, answer, changed, rounding(family))
+
+
+@cache
+def rounding(family: str) -> float:
+    """Return how much the outputs of the first network of a family change if it is computed in float32."""
+    return effect(first(family), first(family), torch.float32)
 
 
 @torch.no_grad()
-def effect(a: Adapter, b: Adapter) -> float:
-    """Return how much the outputs of two networks differ in float64, on random inputs, relative to the first's."""
+def effect(a: Adapter, b: Adapter, dtype: torch.dtype = torch.float64) -> float:
+    """Return how far the outputs of a network, in a dtype, are from those of the first in float64, on random inputs."""
     gap = size = 0.0
     for feed in random_feeds(a):
-        given = {name: x.double() if x.is_floating_point() else x for name, x in feed.arguments.items()}
         found = []
-        for adapter in (a, b):
-            with in_dtype(adapter.model, torch.float64):
+        for adapter, computed in ((a, torch.float64), (b, dtype)):
+            given = {name: x.to(computed) if x.is_floating_point() else x for name, x in feed.arguments.items()}
+            with in_dtype(adapter.model, computed):
                 value: Any = adapter.forward(given)
-            value = value if isinstance(value, Tensor) else next(iter(value.values()))
+            value = (value if isinstance(value, Tensor) else next(iter(value.values()))).double()
             found.append(value[feed.mask] if feed.mask is not None and value.dim() == 3 else value)
         gap += float((found[0] - found[1]).square().sum())
         size += float(found[0].square().sum())
