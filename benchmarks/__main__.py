@@ -5,7 +5,7 @@ import sys
 
 NAMES = (
     *("atlas", "atoms", "command_line", "cuts", "device", "generation", "gpu", "grid", "least_squares", "listing"),
-    *("offload", "permutations", "plans", "relative", "saving", "scaling", "task_loss"),
+    *("offload", "permutations", "plans", "relative", "same", "saving", "scaling", "task_loss"),
 )
 
 for name in sys.argv[1:] or NAMES:

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 import transformers
+from hf_stitch_versions.inputs import random_feeds
+from hf_stitch_versions.recording import in_dtype
 from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter
-from hf_stitch_versions.inputs import random_feeds
-from hf_stitch_versions.recording import in_dtype
 
 from tests.tiny_networks import SIZE, TEXT, build, other_tokenizer, plain_tokenizer  # isort: skip
 

@@ -15,7 +15,6 @@ from hf_stitch_testing import check_command
 from hf_stitch_versions import Sameness, same
 from hf_stitch_versions.cli import same as command
 from planted import TABLE, first, loaded
-from torch import nn
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -181,8 +180,9 @@ def test_other_networks_are_refused() -> None:
 
 def test_activations_of_other_samples_are_refused() -> None:
     recorded = honest.recorded("vit").b
-    with pytest.raises(ValueError, match=r"lack sample 'other'"):
-        compared(first("vit"), recorded, [{"id": "other", "image": honest.PICTURES[0]}])
+    others = hf_stitch.Samples.of(honest.PICTURES[:2], id=("a", "b"))
+    with pytest.raises(ValueError, match=r"lack sample 'a'"):
+        compared(first("vit"), recorded, others)
 
 
 def test_recorded_activations_that_differ_are_found(tmp_path: Path) -> None:
@@ -218,13 +218,13 @@ import hf_stitch
 
 def net(eps=1e-5, width=8):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, width), nn.LayerNorm(width, eps), nn.Linear(width, 2)).eval()
+    model = nn.Sequential(nn.Linear(4, width), nn.LayerNorm(width, eps), nn.Linear(width, width)).eval()
     return hf_stitch.load(model, example_inputs=torch.randn(2, 4))
 
 def port():
     return net(1e-3)
 
-def broken():
+def narrow():
     return net(width=6)
 """
 
@@ -239,7 +239,7 @@ def test_the_command_conforms(code: Path) -> None:
     check_command(command, f"{code}:net", f"{code}:net")
 
 
-@pytest.mark.parametrize(("second", "status"), [("net", 0), ("port", 1), ("broken", 2)])
+@pytest.mark.parametrize(("second", "status"), [("net", 0), ("port", 1), ("narrow", 2)])
 def test_the_command_ends_with_what_it_found(code: Path, second: str, status: int, tmp_path: Path) -> None:
     page = tmp_path / "same.html"
     found = CliRunner().invoke(app, ["same", f"{code}:net", f"{code}:{second}", "--report", str(page)])
