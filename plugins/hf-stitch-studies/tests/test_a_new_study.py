@@ -40,7 +40,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[run.Study
     (tmp_path / "results").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", [])  # the runs set it
-    (entry,) = eval(f"({ENTRY})", vars(run))
+    entry = eval(ENTRY, vars(run))
     monkeypatch.setattr(run, "STUDIES", (entry,))
     monkeypatch.setattr(run, "PAGES", tmp_path / "results")
     yield entry
