@@ -159,9 +159,10 @@ def run(study: Study, shared: argparse.Namespace) -> str:
     folder = shared.out / study.name
     folder.mkdir(parents=True, exist_ok=True)
     data = ["--data-dir", shared.data_dir] if shared.data_dir else []
+    published = ["--published", str(shared.published)] if shared.published else []
     command = [
-        sys.executable, __file__, "one", study.name, "--preset", shared.preset, *data,
-        "--published", str(shared.published), "--out", str(shared.out),
+        sys.executable, __file__, "one", study.name, "--preset", shared.preset, *data, *published,
+        "--out", str(shared.out),
     ]  # fmt: skip
     with open(folder / "log.txt", "a") as log:
         code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
@@ -316,7 +317,7 @@ def main() -> None:
         running.add_argument("--publish", action="store_true", help="copy the records to results/ and write the pages")
         running.add_argument("--preset", choices=PRESETS, default="small")
         running.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-        running.add_argument("--published", type=Path, required=True, help="folder of the published networks")
+        running.add_argument("--published", type=Path, help="folder of the published networks, for studies of them")
         running.add_argument("--out", type=Path, required=True, help="folder of records, logs and trained networks")
     commands.add_parser("pages", help="write the pages and their table from the records in results/")
     arguments = parser.parse_args()
@@ -324,6 +325,10 @@ def main() -> None:
         write_pages()
     elif arguments.publish and arguments.preset == "test":
         parser.error("the figures of --preset test mean nothing: leave out --publish")
+    elif arguments.published is None and (named := [
+        study.name for study in chosen(arguments.names) if "{published}" in (study.options or ())
+    ]):  # fmt: skip
+        parser.error(f"--published is needed for {', '.join(named)}")
     elif arguments.command == "one":
         run_here(*chosen(arguments.names), arguments)
     else:
