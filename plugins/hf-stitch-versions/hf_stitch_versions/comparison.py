@@ -54,7 +54,8 @@ class Comparison:
     def __init__(self, a: Adapter, b: Adapter | Source, samples: Samples | None, tolerance: float, run: Run) -> None:
         self.a, self.b = a, b if isinstance(b, Adapter) else None
         self.samples, self.tolerance, self.run = samples, tolerance, run
-        given = next(iter(feeds(a, self.b, samples, run)))
+        self.random = None if samples is not None else list(feeds(a, self.b, None, run))
+        given = next(iter(self.given()))
         self.inputs = differences(given, a, self.b) if self.b is not None else []
         self.first = next(iter(self.feeds()))
         self.reference = _widest(Network(a), self.first)
@@ -71,9 +72,13 @@ class Comparison:
             self.coarse = torch.float32  # both run in float64: the null of a coarse dtype would hide differences
         self.floor = float(torch.finfo(self.coarse).eps) * (1 if exact else INEXACT)
 
+    def given(self) -> Iterable[Feed]:
+        """Return the batches of this process; random ones are made once."""
+        return feeds(self.a, self.b, self.samples, self.run) if self.random is None else self.random
+
     def feeds(self) -> Iterable[Feed]:
         """Return the batches of this process; the second network reads the inputs of the first if its own differ."""
-        for feed in feeds(self.a, self.b, self.samples, self.run):
+        for feed in self.given():
             if self.b is not None and (feed.own is None or differences(feed, self.a, self.b)):
                 feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
             yield feed
@@ -236,7 +241,7 @@ class Comparison:
         inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
         null = self.nulls(around)
         for key, within in zip(around, [None, *around], strict=False):
-            self.received, self.given = inside_of[key], inside_of[within or key]
+            self.received, self.handed = inside_of[key], inside_of[within or key]
             if self.received.input <= self.tolerance * null[key].input and not self.received.masks[0]:
                 return key
         return around[-1]
@@ -256,7 +261,7 @@ class Comparison:
         if one is not None and two is not None:
             weights, settings = evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
         compared = [*["weights"] * (one is not None and two is not None), *["input"] * bool(self.received.inputs)]
-        differ, of = self.given.masks
+        differ, of = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:
             far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))

@@ -77,8 +77,9 @@ class Network:
     def arguments(self, feed: Feed) -> dict[str, Any]:
         """Return the arguments of a batch on its device and in its dtype."""
         given = feed.own if self.second and feed.own is not None else feed.arguments
+        device = self.adapter.device
         return {
-            name: value.to(self.adapter.device, self.dtype if is_value(value) else None)
+            name: value.to(device, self.dtype if is_value(value) else None)
             if isinstance(value, Tensor) else value
             for name, value in given.items()
         }  # fmt: skip

@@ -30,8 +30,8 @@ IDS = {"input_ids": torch.arange(4, 16).reshape(2, 6), "attention_mask": torch.o
 """Example of a network that does not tell what it takes."""
 
 TIMM = ("deit", "swin", "convnext", "cnn")
-TEXT = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(3 + i % 7)) for i in range(20)]
-PICTURES = torch.randn(20, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+TEXT = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(3 + i % 7)) for i in range(12)]
+PICTURES = torch.randn(12, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def recorded(family: str) -> Honest:
     """Return what forward hooks have recorded in batches of 8, against samples one by one."""
     adapter, layers = first(family), first(family).layers
     values: dict[str, list[Tensor]] = {layer: [] for layer in layers}
-    batches = [data_of(family)[i : i + 8] for i in range(0, 20, 8)]
-    for batch in batches:
+    data = data_of(family)
+    for batch in (data[:8], data[8:]):
         hooks = [
             adapter.model.get_submodule(layer).register_forward_hook(
                 lambda module, args, out, layer=layer: values[layer].append(out if isinstance(out, Tensor) else out[0])
@@ -163,7 +163,7 @@ def recorded(family: str) -> Honest:
         for hook in hooks:
             hook.remove()
     joined = {layer: torch.cat([each.flatten(2) for each in values[layer]]) for layer in layers}
-    return Honest("", family, adapter, Activations(joined, tuple(range(20))), data_of(family), {"batch_size": 1})
+    return Honest("", family, adapter, Activations(joined, tuple(range(len(data)))), data, {"batch_size": 1})
 
 
 def lora(one: str, two: str, family: str) -> Honest:
