@@ -56,7 +56,7 @@ def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | No
     second: Source = Network(b, second=True) if isinstance(b, Adapter) else Recorded(b)
     for feed in feeds(a, b, data):
         one, two = (recorded(source, feed) for source in (Network(a), second))
-        places = [i for i, key in enumerate(one) if key in two and not close(one[key], two[key])]
+        places = [i for i, key in enumerate(one) if key in two and far(one[key], two[key])]
         found += [(places[0], list(one)[places[0]][0])] if places else []
     return min(found)[1] if found else None
 
@@ -83,9 +83,9 @@ def recorded(source: Source, feed: Feed) -> dict[Key, Tensor]:
     return outputs
 
 
-def close(one: Tensor, two: Tensor) -> bool:
-    """Return whether two outputs are close, by the usual tolerances."""
-    return one.shape == two.shape and torch.allclose(one, two, **CLOSE)
+def far(one: Tensor, two: Tensor) -> bool:
+    """Return whether two outputs of one shape are not close, by the usual tolerances."""
+    return one.shape == two.shape and not torch.allclose(one, two, **CLOSE)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Honest pairs: two networks that compute the same up to rounding, and differ in whatever else they can.
 
-Two kinds are left out, because modules of the same name do compute something else: a body against the same body with a
-head, whose outputs are of another kind, and batch norms that are folded into convolutions.
+One kind is left out, because modules of the same name do compute something else: batch norms that are folded into
+convolutions. A body and the same body with a head count: what both have is the same.
 """
 
 from __future__ import annotations
@@ -103,6 +103,12 @@ def wrapped(family: str) -> Honest:
     return Honest(
         "", family, first(family), hf_stitch.load(model, processor=plain_tokenizer(), example_inputs=dict(IDS))
     )
+
+
+def headless(family: str) -> Honest:
+    """Return a network with a head, and its body."""
+    model: Any = copy.deepcopy(first(family).model)
+    return Honest("", family, first(family), loaded(family, getattr(model, model.base_model_prefix)))
 
 
 def saved(family: str) -> Honest:
@@ -303,6 +309,7 @@ TABLE: dict[str, tuple[Callable[[str], Honest], tuple[str, ...]]] = {
     "compiled, eager": (partial(compiled, "eager"), ("bert", "vit", "llama")),
     "compiled, inductor": (partial(compiled, "inductor"), ("bert",)),
     "wrapped": (wrapped, ("bert", "llama", "vit", "cnn")),
+    "headless": (headless, ("bert", "roberta", "gpt2", "llama")),
     "saved": (saved, ("bert", "gpt2", "vit", "swin")),
     "checkpointing": (checkpointing, ("bert", "llama", "vit", "deit")),
     "untied": (untied, ("gpt2", "t5")),

@@ -96,6 +96,15 @@ def test_a_mask_on_one_side_only_is_one_that_hides_something() -> None:
     assert [finding.module for finding in compared(a, b, texts).findings] == ["model"]
 
 
+def test_a_bug_in_a_port_with_other_names_is_named() -> None:
+    port = honest.plain_bert(first("bert").model)
+    port.blocks[1].norm_mlp.eps = 1e-3
+    other = hf_stitch.load(port, processor=plain_tokenizer(), example_inputs=dict(honest.IDS))
+    (finding,) = compared(first("bert"), other).findings
+    assert (finding.module, finding.other) == ("bert.encoder.layer.1.output.LayerNorm", "blocks.1.norm_mlp")
+    assert finding.settings == ("eps 1e-12 against 0.001",) and finding.restored
+
+
 def test_not_a_number_on_one_side_is_a_difference() -> None:
     model = copy.deepcopy(first("vit").model)
     with torch.no_grad():
