@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.copying import compiled_modules
@@ -49,10 +50,14 @@ class Comparison:
         samples: What they read; ``None`` for random inputs.
         tolerance: Multiple of the null from which on a module differs.
         run: How the job runs.
+        code: What ``torch.compile`` has returned for the second network, which adapters unwrap.
     """
 
-    def __init__(self, a: Adapter, b: Adapter | Source, samples: Samples | None, tolerance: float, run: Run) -> None:
-        self.a, self.b = a, b if isinstance(b, Adapter) else None
+    def __init__(
+        self, a: Adapter, b: Adapter | Source, samples: Samples | None, tolerance: float, run: Run,
+        code: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        self.a, self.b, self.code = a, b if isinstance(b, Adapter) else None, code
         self.samples, self.tolerance, self.run = samples, tolerance, run
         self.random = None if samples is not None else list(feeds(a, self.b, None, run))
         given = next(iter(self.given()))
@@ -94,7 +99,8 @@ class Comparison:
         self.check(first)
         found = first
         findings, repaired = list[Finding](), list[Key]()
-        while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
+        inside = [key for key in self.differing(first, ()) if self.hidden(key, self.differing(first, ()))]
+        while (seen := self.next(found, repaired)) is not None and len(findings) < FINDINGS:
             key = self.cause(seen, repaired)
             repaired.append(key)
             before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
@@ -104,15 +110,15 @@ class Comparison:
                    found[key].output)
             for key in self.order if key in first
         ]  # fmt: skip
-        if seen is None and self.b is not None and compiled_modules(self.b.model):
+        if seen is None and self.b is not None and (self.code or compiled_modules(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
         return Sameness(
             str(self.a.reference), str(self.b.reference if self.b else self.source), self.tolerance,
             _name(self.reference.dtype), _name(self.coarse), self.n,
             None if self.samples is None else self.samples.fingerprint, tuple(self.inputs),
-            tuple(evidence.settings(self.a, self.b)), tuple(findings), seen is None, tuple(rows), self.missing,
-            self.extra, self.by_names,
+            tuple(self.settings()), tuple(findings), seen is None, tuple(rows), self.missing,
+            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -219,15 +225,25 @@ class Comparison:
                 "versions of one network. Compare them with hf_stitch.compare"
             )
 
-    def differing(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
-        """Return the first call whose output differs, outside of what is repaired.
+    def differing(self, found: Deviations, repaired: Collection[Key]) -> list[Key]:
+        """Return the calls whose outputs differ, in their order, outside of what is repaired.
 
         Modules that were paired by their values count only if the outputs of the networks differ, too: a pair may be
         wrong.
         """
         keys = [key for key in self.order if key in found and not any(self.inside(key, each) for each in repaired)]
         far = [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
-        return far[0] if far and (self.by_names or self.end in far) else None
+        return far if self.by_names or self.end in far else []
+
+    def next(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
+        """Return the first difference that is not hidden."""
+        far = self.differing(found, repaired)
+        return next((key for key in far if not self.hidden(key, far)), None)
+
+    def hidden(self, key: Key, far: Collection[Key]) -> bool:
+        """Return whether a difference is gone where the module around it and the network end: layers were fused."""
+        parent = self.parents.get(key)
+        return self.end not in far and parent in self.calls and parent not in far
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
         """Return the call that makes a difference: the innermost around its first sight whose inputs are equal.
@@ -253,6 +269,15 @@ class Comparison:
         return key is not None
 
     # -- telling -------------------------------------------------------------------------------------------------------
+    def settings(self) -> list[str]:
+        """Tell which settings of the networks and of their paired modules differ, also those without an effect."""
+        pairs = dict.fromkeys((mine[0], theirs[0]) for mine, theirs in self.calls.items())
+        modules = [(name, self.reference.modules.get(name), self.source.modules.get(other)) for name, other in pairs]
+        return evidence.settings(self.a, self.b) + [
+            f"{name}: {text}" if name else text
+            for name, one, two in modules if one is not None and two is not None for text in evidence.values(one, two)
+        ]  # fmt: skip
+
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
         """Tell what differs in a module, and whether its output of the first network restores the outputs."""
         name, other, end = key[0], self.calls[key][0], self.end
@@ -275,7 +300,7 @@ class Comparison:
     def compiled(self, b: Adapter) -> Module:
         """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
         end = self.end
-        code = Compiled(Network(b, second=True))
+        code = Compiled(Network(b, second=True), self.code or b.model)
         null = self.measure(self.reference, self.reference.computing(code.dtype), {end: end})[end].output
         found = self.measure(self.reference, code, {end: ("", 0)})[end].output
         return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)

@@ -64,20 +64,26 @@ def attributes(one: nn.Module, two: nn.Module) -> list[str]:
     found = [] if type(one) is type(two) else [f"class {type(one).__name__} against {type(two).__name__}"]
     others = dict(two.named_modules())
     for name, module in one.named_modules():
-        if (other := others.get(name)) is None or type(other) is not type(module):
-            continue
-        mine, theirs = (
-            {
-                key: value for key, value in vars(each).items()
-                if key not in STATE and not key.startswith("_") and isinstance(value, (bool, int, float, str, tuple))
-            }
-            for each in (module, other)
-        )  # fmt: skip
-        found += [f"{name}.{text}" if name else text for text in _unequal(mine, theirs)]
+        if name in others:
+            found += [f"{name}.{text}" if name else text for text in values(module, others[name])]
     for name, module in one.named_modules():
         if name in others and vars(module).get("forward") is not vars(others[name]).get("forward"):
             found.append(f"{name or 'it'} has another forward")
     return found[:FEW]
+
+
+def values(one: nn.Module, two: nn.Module) -> list[str]:
+    """Tell which numbers and words of two modules of one class differ; those of modules in them do not count."""
+    if type(one) is not type(two):
+        return []
+    mine, theirs = (
+        {
+            key: value for key, value in vars(each).items()
+            if key not in STATE and not key.startswith("_") and isinstance(value, (bool, int, float, str, tuple))
+        }
+        for each in (one, two)
+    )  # fmt: skip
+    return _unequal(mine, theirs)
 
 
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:

@@ -61,10 +61,12 @@ def section(result: Sameness) -> Section:
         f"Modules are paired by {paired}. The null is what computing in {result.null} instead of {result.reference} "
         f"does to the first network; a module differs from {result.tolerance:g} times that on.",
     ]
-    for label, left in (("first", result.missing), ("second", result.extra)):
+    lists = {"Different, but not what is around them": result.inside}
+    lists |= {"Only in the first network": result.missing, "Only in the second network": result.extra}
+    for label, left in lists.items():
         if left:
             more = f" and {len(left) - 20} more" if len(left) > 20 else ""
-            notes.append(f"Only in the {label} network: {', '.join(left[:20])}{more}.")
+            notes.append(f"{label}: {', '.join(left[:20])}{more}.")
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
     asked = f"Is {second} the same network as {first}, and where do they first differ?"
     return Section("Two versions", asked, result.verdict, [figure], tables=tables, notes=notes, data=result.data)

@@ -26,6 +26,9 @@ AS_THEY_ARE = "as they are"
 LEAST = 1e-3
 """Where a plot shows what is less, in units of the null: zero has no place on a logarithmic scale."""
 
+FEW = 3
+"""Most settings in the answer."""
+
 BEFORE, BEHIND = 3, 8
 """Modules before the first difference, and from there on, in a table as text."""
 
@@ -144,11 +147,13 @@ class Sameness(Result):
         modules: Every call that was compared, in the order in which they end.
         missing: Modules of the first network without a partner in the second.
         extra: Modules of the second network without a partner in the first.
+        inside: Modules whose outputs differ while those of the module around them and of the network do not: layers were
+            fused or split, or what differs has no effect.
         by_names: Whether modules were paired by their names; else by values and weights, in their order.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
-        >>> found = Sameness("a", "b", 4.0, "float64", "float32", 8, None, (), (), (), True, (row,), (), (), True)
+        >>> found = Sameness("a", "b", 4.0, "float64", "float32", 8, None, (), (), (), True, (row,), (), (), (), True)
         >>> print(found.verdict)
         The networks are the same: no output differs by more than 0.2 times what rounding does (float32), on 8 samples.
     """
@@ -170,6 +175,7 @@ class Sameness(Result):
     modules: Sequence[Module]
     missing: Sequence[str]
     extra: Sequence[str]
+    inside: Sequence[str]
     by_names: bool
 
     @property
@@ -180,12 +186,13 @@ class Sameness(Result):
     @property
     def verdict(self) -> str:
         """The answer in a sentence or two."""
-        most = max((row.ratio for row in self.modules), default=0.0)
+        most = max((row.ratio for row in self.modules if row.name not in self.inside), default=0.0)
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
         if self.is_same:
             far = f"differs by more than {most:.2g} times what rounding does ({self.null})" if most else "differs"
             what = "The networks are" if any(not row.name for row in self.modules) else "What both networks have is"
-            return f"{what} the same: no output {far}, {samples}."
+            aside = f" Settings differ: {'; '.join(self.settings[:FEW])}." if self.settings else ""
+            return f"{what} the same: no output {far}, {samples}.{aside}"
         told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.findings:
             more = len(self.findings) - 1
@@ -222,7 +229,9 @@ class Sameness(Result):
 
         notes = [f"settings: {'; '.join(self.settings)}"] * bool(self.settings)
         notes += [str(finding) for finding in self.findings[1:]]
-        for label, names in (("only in the first", self.missing), ("only in the second", self.extra)):
+        listed = {"differ, but not what is around them": self.inside}
+        listed |= {"only in the first": self.missing, "only in the second": self.extra}
+        for label, names in listed.items():
             notes += [f"{label}: {', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}"] * bool(
                 names
             )

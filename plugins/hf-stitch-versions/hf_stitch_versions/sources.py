@@ -90,6 +90,7 @@ class Compiled:
     """A network as ``torch.compile`` runs it: only its output, because watching the modules inside would undo it."""
 
     network: Network
+    code: nn.Module
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,9 +103,9 @@ class Compiled:
     ) -> None:  # fmt: skip
         """Run the compiled code."""
         adapter = self.network.adapter
-        with evaluating(adapter.model):
-            output = adapter.model(**{**adapter.interface.options, **self.network.arguments(feed)})
-        see(Event(("", 0), type(adapter.model).__name__, values_of(output)))
+        with evaluating(self.code):
+            output = self.code(**{**adapter.interface.options, **self.network.arguments(feed)})
+        see(Event(("", 0), type(self.code).__name__, values_of(output)))
 
 
 @dataclass

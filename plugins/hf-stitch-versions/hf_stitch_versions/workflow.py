@@ -35,7 +35,7 @@ def same(
 
     Args:
         a: The first network: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The second network; or a file of an exported one (``….onnx``), or recorded activations of layers that have
+        b: The second network, which may be what ``torch.compile`` returned; or a file of an exported one (``….onnx``), or recorded activations of layers that have
             the names of the first network's (:class:`hf_stitch.Activations`, or a file of them).
         data: Raw samples; some tens suffice. Default: random inputs within the bounds of the first network, of several
             lengths, padded on both sides.
@@ -68,7 +68,8 @@ def same(
         first = load_on(a, run.processes.device)
         other = _source(b, run)
         samples = None if data is None else Samples.of(data)
-        return Comparison(first, other, samples, tolerance, run).answer()
+        code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
+        return Comparison(first, other, samples, tolerance, run, code).answer()
 
 
 def _source(b: Any, run: Run) -> Adapter | Source:
