@@ -147,8 +147,8 @@ class Sameness(Result):
         modules: Every call that was compared, in the order in which they end.
         missing: Modules of the first network without a partner in the second.
         extra: Modules of the second network without a partner in the first.
-        inside: Modules whose outputs differ while those of the module around them and of the network do not: layers were
-            fused or split, or what differs has no effect.
+        inside: Modules whose outputs differ while those of the module around them and of the network do not: layers
+            were fused or split, or what differs has no effect.
         by_names: Whether modules were paired by their names; else by values and weights, in their order.
 
     Example:

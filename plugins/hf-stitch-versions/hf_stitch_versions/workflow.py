@@ -35,8 +35,9 @@ def same(
 
     Args:
         a: The first network: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The second network, which may be what ``torch.compile`` returned; or a file of an exported one (``….onnx``), or recorded activations of layers that have
-            the names of the first network's (:class:`hf_stitch.Activations`, or a file of them).
+        b: The second network, which may be what ``torch.compile`` returned; or a file of an exported one (``….onnx``),
+            or recorded activations of layers that have the names of the first network's
+            (:class:`hf_stitch.Activations`, or a file of them).
         data: Raw samples; some tens suffice. Default: random inputs within the bounds of the first network, of several
             lengths, padded on both sides.
         tolerance: Multiple of the null from which on a module differs.
