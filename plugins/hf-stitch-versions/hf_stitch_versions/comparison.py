@@ -83,13 +83,17 @@ class Comparison:
         findings, repaired = list[Finding](), list[Key]()
         while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
             key = self.cause(seen, repaired)
+            before, after = found, self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
+            if self.source.inferred and key != self.end and after[self.end].output >= before[self.end].output:
+                self.unpair([seen])  # the value of another module, with which the network is further off
+                continue
             repaired.append(key)
-            before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
+            found = after
             findings.append(self.finding(key, seen, before, found))
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
                    found[key].output)
-            for key in self.order if key in first
+            for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
         if seen is None and self.b is not None and compiled_modules(self.b.model):
             rows.append(self.compiled(self.b))
@@ -186,12 +190,23 @@ class Comparison:
     def differing(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
         """Return the first call whose output differs, outside of what is repaired.
 
-        Modules that were paired by their values count only if the outputs of the networks differ, too: a pair may be
-        wrong.
+        Pairs that may be wrong, by values or in an export, count only if the outputs of the networks differ, too.
         """
-        keys = [key for key in self.order if key in found and not any(self.inside(key, each) for each in repaired)]
+        keys = [
+            key
+            for key in self.order
+            if key in found and key in self.calls and not any(self.inside(key, each) for each in repaired)
+        ]
         far = [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
-        return far[0] if far and (self.by_names or self.end in far) else None
+        if self.end not in far and (not self.by_names or self.source.inferred):
+            self.unpair(far)
+            return None
+        return far[0] if far else None
+
+    def unpair(self, keys: Collection[Key]) -> None:
+        """Take pairs back that are wrong."""
+        self.calls = {key: other for key, other in self.calls.items() if key not in keys}
+        self.missing += tuple(dict.fromkeys(key[0] for key in keys))
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
         """Return the call that makes a difference: the innermost around its first sight whose inputs are equal."""
