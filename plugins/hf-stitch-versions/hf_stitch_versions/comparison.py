@@ -84,8 +84,8 @@ class Comparison:
         while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
             key = self.cause(seen, repaired)
             before, after = found, self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
-            if self.source.inferred and key != self.end and after[self.end].output >= before[self.end].output:
-                self.unpair([seen])  # the value of another module, with which the network is further off
+            if self.source.inferred and key != self.end and self.wrong(key, before, after):
+                self.unpair([seen])  # a value of another module
                 continue
             repaired.append(key)
             found = after
@@ -202,6 +202,18 @@ class Comparison:
             self.unpair(far)
             return None
         return far[0] if far else None
+
+    def wrong(self, key: Key, before: Deviations, after: Deviations) -> bool:
+        """Return whether the pair of a call that was repaired is wrong.
+
+        Nothing could be put there, what agreed does so no more, or the outputs of the network differ twice as much.
+        """
+
+        def ratio(found: Deviations, key: Key) -> float:
+            return found[key].output / (self.tolerance * self.null[key].output)
+
+        broken = any(ratio(before, each) <= 1 and ratio(after, each) > 2 for each in after)
+        return broken or ratio(after, key) > 1 or ratio(after, self.end) > 2 * ratio(before, self.end)
 
     def unpair(self, keys: Collection[Key]) -> None:
         """Take pairs back that are wrong."""

@@ -23,7 +23,13 @@ FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(double)": 11}
 FOLDER = "session.model_external_initializers_file_folder_path"
 """Option of ONNX Runtime: where weights outside of a file are."""
 
-DYNAMIC = "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False)"
+SMALL = 1024
+"""Number of bytes from which on weights that are outside of a file stay there."""
+
+DYNAMIC = (
+    "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False); or pass "
+    "data of its shape, and its number of samples as batch_size"
+)
 
 
 class Onnx:
@@ -62,9 +68,14 @@ class Onnx:
         graph = self._model.graph
         if not graph.node:
             raise ValueError(f"{self} is no ONNX file: it has no graph")
-        places = {each.value for w in graph.initializer for each in w.external_data if each.key == "location"}
-        if missing := sorted(place for place in places if not (path.parent / place).is_file()):
-            raise FileNotFoundError(f"{self} keeps weights in {missing[0]}, which is not next to it. Copy both files")
+        for weight in graph.initializer:
+            outside = {each.key: each.value for each in weight.external_data}
+            if outside and not (path.parent / outside["location"]).is_file():
+                raise FileNotFoundError(f"{self} keeps weights in {outside['location']}, which is not next to it")
+            if int(outside.get("length", SMALL)) < SMALL:  # shapes, which the runtime must know before it reads weights
+                onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
+                weight.ClearField("external_data")
+                weight.data_location = onnx.TensorProto.DEFAULT
         weights = {each.name for each in graph.initializer}
         self._inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in weights}
         self._outputs = [each.name for each in graph.output]
@@ -106,11 +117,15 @@ class Onnx:
         if len(lacking) == len(spare) == 1:
             have[lacking.pop()] = have[spare[0]]
         if lacking:
-            raise ValueError(f"{self} reads {', '.join(lacking)}, but the first network reads {', '.join(have)}")
+            raise ValueError(
+                f"{self} reads {', '.join(lacking)}, but the first network reads {', '.join(have)} only. Export it so "
+                "that it reads these, by their names"
+            )
         for name, kind in self._inputs.items():
             axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
             shape = list(have[name].shape)
-            if len(axes) != len(shape) or any(fixed not in (None, n) for fixed, n in zip(axes, shape, strict=True)):
+            fits = len(axes) == len(shape) and all(fixed in (None, n) for fixed, n in zip(axes, shape, strict=True))
+            if kind.HasField("shape") and not fits:
                 told = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
                 raise ValueError(f"{self} reads {name} of the shape ({told}), not {tuple(shape)}. {DYNAMIC}")
         return {
@@ -156,5 +171,5 @@ class Onnx:
             made = self._runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as error:
             raise ValueError(f"ONNX Runtime does not load {self}: {error}") from error
-        self._sessions[cut, watched] = made
+        self._sessions = {key: each for key, each in self._sessions.items() if not key[0]} | {(cut, watched): made}
         return made

@@ -45,19 +45,22 @@ def calls_of(graph: Any) -> list[Call]:
     readers: dict[str, set[int]] = {each.name: {-1} for each in graph.output}
     for number, node in enumerate(graph.node):
         read = _read(node)
-        if read & live:
+        if not live.isdisjoint(read):
             live |= set(node.output)
         for name in read:
             readers.setdefault(name, set()).add(number)
-    calls = _scoped(graph, weights) or [
+    scoped = _scoped(graph, weights)
+    calls = scoped or [
         Call((node.output[0], 0), nodes={number}) for number, node in enumerate(graph.node) if node.output
     ]
+    owners = {name.rpartition(".")[0] for name in weights if scoped} - {""}
     ends = dict[Key, tuple[int, int]]()
     for call in calls:
         made = {name for number in call.nodes for name in graph.node[number].output}
         for number in sorted(call.nodes):
             node = graph.node[number]
-            call.inputs += [name for name in _read(node) & live - made if name not in call.inputs]
+            if not _fused(node, call.key[0], owners):
+                call.inputs += [name for name in _read(node) if name in live and name not in (*made, *call.inputs)]
             if left := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
                 call.outputs += left
                 call.kind = node.op_type
@@ -65,10 +68,16 @@ def calls_of(graph: Any) -> list[Call]:
     return sorted((call for call in calls if call.outputs), key=lambda call: ends[call.key])
 
 
-def _read(node: Any) -> set[str]:
+def _read(node: Any) -> list[str]:
     """Return the names of the values that a node reads, also inside of the branches and loops that it has."""
     graphs = [each.g for each in node.attribute if each.HasField("g")]
-    return {name for name in node.input if name}.union(*(_read(inner) for graph in graphs for inner in graph.node))
+    return [name for name in node.input if name] + [name for g in graphs for inner in g.node for name in _read(inner)]
+
+
+def _fused(node: Any, name: str, owners: set[str]) -> bool:
+    """Return whether a node is a batch norm with a convolution fused into it: it does not read what the module did."""
+    owner = node.input[1].rpartition(".")[0] if node.op_type == "Conv" else ""
+    return owner in owners and owner != name and not owner.startswith(f"{name}.")
 
 
 def _scoped(graph: Any, weights: set[str]) -> list[Call]:
