@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch_versions.distances import partners
+from hf_stitch_versions.graphs import calls_of, read
 from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
-from hf_stitch_versions.scopes import calls_of
 from hf_stitch_versions.sources import Feed
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
@@ -22,9 +22,6 @@ FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(double)": 11}
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 """Option of ONNX Runtime: where weights outside of a file are."""
-
-SMALL = 1024
-"""Number of bytes from which on weights that are outside of a file stay there."""
 
 DYNAMIC = (
     "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False); or pass "
@@ -48,34 +45,20 @@ class Onnx:
         ValueError: If it is no ONNX file.
     """
 
-    modules: Mapping[str, nn.Module]
     inferred: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         try:
             import onnx
             import onnxruntime
-            from google.protobuf.message import DecodeError
         except ImportError as error:
             raise ImportError('ONNX files need more packages: pip install "hf-stitch-versions[onnx]"') from error
-        self.path, self.modules, self._runtime = path, {}, onnxruntime
+        self.path, self._runtime = path, onnxruntime
+        self.modules = dict[str, nn.Module]()
         self._sessions = dict[tuple[frozenset[str], bool], Any]()
         self._numpy = onnx.helper.tensor_dtype_to_np_dtype
-        try:
-            self._model = onnx.load(path, load_external_data=False)
-        except DecodeError as error:
-            raise ValueError(f"{self} is no ONNX file: {error}") from error
+        self._model = read(path)
         graph = self._model.graph
-        if not graph.node:
-            raise ValueError(f"{self} is no ONNX file: it has no graph")
-        for weight in graph.initializer:
-            outside = {each.key: each.value for each in weight.external_data}
-            if outside and not (path.parent / outside["location"]).is_file():
-                raise FileNotFoundError(f"{self} keeps weights in {outside['location']}, which is not next to it")
-            if int(outside.get("length", SMALL)) < SMALL:  # shapes, which the runtime must know before it reads weights
-                onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
-                weight.ClearField("external_data")
-                weight.data_location = onnx.TensorProto.DEFAULT
         weights = {each.name for each in graph.initializer}
         self._inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in weights}
         self._outputs = [each.name for each in graph.output]
@@ -138,8 +121,7 @@ class Onnx:
     ) -> dict[str, Tensor]:
         """Return floating-point values of the graph by name: those at the ends of modules, or its outputs."""
         session = self._session(frozenset(cut), watched)
-        read = {each.name for each in session.get_inputs()}
-        arrays = {name: value.numpy() for name, value in {**given, **cut}.items() if name in read}
+        arrays = {name: value.numpy() for name, value in {**given, **cut}.items()}
         names = [each.name for each in session.get_outputs() if each.type in FLOATS and each.name not in cut]
         try:
             found = session.run(names, arrays) if names else []

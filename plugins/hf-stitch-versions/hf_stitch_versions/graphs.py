@@ -1,10 +1,11 @@
-"""Which values of an ONNX graph are the outputs and inputs of which module."""
+"""ONNX files: reading them, and which values are the outputs and inputs of which module."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hf_stitch_versions.recording import Key
@@ -14,6 +15,36 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 FOLDED = "onnx::Conv_"
 """How ``torch.onnx.export(dynamo=False)`` names weights into which it has folded a batch norm."""
+
+SMALL = 1024
+"""Number of bytes from which on weights that are outside of a file stay there."""
+
+
+def read(path: Path) -> Any:
+    """Return the model in a file. Weights outside of it stay there, except for small ones.
+
+    Raises:
+        OSError: If the file is missing, or one with its weights.
+        ValueError: If it is no ONNX file.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"{path.name} is no ONNX file: {error}") from error
+    if not model.graph.node:
+        raise ValueError(f"{path.name} is no ONNX file: it has no graph")
+    for weight in model.graph.initializer:
+        outside = {each.key: each.value for each in weight.external_data}
+        if outside and not (path.parent / outside["location"]).is_file():
+            raise FileNotFoundError(f"{path.name} keeps weights in {outside['location']}, which is not next to it")
+        if int(outside.get("length", SMALL)) < SMALL:  # shapes, which the runtime must know before it reads weights
+            onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
+            weight.ClearField("external_data")
+            weight.data_location = onnx.TensorProto.DEFAULT
+    return model
 
 
 @dataclass
