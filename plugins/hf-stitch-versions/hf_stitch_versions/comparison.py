@@ -82,13 +82,12 @@ class Comparison:
         self.check(first)
         findings, repaired = list[Finding](), list[Key]()
         while (seen := self.differing(found, repaired)) is not None and len(findings) < FINDINGS:
-            key = self.cause(seen, repaired)
-            before, after = found, self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
-            if self.source.inferred and key != self.end and self.wrong(key, before, after):
-                self.unpair([seen])  # a value of another module
+            if self.source.inferred and seen != self.end and self.wrong(seen, found, repaired):
+                self.unpair([seen])
                 continue
+            key = self.cause(seen, repaired)
             repaired.append(key)
-            found = after
+            before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
             findings.append(self.finding(key, seen, before, found))
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
@@ -203,11 +202,12 @@ class Comparison:
             return None
         return far[0] if far else None
 
-    def wrong(self, key: Key, before: Deviations, after: Deviations) -> bool:
-        """Return whether the pair of a call that was repaired is wrong.
+    def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
+        """Return whether the pair of a call is wrong: it is repaired to see what happens.
 
         Nothing could be put there, what agreed does so no more, or the outputs of the network differ twice as much.
         """
+        after = self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
 
         def ratio(found: Deviations, key: Key) -> float:
             return found[key].output / (self.tolerance * self.null[key].output)

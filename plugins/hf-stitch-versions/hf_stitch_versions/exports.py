@@ -54,7 +54,7 @@ class Onnx:
         except ImportError as error:
             raise ImportError('ONNX files need more packages: pip install "hf-stitch-versions[onnx]"') from error
         self.path, self._runtime = path, onnxruntime
-        self.modules = dict[str, nn.Module]()
+        self.modules: Mapping[str, nn.Module] = {}
         self._sessions = dict[tuple[frozenset[str], bool], Any]()
         self._numpy = onnx.helper.tensor_dtype_to_np_dtype
         self._model = read(path)
