@@ -190,15 +190,15 @@ def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)
 @pytest.mark.parametrize("family", ["bert", "cnn", "deit"])
-def test_a_graph_that_was_optimised_before_is_the_same(family: str, dynamo: bool, exports: Any, tmp_path: Path) -> None:
+def test_a_graph_that_was_optimised_before_is_the_same(family: str, dynamo: bool, exports: Any) -> None:
     import onnxruntime
 
     a, place = exports(family, dynamo)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.optimized_model_filepath = str(place.with_stem("optimised"))  # next to the weights
     onnxruntime.InferenceSession(place, options, ["CPUExecutionProvider"])
-    check_honest(compared(a, tmp_path / "optimised.onnx"))
+    check_honest(compared(a, place.with_stem("optimised")))
 
 
 # -- dtypes and files --------------------------------------------------------------------------------------------------
