@@ -99,8 +99,12 @@ class Comparison:
         self.check(first)
         found = first
         findings, repaired = list[Finding](), list[Key]()
-        inside = [key for key in self.differing(first, ()) if self.hidden(key, self.differing(first, ()))]
+        far = self.differing(first, ())
+        inside = [key for key in far if self.hidden(key, far)] if self.sure else []
         while (seen := self.next(found, repaired)) is not None and len(findings) < FINDINGS:
+            if self.source.inferred and seen != self.end and self.wrong(seen, found, repaired):
+                self.unpair([seen])
+                continue
             key = self.cause(seen, repaired)
             repaired.append(key)
             before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
@@ -108,7 +112,7 @@ class Comparison:
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
                    found[key].output)
-            for key in self.order if key in first
+            for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
         if seen is None and self.b is not None and (self.code or compiled_modules(self.b.model)):
             rows.append(self.compiled(self.b))
@@ -226,24 +230,51 @@ class Comparison:
             )
 
     def differing(self, found: Deviations, repaired: Collection[Key]) -> list[Key]:
-        """Return the calls whose outputs differ, in their order, outside of what is repaired.
-
-        Modules that were paired by their values count only if the outputs of the networks differ, too: a pair may be
-        wrong.
-        """
-        keys = [key for key in self.order if key in found and not any(self.inside(key, each) for each in repaired)]
-        far = [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
-        return far if self.by_names or self.end in far else []
+        """Return the calls whose outputs differ, in their order, outside of what is repaired."""
+        keys = [
+            key
+            for key in self.order
+            if key in found and key in self.calls and not any(self.inside(key, each) for each in repaired)
+        ]
+        return [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
 
     def next(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
-        """Return the first difference that is not hidden."""
+        """Return the first difference that is not hidden.
+
+        Pairs that may be wrong are taken back if the outputs of the networks agree.
+        """
         far = self.differing(found, repaired)
-        return next((key for key in far if not self.hidden(key, far)), None)
+        if self.end not in far and not self.sure:
+            self.unpair(far)
+        return next((key for key in far if key in self.calls and not self.hidden(key, far)), None)
+
+    @property
+    def sure(self) -> bool:
+        """Whether pairs are right: by names, and of a network that tells its modules itself."""
+        return self.by_names and not self.source.inferred
 
     def hidden(self, key: Key, far: Collection[Key]) -> bool:
         """Return whether a difference is gone where the module around it and the network end: layers were fused."""
         parent = self.parents.get(key)
         return self.end not in far and parent in self.calls and parent not in far
+
+    def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
+        """Return whether the pair of a call is wrong: it is repaired to see what happens.
+
+        Nothing could be put there, what agreed does so no more, or the outputs of the network differ twice as much.
+        """
+        after = self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
+
+        def ratio(found: Deviations, key: Key) -> float:
+            return found[key].output / (self.tolerance * self.null[key].output)
+
+        broken = any(ratio(before, each) <= 1 and ratio(after, each) > 2 for each in after)
+        return broken or ratio(after, key) > 1 or ratio(after, self.end) > 2 * ratio(before, self.end)
+
+    def unpair(self, keys: Collection[Key]) -> None:
+        """Take pairs back that are wrong."""
+        self.calls = {key: other for key, other in self.calls.items() if key not in keys}
+        self.missing += tuple(dict.fromkeys(key[0] for key in keys))
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
         """Return the call that makes a difference: the innermost around its first sight whose inputs are equal.

@@ -101,17 +101,37 @@ def _unmasked(mask: Tensor) -> Tensor:
 
 
 def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Return what stands at the same places; the first values if no place is common to both."""
-    common = {place: (value, two[place]) for place, value in one.items() if place in two}
-    if common or not one or not two:
+    """Return the values that belong together, by their places in the first."""
+    return {place: (one[place], two[other]) for place, other in partners(one, two).items()}
+
+
+def partners(one: Values, two: Values) -> dict[str, str]:
+    """Return which places of two outputs belong together: the same ones.
+
+    If no place is common to both, values of as many numbers belong together, the nearest first, each once; if none has
+    as many, the first ones.
+    """
+    if common := {place: place for place in one if place in two}:
         return common
-    place, value = next(iter(one.items()))
-    return {place: (value, next(iter(two.values())))}
+    gaps = sorted(
+        (float((x.double() - y.to(x.device, torch.float64).reshape(x.shape)).nan_to_num().norm()), place, other)
+        for place, x in one.items() for other, y in two.items() if _fit(x, y)
+    )  # fmt: skip
+    found = dict[str, str]()
+    for _, place, other in gaps:
+        if place not in found and other not in found.values():
+            found[place] = other
+    return found or dict(zip(list(one)[:1], list(two)[:1], strict=False))
+
+
+def _fit(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors have the same shape, or as many numbers on more or fewer axes."""
+    return x.shape == y.shape or (x.dim() != y.dim() and x.numel() == y.numel())
 
 
 def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
     """Return the sums of squares of the difference of two tensors, and of the first."""
-    if x.shape != y.shape and (x.dim() == y.dim() or x.numel() != y.numel()):
+    if not _fit(x, y):
         return math.inf, 1.0
     y = y.to(x.device).reshape(x.shape)  # an axis of length 1 more or less is the same
     x, y = rows_of(x, mask), rows_of(y, mask)

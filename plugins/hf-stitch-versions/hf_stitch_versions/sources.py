@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class Source(Protocol):
 
     dtype: torch.dtype  # in which it computes
     modules: Mapping[str, nn.Module]  # the modules of a network that is here; else empty
+    inferred: ClassVar[bool]  # whether it cannot be sure which values are those of a module
 
     def watch(
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
@@ -49,6 +50,7 @@ class Network:
     second: bool = False  # whether it takes what the second network takes
     computed: torch.dtype | None = None  # to which its weights are converted; None: as they are
     modules: Mapping[str, nn.Module] = field(init=False)
+    inferred: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.modules = dict(self.adapter.model.named_modules())
@@ -92,6 +94,7 @@ class Compiled:
     network: Network
     code: nn.Module
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    inferred: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.dtype = self.network.dtype
@@ -114,6 +117,7 @@ class Recorded:
 
     activations: Activations
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    inferred: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.dtype = next(iter(self.activations.values.values())).dtype

@@ -1,0 +1,157 @@
+"""A network that was exported to ONNX, as ONNX Runtime computes it on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch_versions.distances import partners
+from hf_stitch_versions.graphs import calls_of, read
+from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
+from hf_stitch_versions.sources import Feed
+
+DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
+"""Number of a dtype in ONNX -> dtype, of those in which ONNX Runtime computes on the CPU."""
+
+FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(double)": 11}
+"""Name of a dtype in ONNX Runtime -> its number in ONNX."""
+
+FOLDER = "session.model_external_initializers_file_folder_path"
+"""Option of ONNX Runtime: where weights outside of a file are."""
+
+DYNAMIC = (
+    "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False); or pass "
+    "data of its shape, and its number of samples as batch_size"
+)
+
+
+class Onnx:
+    """An ONNX file. Its modules are told from what exporters write: names of nodes, or their metadata.
+
+    The output of a module is what leaves its nodes. In files that have lost the names, every value counts, under its
+    own name. The values inside are those of the graph as it is written. The outputs of the network are what a session
+    with the default optimisations returns: what users run. If only these differ, the optimisations are the cause.
+
+    Args:
+        path: The file. Weights outside of it are read from its folder.
+
+    Raises:
+        ImportError: If onnx or onnxruntime are not installed.
+        OSError: If the file is missing, or one with its weights.
+        ValueError: If it is no ONNX file.
+    """
+
+    inferred: ClassVar[bool] = True
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnx
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError('ONNX files need more packages: pip install "hf-stitch-versions[onnx]"') from error
+        self.path, self._runtime = path, onnxruntime
+        self.modules: Mapping[str, nn.Module] = {}
+        self._sessions = dict[tuple[frozenset[str], bool], Any]()
+        self._numpy = onnx.helper.tensor_dtype_to_np_dtype
+        self._model = read(path)
+        graph = self._model.graph
+        weights = {each.name for each in graph.initializer}
+        self._inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in weights}
+        self._outputs = [each.name for each in graph.output]
+        self._calls = calls_of(graph)
+        kinds = [*(w.data_type for w in graph.initializer), *(o.type.tensor_type.elem_type for o in graph.output)]
+        found = {DTYPES[kind] for kind in kinds if kind in DTYPES}
+        self.dtype = max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+    def __str__(self) -> str:
+        return self.path.name
+
+    def watch(
+        self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
+        put: Mapping[Key, Values] | None = None,
+    ) -> None:  # fmt: skip
+        """Run the graph. What is put replaces values in it: they become inputs of the graph."""
+        given, cut = self._given(feed), dict[str, Tensor]()
+        whole = (put or {}).get(("", 0), {})
+        if put:
+            inside = self._run(given, {})
+            for call in self._calls:
+                values = put.get(call.key, {})
+                pairs = partners(values, {name: inside[name] for name in call.outputs if name in inside})
+                cut |= {name: values[place].to(inside[name]) for place, name in pairs.items()
+                        if values[place].numel() == inside[name].numel()}  # fmt: skip
+        values = self._run(given, {name: new.reshape(inside[name].shape) for name, new in cut.items()})
+        for call in self._calls:
+            outputs, inputs = ({n: values[n] for n in names if n in values} for names in (call.outputs, call.inputs))
+            if outputs := values_of(outputs):
+                see(Event(call.key, call.kind, outputs, None, values_of(inputs) if call.key in with_inputs else {}))
+        final = values if cut else self._run(given, {}, watched=False)
+        see(Event(("", 0), "graph", whole or values_of({name: final[name] for name in self._outputs if name in final})))
+
+    def _given(self, feed: Feed) -> dict[str, Tensor]:
+        """Return the inputs of the graph, under its names."""
+        have = {name: value for name, value in feed.arguments.items() if isinstance(value, Tensor)}
+        lacking = [name for name in self._inputs if name not in have]
+        spare = [name for name in have if name not in self._inputs and "mask" not in name]
+        if len(lacking) == len(spare) == 1:
+            have[lacking.pop()] = have[spare[0]]
+        if lacking:
+            raise ValueError(
+                f"{self} reads {', '.join(lacking)}, but the first network reads {', '.join(have)} only. Export it so "
+                "that it reads these, by their names"
+            )
+        for name, kind in self._inputs.items():
+            axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
+            shape = list(have[name].shape)
+            fits = len(axes) == len(shape) and all(fixed in (None, n) for fixed, n in zip(axes, shape, strict=True))
+            if kind.HasField("shape") and not fits:
+                told = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
+                raise ValueError(f"{self} reads {name} of the shape ({told}), not {tuple(shape)}. {DYNAMIC}")
+        return {
+            name: torch.from_numpy(have[name].cpu().numpy().astype(self._numpy(kind.elem_type)))
+            for name, kind in self._inputs.items()
+        }
+
+    def _run(
+        self, given: Mapping[str, Tensor], cut: Mapping[str, Tensor], *, watched: bool = True
+    ) -> dict[str, Tensor]:
+        """Return floating-point values of the graph by name: those at the ends of modules, or its outputs."""
+        session = self._session(frozenset(cut), watched)
+        arrays = {name: value.numpy() for name, value in {**given, **cut}.items()}
+        names = [each.name for each in session.get_outputs() if each.type in FLOATS and each.name not in cut]
+        try:
+            found = session.run(names, arrays) if names else []
+        except Exception as error:  # those of the runtime have no class in common
+            raise ValueError(f"{self} does not run on the inputs of the first network: {error}. {DYNAMIC}") from error
+        values = {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
+        return {name: value for name, value in {**given, **values, **cut}.items() if is_value(value)}
+
+    def _session(self, cut: frozenset[str], watched: bool) -> Any:
+        """Return a session of the graph in which some values are inputs."""
+        if (cut, watched) in self._sessions:
+            return self._sessions[cut, watched]
+        model = type(self._model)()
+        model.CopyFrom(self._model)
+        kinds = {each.name: each.type for each in self._session(frozenset(), watched=True).get_outputs()} if cut else {}
+        for node in model.graph.node:
+            node.output[:] = [f"{name} (cut)" if name in cut else name for name in node.output]
+        for name in cut:
+            model.graph.input.add(name=name).type.tensor_type.elem_type = FLOATS[kinds[name]]
+        told = {name for call in self._calls for name in (*call.outputs, *call.inputs)} if watched else set()
+        for name in sorted(told - {*self._inputs, *self._outputs}):
+            model.graph.output.add(name=name)
+        options = self._runtime.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry(FOLDER, str(self.path.parent.resolve()))
+        if watched:
+            options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            made = self._runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(f"ONNX Runtime does not load {self}: {error}") from error
+        self._sessions = {key: each for key, each in self._sessions.items() if not key[0]} | {(cut, watched): made}
+        return made

@@ -1,0 +1,152 @@
+"""ONNX files: reading them, and which values are the outputs and inputs of which module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_stitch_versions.recording import Key
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where ``torch.onnx.export(dynamo=True)`` writes the modules that a node is in."""
+
+FOLDED = "onnx::Conv_"
+"""How ``torch.onnx.export(dynamo=False)`` names weights into which it has folded a batch norm."""
+
+SMALL = 1024
+"""Number of bytes from which on weights that are outside of a file stay there."""
+
+
+def read(path: Path) -> Any:
+    """Return the model in a file. Weights outside of it stay there, except for small ones.
+
+    Raises:
+        OSError: If the file is missing, or one with its weights.
+        ValueError: If it is no ONNX file.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"{path.name} is no ONNX file: {error}") from error
+    if not model.graph.node:
+        raise ValueError(f"{path.name} is no ONNX file: it has no graph")
+    for weight in model.graph.initializer:
+        outside = {each.key: each.value for each in weight.external_data}
+        if outside and not (path.parent / outside["location"]).is_file():
+            raise FileNotFoundError(f"{path.name} keeps weights in {outside['location']}, which is not next to it")
+        if int(outside.get("length", SMALL)) < SMALL:  # shapes, which the runtime must know before it reads weights
+            onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
+            weight.ClearField("external_data")
+            weight.data_location = onnx.TensorProto.DEFAULT
+    return model
+
+
+@dataclass
+class Call:
+    """The nodes of one call of a module.
+
+    Attributes:
+        key: The module, and the number of the call.
+        kind: Operator that computes its output.
+        outputs: Names of the values that leave it, in their order.
+        inputs: Names of the values that enter it.
+    """
+
+    key: Key
+    kind: str = ""
+    outputs: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    nodes: set[int] = field(default_factory=set)
+
+
+def calls_of(graph: Any) -> list[Call]:
+    """Return the calls of modules in a graph, in the order in which they end; without the whole network.
+
+    Consecutive nodes of a module are one call. Nodes that belong to no module do not end it. In graphs without names
+    of modules, every node is a call under the name of its value.
+    """
+    weights = {each.name for each in graph.initializer}
+    live = {each.name for each in graph.input} - weights  # values that depend on the inputs
+    readers: dict[str, set[int]] = {each.name: {-1} for each in graph.output}
+    for number, node in enumerate(graph.node):
+        read = _read(node)
+        if not live.isdisjoint(read):
+            live |= set(node.output)
+        for name in read:
+            readers.setdefault(name, set()).add(number)
+    scoped = _scoped(graph, weights)
+    calls = scoped or [
+        Call((node.output[0], 0), nodes={number}) for number, node in enumerate(graph.node) if node.output
+    ]
+    owners = {name.rpartition(".")[0] for name in weights if scoped} - {""}
+    ends = dict[Key, tuple[int, int]]()
+    for call in calls:
+        made = {name for number in call.nodes for name in graph.node[number].output}
+        for number in sorted(call.nodes):
+            node = graph.node[number]
+            if not _fused(node, call.key[0], owners):
+                call.inputs += [name for name in _read(node) if name in live and name not in (*made, *call.inputs)]
+            if left := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
+                call.outputs += left
+                call.kind = node.op_type
+                ends[call.key] = number, -call.key[0].count(".")
+    return sorted((call for call in calls if call.outputs), key=lambda call: ends[call.key])
+
+
+def _read(node: Any) -> list[str]:
+    """Return the names of the values that a node reads, also inside of the branches and loops that it has."""
+    graphs = [each.g for each in node.attribute if each.HasField("g")]
+    return [name for name in node.input if name] + [name for g in graphs for inner in g.node for name in _read(inner)]
+
+
+def _fused(node: Any, name: str, owners: set[str]) -> bool:
+    """Return whether a node is a batch norm with a convolution fused into it: it does not read what the module did."""
+    owner = node.input[1].rpartition(".")[0] if node.op_type == "Conv" else ""
+    return owner in owners and owner != name and not owner.startswith(f"{name}.")
+
+
+def _scoped(graph: Any, weights: set[str]) -> list[Call]:
+    """Return the calls of a graph whose nodes name their modules."""
+    running, calls, counts = dict[str, Call](), list[Call](), dict[str, int]()
+    seen: dict[str, str] = {}  # part of a name with the number of a call -> without it
+    for number, node in enumerate(graph.node):
+        names = _names(node, weights, seen)
+        if not names:
+            continue
+        running = {name: call for name, call in running.items() if name in names}
+        for name, written in names.items():
+            if name not in running or running[name].kind != written:
+                running[name] = Call((name, counts.get(name, 0)), written)
+                counts[name] = counts.get(name, 0) + 1
+                calls.append(running[name])
+            running[name].nodes.add(number)
+    return calls
+
+
+def _names(node: Any, weights: set[str], seen: dict[str, str]) -> Mapping[str, str]:
+    """Return the names of the modules that a node is in, from the outside, and what they are told apart by."""
+    given = {each.key: each.value for each in node.metadata_props}.get(SCOPES)
+    if given is not None:
+        return {name: "" for name in ast.literal_eval(given)[:-1] if name and not name.startswith("_empty_nn_module")}
+    if not node.name.startswith("/"):
+        return {}
+    names, name, last = dict[str, str](), "", ""
+    for part in node.name.split("/")[1:-1]:
+        inner = part.startswith(f"{last}.")  # "layer1", then "layer1.0": what holds a module, and the module
+        outer = name.removesuffix(last) if inner else f"{name}." if name else ""
+        bare, _, call = part.rpartition("_")
+        again = (
+            call.isdigit() and f"{outer}{bare}" in seen and not any(w.startswith(f"{outer}{part}.") for w in weights)
+        )
+        name, last = outer + (bare if again else part), bare if again else part
+        seen[name] = name
+        names[name] = part
+    if node.op_type == "Conv" and node.input[1].startswith(FOLDED):
+        names.popitem()
+    return names

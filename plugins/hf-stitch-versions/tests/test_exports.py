@@ -1,0 +1,283 @@
+"""Exports to ONNX as the second network: honest ones, wrong operators, lost names, and what cannot be read."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_stitch_versions import Sameness, same
+from torch import Tensor, nn
+
+import hf_stitch
+from hf_stitch import Adapter
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from exported import (  # noqa: E402
+    Change,
+    Logits,
+    attributes,
+    changed,
+    export,
+    network,
+    operator,
+    reads,
+    trained,
+    weight,
+    without_names,
+)
+
+from tests.tiny_networks import plain_tokenizer  # noqa: E402  isort: skip
+
+FAST = [("vit", True), ("vit", False), ("cnn", False)]
+FAMILIES = ("vit", "cnn", "bert", "deit", "swin", "convnext", "gpt2", "llama", "roberta", "t5")
+BY_EXPORTER = [True, pytest.param(False, id="torchscript")]
+HONEST = [
+    pytest.param(family, dynamo, marks=[pytest.mark.slow] * ((family, dynamo) not in FAST))
+    for family in FAMILIES for dynamo in (True, False) if (family, dynamo) != ("t5", True)  # which is not exported
+]  # fmt: skip
+OLD = "/bert/encoder/layer.1/"
+LAYER, BLOCK, DECODER = "bert.encoder.layer.1.", "transformer.h.1", "model.layers.1."
+FEWER, NONE = weight(lambda w: 0.9 * w), weight(lambda w: 0 * w)
+FLAT, TANH, ACROSS = attributes(epsilon=0.05), attributes(approximate="tanh"), attributes(axis=2)
+WRONG: list[tuple[str, bool, str, str, Change, str]] = [
+    ("vit", True, "LayerNormalization", "vit.layers.1.layernorm_after", FLAT, ""),
+    ("vit", True, "Add", "vit.layers.1", reads(1, 0), ""),
+    ("vit", False, "Add", "/vit/layers.1", reads(1, 0), "vit.layers.1"),
+    ("cnn", False, "Relu", "/layer2/layer2.0/act1", operator("Softplus"), "layer2.0.act1"),
+    ("bert", True, "LayerNormalization", f"{LAYER}output.LayerNorm", FLAT, ""),
+    ("bert", True, "Gelu", f"{LAYER}intermediate.intermediate_act_fn", TANH, ""),
+    ("bert", True, "Mul", f"{LAYER}attention.self", FEWER, ""),
+    ("bert", False, "Mul", f"{OLD}attention/self", FEWER, f"{LAYER}attention.self"),
+    ("bert", False, "Add", f"{OLD}output", reads(1, 0), f"{LAYER}output"),
+    ("cnn", True, "Conv", "layer2.0.bn1", weight(lambda w: 0 * w, 2), ""),
+    ("bert", True, "Add", f"{LAYER}attention.output.dense", NONE, ""),
+    ("bert", True, "MatMul", f"{LAYER}attention.self.query", weight(lambda w: w.T), ""),
+    ("bert", True, "Softmax", f"{LAYER}attention.self", ACROSS, ""),
+    ("bert", True, "Add", f"{LAYER}output", reads(1, 0), ""),
+    ("bert", True, "Where", "bert.encoder.layer.0.attention.self", weight(lambda w: 0 * w, 2), ""),
+    ("bert", False, "LayerNormalization", f"{OLD}output/LayerNorm", FLAT, f"{LAYER}output.LayerNorm"),
+    ("bert", False, "MatMul", f"{OLD}attention/self/query", weight(lambda w: w.T), f"{LAYER}attention.self.query"),
+    ("vit", True, "Conv", "vit.embeddings.patch_embeddings.projection", weight(lambda w: 0 * w, 2), ""),
+    ("vit", True, "Add", "vit.embeddings", weight(lambda w: w[:, ::-1]), ""),
+    ("gpt2", True, "LayerNormalization", f"{BLOCK}.ln_1", FLAT, ""),
+    ("gpt2", True, "Mul", f"{BLOCK}.attn", FEWER, ""),
+    ("gpt2", True, "Gemm", f"{BLOCK}.attn.c_attn", weight(lambda w: 0 * w, 2), ""),
+    ("gpt2", True, "Tanh", f"{BLOCK}.mlp.act", operator("Erf"), ""),
+    ("gpt2", True, "Add", BLOCK, reads(0, 1), ""),
+    ("llama", True, "Add", f"{DECODER}input_layernorm", weight(lambda w: w + 0.05), ""),
+    ("llama", True, "Neg", f"{DECODER}self_attn", operator("Identity"), ""),
+    ("llama", True, "Sin", "model.rotary_emb", operator("Cos"), ""),
+    ("llama", True, "Mul", "model.rotary_emb", FEWER, ""),
+    ("llama", True, "Sigmoid", f"{DECODER}mlp.act_fn", operator("Tanh"), ""),
+    ("llama", True, "Mul", f"{DECODER}mlp", reads(0, 1), ""),
+    ("cnn", True, "AveragePool", "layer2.0.downsample.0", attributes(kernel_shape=[1, 1]), ""),
+    ("cnn", True, "Add", "layer2.0", reads(0, 1), ""),
+    ("cnn", False, "Add", "/layer2/layer2.0", reads(0, 1), "layer2.0"),
+    ("cnn", False, "Conv", "/layer2/layer2.0/conv1", weight(lambda w: 0 * w, 2), "layer2.0"),  # it has no batch norm
+    ("deit", True, "Gelu", "blocks.1.mlp.act", TANH, ""),
+    ("deit", True, "Softmax", "blocks.1.attn", ACROSS, ""),
+    ("deit", False, "Add", "/blocks/blocks.1", reads(0, 1), "blocks.1"),
+    ("swin", True, "Softmax", "layers.0.blocks.1.attn.softmax", ACROSS, ""),
+    ("swin", False, "Gelu", "/layers/layers.0/blocks/blocks.1/mlp/act", TANH, "layers.0.blocks.1.mlp.act"),
+    ("t5", False, "Softmax", "/encoder/block.1/layer.0/SelfAttention", ACROSS,
+     "encoder.block.1.layer.0.SelfAttention"),
+    ("t5", False, "Add", "/encoder/block.1/layer.0", reads(0, 1), "encoder.block.1.layer.0"),
+]  # fmt: skip
+"""Family, exporter, the operator and the module that it is in, what is made wrong, and the module to be named."""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    place = tmp_path_factory.mktemp("exports")
+
+    @cache
+    def get(family: str, dynamo: bool) -> tuple[Adapter, Path]:
+        a = network(family)
+        needed = Logits if family in ("gpt2", "llama") and not dynamo else None
+        return a, export(family, a, place / f"{family}_{dynamo}.onnx", dynamo=dynamo, wrap=needed)
+
+    return get
+
+
+def compared(a: Any, b: Any, data: Any = None, **options: Any) -> Sameness:
+    return same(a, b, data, progress=False, **options)
+
+
+def check_honest(found: Sameness) -> None:
+    assert found.is_same and found.modules[-1].name == "", found.verdict
+    assert max(row.ratio for row in found.modules) < found.tolerance
+
+
+# -- honest exports ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("family", "dynamo"), HONEST)
+def test_an_honest_export_is_the_same(family: str, dynamo: bool, exports: Any) -> None:
+    found = compared(*exports(family, dynamo))
+    check_honest(found)
+    assert found.by_names and len(found.modules) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", BY_EXPORTER)
+def test_a_layer_that_is_called_several_times(dynamo: bool, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.AlbertConfig(vocab_size=80, embedding_size=16, **sizes)
+    model = trained(transformers.AlbertForSequenceClassification(config))
+    a = hf_stitch.load(model, processor=plain_tokenizer())
+    check_honest(compared(a, export("bert", a, tmp_path / "albert.onnx", dynamo=dynamo)))
+
+
+def test_calls_are_numbered(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.one, self.two = nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(self.act(self.two(self.act(self.one(x)))))
+
+    a = hf_stitch.load(trained(Twice()), example_inputs=torch.randn(2, 6))
+    for dynamo in (True, False):
+        found = compared(a, export("", a, tmp_path / "twice.onnx", dynamo=dynamo))
+        check_honest(found)
+        assert [(row.name, row.call) for row in found.modules] == [
+            ("one", 0), ("act", 0), ("two", 0), ("act", 1), ("one", 1), ("", 0)
+        ]  # fmt: skip
+
+
+# -- wrong operators ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("family", "dynamo", "kind", "scope", "change", "named"),
+    [pytest.param(*each, id="-".join((*map(str, each[:4]),)), marks=[pytest.mark.slow] * (place > 3))
+     for place, each in enumerate(WRONG)],
+)  # fmt: skip
+def test_the_module_of_a_wrong_operator_is_named(
+    family: str, dynamo: bool, kind: str, scope: str, change: Change, named: str, exports: Any, tmp_path: Path
+) -> None:
+    a, place = exports(family, dynamo)
+    found = compared(a, changed(place, tmp_path / "wrong.onnx", kind, scope, change))
+    assert not found.is_same and found.complete
+    assert found.findings[0].module == (named or scope)
+    assert found.findings[-1].restored
+
+
+def test_two_wrong_operators_are_both_found(exports: Any, tmp_path: Path) -> None:
+    a, place = exports("vit", True)
+    wrong = changed(place, tmp_path / "wrong.onnx", "LayerNormalization", "vit.layers.0.layernorm_after", FLAT)
+    wrong = changed(wrong, wrong, "Add", "vit.layers.2", reads(1, 0))
+    found = compared(a, wrong)
+    assert [each.module for each in found.findings] == ["vit.layers.0.layernorm_after", "vit.layers.2"]
+    assert [each.restored for each in found.findings] == [False, True]
+
+
+# -- lost names --------------------------------------------------------------------------------------------------------
+def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> None:
+    a, place = exports("vit", True)
+    found = compared(a, without_names(place, tmp_path / "lost.onnx"))
+    check_honest(found)
+    assert not found.by_names and len(found.modules) > 20
+    wrong = changed(place, tmp_path / "wrong.onnx", "LayerNormalization", "vit.layers.1.layernorm_after", FLAT)
+    assert compared(a, without_names(wrong, wrong)).findings[0].module == "vit.layers.1.layernorm_after"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", BY_EXPORTER)
+@pytest.mark.parametrize("family", ["bert", "cnn", "deit"])
+def test_a_graph_that_was_optimised_before_is_the_same(family: str, dynamo: bool, exports: Any) -> None:
+    import onnxruntime
+
+    a, place = exports(family, dynamo)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(place.with_stem("optimised"))  # next to the weights
+    onnxruntime.InferenceSession(place, options, ["CPUExecutionProvider"])
+    check_honest(compared(a, place.with_stem("optimised")))
+
+
+# -- dtypes and files --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> tuple[Adapter, Path]:
+    """A network that is exported in no time."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 300))
+    a = hf_stitch.load(trained(net), example_inputs=torch.randn(2, 6))
+    return a, export("", a, tmp_path_factory.mktemp("line") / "line.onnx", dynamo=False)
+
+
+def test_half_precision_has_its_own_null(line: Any, tmp_path: Path) -> None:
+    a, _ = line
+    half = hf_stitch.load(
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 300)).half(),
+        example_inputs=torch.randn(2, 6).half(),
+    )
+    half.model.load_state_dict(a.model.state_dict())
+    found = compared(a, export("", half, tmp_path / "half.onnx", dynamo=False))
+    check_honest(found)
+    assert found.null == "float16"
+
+
+def test_inputs_of_other_names(line: Any, tmp_path: Path) -> None:
+    a, place = line
+    model = onnx.load(place)
+    model.graph.node[0].input[0] = model.graph.input[0].name = "x"
+    onnx.save(model, tmp_path / "x.onnx")
+    check_honest(compared(a, tmp_path / "x.onnx"))
+
+
+def test_fixed_shapes(line: Any, tmp_path: Path) -> None:
+    a, place = line
+    model = onnx.load(place)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "one.onnx")
+    with pytest.raises(ValueError, match=r"one.onnx reads input of the shape \(1, 6\), not \(8, 6\). Export it with"):
+        compared(a, tmp_path / "one.onnx")
+    check_honest(compared(a, tmp_path / "one.onnx", torch.randn(3, 6), batch_size=1))
+
+
+def test_weights_in_files_of_their_own(line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, place = line
+    onnx.save(
+        onnx.load(place), tmp_path / "line.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
+    monkeypatch.chdir(tmp_path)
+    found = compared(a, "line.onnx")
+    check_honest(found)
+    assert found.b == "line.onnx"
+    (tmp_path / "weights").unlink()
+    with pytest.raises(FileNotFoundError, match=r"line.onnx keeps weights in weights, which is not next to it"):
+        compared(a, "line.onnx")
+
+
+def test_what_cannot_be_read(line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, place = line
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
+        compared(a, tmp_path / "none.onnx")
+    for content in (b"no graph", b""):
+        (tmp_path / "no.onnx").write_bytes(content)
+        with pytest.raises(ValueError, match=r"no\.onnx is no ONNX file"):
+            compared(a, tmp_path / "no.onnx")
+    model = onnx.load(place)
+    model.graph.node[0].op_type = "Unknown"
+    onnx.save(model, tmp_path / "unknown.onnx")
+    with pytest.raises(ValueError, match=r"ONNX Runtime does not load unknown\.onnx: .*Unknown"):
+        compared(a, tmp_path / "unknown.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r"pip install \"hf-stitch-versions\[onnx\]\""):
+        compared(a, place)
+
+
+def test_an_input_that_the_first_network_lacks(line: Any, tmp_path: Path) -> None:
+    a, place = line
+    model = onnx.load(place)
+    model.graph.input.add(name="position_ids").CopyFrom(
+        onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["n"])
+    )
+    onnx.save(model, tmp_path / "more.onnx")
+    with pytest.raises(ValueError, match=r"more\.onnx reads position_ids, but the first network reads input only"):
+        compared(a, tmp_path / "more.onnx")
