@@ -254,9 +254,22 @@ class Comparison:
         return self.by_names and not self.source.inferred
 
     def hidden(self, key: Key, far: Collection[Key]) -> bool:
-        """Return whether a difference is gone where the module around it and the network end: layers were fused."""
+        """Return whether layers were fused: a difference is gone where the module around it and the network end.
+
+        Then another layer makes up for it, which has changed, too, or is not there any more.
+        """
         parent = self.parents.get(key)
-        return self.end not in far and parent in self.calls and parent not in far
+        if parent is None or parent not in self.calls or parent in far or self.end in far:
+            return False
+        beside = [other for other in self.order if other != parent and self.inside(other, parent)]
+        return sum(other not in self.calls or self.changed(other) for other in beside) > 1
+
+    def changed(self, key: Key) -> bool:
+        """Return whether a module without modules in it is of another class or has other weights."""
+        one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
+        if one is None or two is None or any(True for _ in one.children()):
+            return False
+        return type(one) is not type(two) or bool(evidence.weights(one, two, self.rounding))
 
     def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
         """Return whether the pair of a call is wrong: it is repaired to see what happens.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
 
-from hf_stitch import Activations, Adapter, Samples
+from hf_stitch import Activations, Adapter, Samples, load
 from hf_stitch.adapters import load_on
+from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.data import Data
 from hf_stitch.options import Positive, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
@@ -35,9 +37,9 @@ def same(
 
     Args:
         a: The first network: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The second network, which may be what ``torch.compile`` returned; or a file of an exported one (``….onnx``),
-            or recorded activations of layers that have the names of the first network's
-            (:class:`hf_stitch.Activations`, or a file of them).
+        b: The second network, also a module that takes the inputs of the first, or what ``torch.compile`` returned; or
+            a file of an exported one (``….onnx``), or recorded activations of layers that have the names of the first
+            network's (:class:`hf_stitch.Activations`, or a file of them).
         data: Raw samples; some tens suffice. Default: random inputs within the bounds of the first network, of several
             lengths, padded on both sides.
         tolerance: Multiple of the null from which on a module differs.
@@ -67,13 +69,13 @@ def same(
     options.setdefault("batch_size", BATCH)
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
         first = load_on(a, run.processes.device)
-        other = _source(b, run)
+        other = _source(b, first, run)
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
         return Comparison(first, other, samples, tolerance, run, code).answer()
 
 
-def _source(b: Any, run: Run) -> Adapter | Source:
+def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
     """Return the second network, or what reads its file."""
     place = Path(b) if isinstance(b, (str, Path)) else None
     if place is not None and place.suffix == ".onnx":
@@ -84,4 +86,8 @@ def _source(b: Any, run: Run) -> Adapter | Source:
         return Recorded(Activations.load(place))
     if isinstance(b, Activations):
         return Recorded(b)
+    if isinstance(b, nn.Module):
+        with suppress(ExampleError):  # user code, which takes the inputs of the first network
+            return load(b)
+        return load(b, example_inputs=dict(first.example), processor=first.processor)
     return load_on(str(b) if isinstance(b, Path) else b, run.processes.device)

@@ -41,12 +41,8 @@ def with_bugs(family: str, *bugs: str) -> Adapter:
 
 # -- bugs --------------------------------------------------------------------------------------------------------------
 FEW_BUGS = [
-    ("bert", "eps of the embeddings", ""),
     ("roberta", "positions", ""),
-    ("gpt2", "head untied", ""),
-    ("llama", "base of rotations", ""),
     ("t5", "buckets", ""),
-    ("vit", "transposed", ""),
     ("swin", "mask of the shift", ""),
     ("cnn", "padding", ""),
     ("llama", "mask in attention", "eager"),
@@ -117,15 +113,58 @@ def test_not_a_number_on_one_side_is_a_difference() -> None:
 
 
 # -- honest pairs ------------------------------------------------------------------------------------------------------
-SLOW = ("compiled, eager", "compiled, inductor")
+FAST = ("bfloat16", "eager", "LoRA", "headless", "timm", "port")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in honest.TABLE if kind not in SLOW])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in honest.TABLE]
+)
 def test_an_honest_pair_is_the_same(kind: str) -> None:
     pair = honest.pair(kind, honest.TABLE[kind][1][0])
     found = compared(pair.a, pair.b, pair.data, **pair.options)
     assert found.is_same, found.verdict
     assert found.by_names == (kind not in ("timm", "port"))
+
+
+def test_layers_that_were_fused_are_the_same_from_outside() -> None:
+    class Block(nn.Sequential):
+        pass
+
+    def norm() -> nn.BatchNorm2d:
+        made = nn.BatchNorm2d(6)
+        nn.init.normal_(made.running_mean), nn.init.uniform_(made.running_var, 0.5, 2)
+        return made
+
+    model = nn.Sequential(Block(nn.Conv2d(3, 6, 3), norm(), nn.ReLU()), nn.Flatten(), nn.Linear(96, 4)).eval()
+    fused = copy.deepcopy(model)
+    fused[0][0] = torch.nn.utils.fuse_conv_bn_eval(fused[0][0], fused[0][1])
+    fused[0][1] = nn.Identity()
+    wrong = copy.deepcopy(model)
+    wrong[0][0].bias.data += 0.1
+    wrong[0][2] = nn.Hardtanh(-1e9, -1e8)  # hides everything behind it
+    images = torch.randn(4, 3, 6, 6)
+    a, b, c = (hf_stitch.load(each, example_inputs=images) for each in (model, fused, wrong))
+    found = compared(a, b, images)
+    assert found.is_same and found.inside == ("0.0",)
+    assert compared(a, c, images).findings[0].module == "0.0"
+
+
+def test_a_setting_with_less_effect_than_rounding_is_told() -> None:
+    found = compared(first("gpt2"), with_bugs("gpt2", "eps"))
+    assert found.is_same
+    assert f"Settings differ: {TABLE['gpt2']['eps'][1]}: eps 1e-05 against 1e-06." in found.verdict
+
+
+def test_code_that_torch_compile_returns_is_compared_too() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return lambda *given: tuple(1.01 * each for each in graph(*given))
+
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).eval()
+    code = torch.compile(copy.deepcopy(model), backend=backend)
+    data = torch.randn(8, 4)
+    found = same(hf_stitch.load(model, example_inputs=data), code, data, progress=False)
+    assert [finding.module for finding in found.findings] == ["compiled code"]
 
 
 def test_compiled_code_is_compared_too() -> None:
