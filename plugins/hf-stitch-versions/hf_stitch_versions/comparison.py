@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,6 +39,28 @@ class Null:
 
     output: float
     input: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """A network that is compared with a reference."""
+
+    source: Source
+    calls: Mapping[Key, Key]  # calls of the reference -> of the source
+    put: Collection[Key] = ()  # calls of the reference whose outputs replace those of the source
+
+    def compare(
+        self, kept: Mapping[Key, Event], feed: Feed, found: Deviations, with_inputs: Collection[Key]
+    ) -> None:  # fmt: skip
+        """Run on a batch, and add how much every call deviates from what the reference has kept."""
+        back = {theirs: mine for mine, theirs in self.calls.items()}
+
+        def see(event: Event) -> None:
+            if (mine := back.get(event.key)) is not None and mine in kept:
+                found.setdefault(mine, Deviation()).add(kept[mine], event, feed.mask)
+
+        theirs = {self.calls[key] for key in with_inputs if key in self.calls}
+        self.source.watch(feed, see, theirs, {self.calls[key]: kept[key].outputs for key in self.put})
 
 
 class Comparison:
@@ -91,13 +113,13 @@ class Comparison:
     def answer(self) -> Sameness:
         """Compare, find, and repair what was found until nothing else differs."""
         self.pair()
-        self.null = self.nulls()
-        first = self.measure(self.reference, self.source, self.calls)
+        rounded, first = self.look()
         if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
-            self.null = self.nulls()
-            first = self.measure(self.reference, self.source, self.calls)
+            rounded, first = self.look()
         self.check(first)
-        found = first
+        self.null, found = self.nulls(rounded), first
+        if self.differing(first, ()):
+            self.null = self.nulls(rounded, self.rounded_second())
         findings, repaired = list[Finding](), list[Key]()
         far = self.differing(first, ())
         inside = [key for key in far if self.hidden(key, far)] if self.sure else []
@@ -107,7 +129,7 @@ class Comparison:
                 continue
             key = self.cause(seen, repaired)
             repaired.append(key)
-            before, found = found, self.measure(self.reference, self.source, self.calls, put=repaired)
+            before, found = found, self.repaired(repaired)
             findings.append(self.finding(key, seen, before, found))
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
@@ -146,28 +168,33 @@ class Comparison:
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
         self.missing, self.extra = found.missing, found.extra
 
-    def nulls(self, with_inputs: Collection[Key] = ()) -> dict[Key, Null]:
-        """Return what rounding does to the paired calls: in the first network or, if it can run so, in the second.
-
-        What is finite in one of the dtypes only is no rounding.
-        """
+    def look(self, with_inputs: Collection[Key] = (), put: Collection[Key] = ()) -> list[Deviations]:
+        """Return how much the first network deviates from itself by rounding, and the second from the first."""
         mine = {key: key for key in self.calls}
-        found = [self.measure(self.reference, self.reference.computing(self.coarse), mine, with_inputs=with_inputs)]
-        if isinstance(self.source, Network) and self.source.dtype == EXACT:
-            theirs = {key: key for key in self.calls.values()}
-            asked = [self.calls[key] for key in with_inputs]
-            twin = self.measure(self.source, self.source.computing(self.coarse), theirs, with_inputs=asked)
-            found.append({key: twin[other] for key, other in self.calls.items() if other in twin})
+        looks = [Look(self.reference.computing(self.coarse), mine), Look(self.source, self.calls, put)]
+        return self.measure(self.reference, looks, with_inputs)
+
+    def repaired(self, put: Collection[Key]) -> Deviations:
+        """Return how much the second network deviates whose outputs at some calls are put right."""
+        return self.measure(self.reference, [Look(self.source, self.calls, put)])[0]
+
+    def rounded_second(self, with_inputs: Collection[Key] = ()) -> Deviations:
+        """Return what rounding does in the second network, by the calls of the first; nothing if it is a file."""
+        if not isinstance(self.source, Network) or self.source.dtype != EXACT:
+            return {}
+        look = Look(self.source.computing(self.coarse), {key: key for key in self.calls.values()})
+        (found,) = self.measure(self.source, [look], [self.calls[key] for key in with_inputs])
+        return {key: found[other] for key, other in self.calls.items() if other in found}
+
+    def nulls(self, *rounded: Deviations) -> dict[Key, Null]:
+        """Return the null of each call: the greater rounding. What is finite in one of the dtypes only is none."""
         none = Deviation()
-        return {
-            key: Null(
-                *(
-                    max([self.floor, *filter(math.isfinite, (getattr(each.get(key, none), of) for each in found))])
-                    for of in ("output", "input")
-                )
-            )
-            for key in self.calls
-        }
+
+        def greatest(key: Key, of: str) -> float:
+            found = (getattr(each.get(key, none), of) for each in rounded)
+            return max([self.floor, *filter(math.isfinite, found)])
+
+        return {key: Null(greatest(key, "output"), greatest(key, "input")) for key in self.calls}
 
     def as_they_are(self) -> bool:
         """Run networks in their own dtype again whose values are finite elsewhere in float64; tell whether there are.
@@ -179,7 +206,7 @@ class Comparison:
             network = getattr(self, side)
             if isinstance(network, Network) and network.computed is not None:
                 own = replace(network, computed=None)
-                seen = self.measure(own, network, {key: key for key in keys})
+                (seen,) = self.measure(own, [Look(network, {key: key for key in keys})])
                 if any(math.isinf(each.output) for each in seen.values()):
                     setattr(self, side, own)
                     found = True
@@ -187,32 +214,26 @@ class Comparison:
         return found
 
     def measure(
-        self, reference: Source, source: Source, calls: Mapping[Key, Key], *, with_inputs: Collection[Key] = (),
-        put: Collection[Key] = (),
-    ) -> Deviations:  # fmt: skip
-        """Return how much a source deviates from a reference at paired calls; outputs at some are put right."""
-        back = {theirs: mine for mine, theirs in calls.items()}
-        sums: Deviations = {}
+        self, reference: Source, looks: Sequence[Look], with_inputs: Collection[Key] = ()
+    ) -> list[Deviations]:  # fmt: skip
+        """Return how much each source deviates from a reference, which runs once for all of them."""
+        sums: list[Deviations] = [{} for _ in looks]
+        wanted = {key for look in looks for key in look.calls}
         self.n = 0
         for feed in self.feeds():
             kept = dict[Key, Event]()
 
             def keep(event: Event, kept: dict[Key, Event] = kept) -> None:
-                if event.key in calls:
+                if event.key in wanted:
                     copies = {place: value.clone() for place, value in event.outputs.items()}
                     kept[event.key] = replace(event, outputs=copies)
 
             reference.watch(feed, keep, with_inputs)
-
-            def see(event: Event, kept: dict[Key, Event] = kept, feed: Feed = feed) -> None:
-                if (mine := back.get(event.key)) in kept:
-                    sums.setdefault(mine, Deviation()).add(kept[mine], event, feed.mask)
-
-            theirs = {calls[key] for key in with_inputs if key in calls}
-            source.watch(feed, see, theirs, {calls[key]: kept[key].outputs for key in put})
+            for look, found in zip(looks, sums, strict=True):
+                look.compare(kept, feed, found, with_inputs)
             self.n += len(feed.ids)
         self.n = sum(self.run.processes.gather(self.n))
-        return join(self.run.processes.gather(sums))
+        return [join(self.run.processes.gather(found)) for found in sums]
 
     # -- looking -------------------------------------------------------------------------------------------------------
     def check(self, found: Deviations) -> None:
@@ -276,7 +297,7 @@ class Comparison:
 
         Nothing could be put there, what agreed does so no more, or the outputs of the network differ twice as much.
         """
-        after = self.measure(self.reference, self.source, self.calls, put=[*repaired, key])
+        after = self.repaired([*repaired, key])
 
         def ratio(found: Deviations, key: Key) -> float:
             return found[key].output / (self.tolerance * self.null[key].output)
@@ -298,8 +319,8 @@ class Comparison:
         while (parent := self.parents.get(around[-1])) is not None:
             around.append(parent)
         around = [key for key in around if key in self.calls]
-        inside_of = self.measure(self.reference, self.source, self.calls, with_inputs=around, put=repaired)
-        null = self.nulls(around)
+        rounded, inside_of = self.look(around, repaired)
+        null = self.nulls(rounded, self.rounded_second(around))
         for key, within in zip(around, [None, *around], strict=False):
             self.received, self.handed = inside_of[key], inside_of[within or key]
             if self.received.input <= self.tolerance * null[key].input and not self.received.masks[0]:
@@ -345,8 +366,8 @@ class Comparison:
         """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
         end = self.end
         code = Compiled(Network(b, second=True), self.code or b.model)
-        null = self.measure(self.reference, self.reference.computing(code.dtype), {end: end})[end].output
-        found = self.measure(self.reference, code, {end: ("", 0)})[end].output
+        looks = [Look(self.reference.computing(code.dtype), {end: end}), Look(code, {end: ("", 0)})]
+        null, found = (each[end].output for each in self.measure(self.reference, looks))
         return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)
 
     def compiled_finding(self, row: Module) -> list[Finding]:
