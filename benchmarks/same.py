@@ -94,10 +94,12 @@ def on_bugs() -> dict[str, Counter[str]]:
     counts = {effect: Counter[str]() for effect in (SHOWS, SMALL, NONE)}
     for each in planted.names():
         pair = planted.plant(*each)
-        found = same(pair.a, pair.b, progress=False).findings
+        found = same(pair.a, pair.b, progress=False)
         row = counts[SHOWS if pair.shows else SMALL if pair.counts else NONE]
+        named = bool(found.findings) and found.findings[0].module == pair.answer
         row["pairs"] += 1
-        row["same"] += bool(found) and found[0].module == pair.answer
+        row["same"] += named
+        row["told"] += named or (found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings))
         row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
     return counts
 
@@ -147,9 +149,10 @@ def seconds(job: Callable[[], object]) -> float:
 # -- showing -----------------------------------------------------------------------------------------------------------
 def table(title: str, rows: dict[str, Counter[str]]) -> Table:
     """Return a table of counts."""
-    shown = Table("", "pairs", "same", "hooks and allclose", title=title)
+    told = ["told"] * any("told" in row for row in rows.values())
+    shown = Table("", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose", title=title)
     for name, row in rows.items():
-        shown.add_row(name, *(str(row[column]) for column in ("pairs", "same", "hooks")))
+        shown.add_row(name, *(str(row[column]) for column in ("pairs", "same", *told, "hooks")))
     return shown
 
 
