@@ -320,7 +320,9 @@ class Comparison:
             around.append(parent)
         around = [key for key in around if key in self.calls]
         rounded, inside_of = self.look(around, repaired)
-        null = self.nulls(rounded, self.rounded_second(around))
+        null = self.nulls(rounded)
+        if inside_of[seen].input > self.tolerance * null[seen].input:
+            null = self.nulls(rounded, self.rounded_second(around))
         for key, within in zip(around, [None, *around], strict=False):
             self.received, self.handed = inside_of[key], inside_of[within or key]
             if self.received.input <= self.tolerance * null[key].input and not self.received.masks[0]:

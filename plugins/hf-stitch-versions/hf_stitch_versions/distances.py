@@ -135,6 +135,9 @@ def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float
         return math.inf, 1.0
     y = y.to(x.device).reshape(x.shape)  # an axis of length 1 more or less is the same
     x, y = rows_of(x, mask), rows_of(y, mask)
+    gap, size = float((x - y).square_().sum()), float(x.square().sum())
+    if math.isfinite(gap) and math.isfinite(size):
+        return gap, size
     finite = x.isfinite()
     if not torch.equal(finite, y.isfinite()) or not torch.equal(x[~finite].nan_to_num(), y[~finite].nan_to_num()):
         return math.inf, 1.0
