@@ -18,7 +18,7 @@ from hf_stitch_versions.inputs import differences, feeds, for_second
 from hf_stitch_versions.pairing import Trace, pair, trace
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.result import Finding, Module, Sameness
-from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Source
+from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
 COMPILED = "compiled code"
 """What stands in the place of the name of a module for the whole of a compiled network."""
@@ -82,8 +82,7 @@ class Comparison:
         self.a, self.b, self.code = a, b if isinstance(b, Adapter) else None, code
         self.samples, self.tolerance, self.run = samples, tolerance, run
         self.random = None if samples is not None else list(feeds(a, self.b, None, run))
-        given = next(iter(self.given()))
-        self.inputs = differences(given, a, self.b) if self.b is not None else []
+        self.inputs = list[str]()
         self.first = next(iter(self.feeds()))
         self.reference = _widest(Network(a), self.first)
         self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
@@ -106,7 +105,8 @@ class Comparison:
     def feeds(self) -> Iterable[Feed]:
         """Return the batches of this process; the second network reads the inputs of the first if its own differ."""
         for feed in self.given():
-            if self.b is not None and (feed.own is None or differences(feed, self.a, self.b)):
+            if self.b is not None and (feed.own is None or (found := differences(feed, self.a, self.b))):
+                self.inputs = self.inputs or ([] if feed.own is None else found)
                 feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
             yield feed
 
@@ -136,13 +136,14 @@ class Comparison:
                    found[key].output)
             for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
-        if seen is None and self.b is not None and (self.code or compiled_modules(self.b.model)):
+        if seen is None and self.b is not None and (self.code is not None or compiled_modules(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
         return Sameness(
             str(self.a.reference), str(self.b.reference if self.b else self.source), self.tolerance,
             _name(self.reference.dtype), _name(self.coarse), self.n,
-            None if self.samples is None else self.samples.fingerprint, tuple(self.inputs),
+            None if self.samples is None else self.samples.fingerprint,
+            tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
             tuple(self.settings()), tuple(findings), seen is None, tuple(rows), self.missing,
             self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names,
         )  # fmt: skip
@@ -238,7 +239,8 @@ class Comparison:
     # -- looking -------------------------------------------------------------------------------------------------------
     def check(self, found: Deviations) -> None:
         """Refuse networks of which nothing can be paired, or whose weights mostly have other shapes."""
-        if len(found) < 2 < len(self.order):
+        unnamed = isinstance(self.source, Recorded) and not self.by_names
+        if unnamed or (len(self.order) > 2 and not set(found) - {self.order[-1]}):
             raise ValueError(
                 "no module of the first network has a partner in the second, neither by its name nor by its values: "
                 "these are no versions of one network. Compare them with hf_stitch.compare"
@@ -367,7 +369,7 @@ class Comparison:
     def compiled(self, b: Adapter) -> Module:
         """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
         end = self.end
-        code = Compiled(Network(b, second=True), self.code or b.model)
+        code = Compiled(Network(b, second=True), b.model if self.code is None else self.code)
         looks = [Look(self.reference.computing(code.dtype), {end: end}), Look(code, {end: ("", 0)})]
         null, found = (each[end].output for each in self.measure(self.reference, looks))
         return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)
@@ -377,7 +379,7 @@ class Comparison:
         if row.ratio <= self.tolerance:
             return []
         code = ("the modules agree, the code that torch.compile has made of them does not",)
-        return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, (), (), code, 0.0, None)]
+        return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, ("weights", "input"), (), code, 0.0, False)]
 
 
 def _widest(network: Network, feed: Feed) -> Network:
@@ -385,7 +387,11 @@ def _widest(network: Network, feed: Feed) -> Network:
     exact = network.computing(EXACT)
     if exact.runs(feed):
         return exact
-    network.watch(feed, lambda event: None)  # raises what is wrong
+    try:
+        network.watch(feed, lambda event: None)
+    except Exception as error:
+        which, why = "second" if network.second else "first", f"{type(error).__name__}: {error}"
+        raise ValueError(f"the {which} network does not run on the inputs of the first: {why}") from error
     return network
 
 

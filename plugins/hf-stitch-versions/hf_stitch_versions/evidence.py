@@ -79,16 +79,20 @@ def values(one: nn.Module, two: nn.Module) -> list[str]:
     mine, theirs = (
         {
             key: value for key, value in vars(each).items()
-            if key not in STATE and not key.startswith("_") and isinstance(value, (bool, int, float, str, tuple))
+            if key not in STATE and not key.startswith("_") and _is_plain(value)
         }
         for each in (one, two)
     )  # fmt: skip
     return _unequal(mine, theirs)
 
 
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (bool, int, float, str))
+
+
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
-    mine, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (one, two))
+    mine, theirs = (_state(m) for m in (one, two))
     if not set(mine) & set(theirs):
         return _unnamed(mine, theirs, max(rounding, SAME))
     found = [f"{name} is missing" for name in mine if name not in theirs]
@@ -103,6 +107,12 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
             transposed = x.dim() == 2 and x.shape[0] == x.shape[1] and torch.equal(x.T, y)
             found.append(f"{name} is transposed" if transposed else f"{name} differs by {gap:.2g} of its norm")
     return found
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers under all their names: tied ones have several."""
+    both = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    return {name: value for each in both for name, value in each}
 
 
 def _gap(x: Tensor, y: Tensor) -> float:

@@ -127,7 +127,8 @@ def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
             found.append(f"{name} has the shape {tuple(one.shape)} against {tuple(two.shape)}")
         elif one.is_floating_point():
             gap = float((one.double() - two.double()).abs().max())
-            if gap > 1e-6 * float(one.double().abs().max()):
+            eps = max(1e-6, torch.finfo(one.dtype).eps, torch.finfo(two.dtype).eps)
+            if gap > eps * float(one.double().abs().max()):
                 found.append(f"{name} differs by up to {gap:.2g}")
         elif not torch.equal(one, two):
             row, *place = (one != two).nonzero()[0].tolist()

@@ -165,6 +165,12 @@ def test_code_that_torch_compile_returns_is_compared_too() -> None:
     data = torch.randn(8, 4)
     found = same(hf_stitch.load(model, example_inputs=data), code, data, progress=False)
     assert [finding.module for finding in found.findings] == ["compiled code"]
+    assert "so it is the operation" in found.verdict and "nothing of it is left" not in found.verdict
+
+
+def test_code_of_a_network_without_a_length_is_compared() -> None:
+    model = first("vit").model
+    assert compared(first("vit"), torch.compile(copy.deepcopy(model), backend="eager")).is_same
 
 
 def test_compiled_code_is_compared_too() -> None:
@@ -214,6 +220,48 @@ def test_other_token_ids_are_told() -> None:
     assert found.verdict.endswith("On the same inputs, the networks are the same.")
 
 
+def test_inputs_of_later_batches_are_told() -> None:
+    tokenizer, texts = plain_tokenizer(), [WORDS[0]] * 2 + [WORDS[1]] * 2
+    plan = json.loads(tokenizer.backend_tokenizer.to_str())
+    ids = plan["model"]["vocab"]
+    ids[WORDS[1]], ids[WORDS[2]] = ids[WORDS[2]], ids[WORDS[1]]
+    tokenizer.backend_tokenizer.model = type(tokenizer.backend_tokenizer.model)(ids, unk_token="[UNK]")
+    other = hf_stitch.load(copy.deepcopy(first("bert").model), processor=tokenizer)
+    found = compared(first("bert"), other, texts, batch_size=2)
+    assert not found.is_same and found.inputs[0].startswith("input_ids differs in sample 2 at 0: ")
+
+
+def test_inputs_rounded_to_the_dtype_of_a_network_are_no_difference() -> None:
+    model = copy.deepcopy(first("vit").model).bfloat16()
+    assert compared(first("vit"), loaded("vit", model), honest.PICTURES).is_same
+
+
+def test_what_does_not_run_is_refused() -> None:
+    wide = nn.Sequential(nn.Linear(7, 3), nn.ReLU())
+    with pytest.raises(ValueError, match=r"the second network does not run on the inputs of the first: RuntimeError"):
+        compared(*(hf_stitch.load(each, example_inputs=torch.randn(2, each[0].in_features))
+                   for each in (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), wide)))  # fmt: skip
+
+
+def test_tied_weights_and_attributes_that_hold_tensors_are_no_difference() -> None:
+    class Net(nn.Module):
+        def __init__(self, tied: bool, scale: float) -> None:
+            super().__init__()
+            self.one, self.two, self.scale, self.held = nn.Linear(4, 4), nn.Linear(4, 4), scale, (torch.ones(3),)
+            for layer in (self.one, self.two):
+                nn.init.eye_(layer.weight)
+                nn.init.zeros_(layer.bias)
+            if tied:
+                self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(self.one(x)) * self.scale
+
+    nets = [hf_stitch.load(Net(*each), example_inputs=torch.randn(2, 4)) for each in ((True, 1.0), (False, 2.0))]
+    (finding,) = compared(*nets).findings
+    assert not finding.weights and finding.settings == ("scale 1.0 against 2.0",)
+
+
 def test_padding_on_the_other_side_is_told() -> None:
     tokenizer = plain_tokenizer()
     tokenizer.padding_side = "left"
@@ -250,6 +298,9 @@ def test_recorded_activations_that_differ_are_found(tmp_path: Path) -> None:
     Activations(values, pair.b.ids).save(tmp_path / "served.npz")
     found = compared(pair.a, tmp_path / "served.npz", pair.data)
     assert [finding.module for finding in found.findings] == layers[1:2]
+    assert not compared(pair.a, Activations({layers[1]: values[layers[1]]}, pair.b.ids), pair.data).is_same
+    with pytest.raises(ValueError, match="no module of the first network has a partner"):
+        compared(pair.a, Activations({"other": values[layers[1]]}, pair.b.ids), pair.data)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
