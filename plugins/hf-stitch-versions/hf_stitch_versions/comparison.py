@@ -144,7 +144,7 @@ class Comparison:
             _name(self.reference.dtype), _name(self.coarse), self.n,
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
-            tuple(self.settings()), tuple(findings), seen is None, tuple(rows), self.missing,
+            tuple(self.settings()), tuple(findings), seen is None and self.whole, tuple(rows), self.missing,
             self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names,
         )  # fmt: skip
 
@@ -164,7 +164,7 @@ class Comparison:
             source.watch(self.first, see)
             sides.append(traces)
         self.order = [each.key for each in sides[0]]
-        found = pair(*sides)
+        found = self.run.processes.agree(pair(*sides))
         self.calls, self.by_names = found.calls, found.by_names
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
         self.missing, self.extra = found.missing, found.extra
@@ -233,7 +233,8 @@ class Comparison:
             for look, found in zip(looks, sums, strict=True):
                 look.compare(kept, feed, found, with_inputs)
             self.n += len(feed.ids)
-        self.n = sum(self.run.processes.gather(self.n))
+        if self.samples is not None:
+            self.n = sum(self.run.processes.gather(self.n))
         return [join(self.run.processes.gather(found)) for found in sums]
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -272,6 +273,11 @@ class Comparison:
         return next((key for key in far if key in self.calls and not self.hidden(key, far)), None)
 
     @property
+    def whole(self) -> bool:
+        """Whether the networks are paired as wholes, or by names, or only some layers were recorded."""
+        return self.by_names or self.order[-1] in self.calls or isinstance(self.source, Recorded)
+
+    @property
     def sure(self) -> bool:
         """Whether pairs are right: by names, and of a network that tells its modules itself."""
         return self.by_names and not self.source.inferred
@@ -282,7 +288,7 @@ class Comparison:
         Then another layer makes up for it, which has changed, too, or is not there any more.
         """
         parent = self.parents.get(key)
-        if parent is None or parent not in self.calls or parent in far or self.end in far:
+        if not self.sure or parent is None or parent not in self.calls or parent in far or self.end in far:
             return False
         beside = [other for other in self.order if other != parent and self.inside(other, parent)]
         return sum(other not in self.calls or self.changed(other) for other in beside) > 1

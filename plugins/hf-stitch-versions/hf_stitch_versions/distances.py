@@ -67,7 +67,8 @@ def join(parts: list[Deviations]) -> Deviations:
 
 def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the values of real tokens as float64; all values of what has no tokens."""
-    if mask is not None and 2 <= values.dim() <= 3 and values.shape[:2] == mask.shape:
+    by_token = values.dim() == 3 or (values.dim() == 2 and not values.is_floating_point())
+    if mask is not None and by_token and values.shape[:2] == mask.shape:
         values = values[mask.to(values.device)]
     return values.double()
 

@@ -110,9 +110,13 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers under all their names: tied ones have several."""
+    """Return parameters, buffers and other tensors under all their names: tied ones have several."""
     both = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    return {name: value for each in both for name, value in each}
+    found = {name: value for each in both for name, value in each}
+    for place, part in module.named_modules(remove_duplicate=False):
+        plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+        found |= {f"{place}.{name}" if place else name: value for name, value in plain.items()}
+    return found
 
 
 def _gap(x: Tensor, y: Tensor) -> float:

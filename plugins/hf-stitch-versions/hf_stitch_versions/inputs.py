@@ -21,10 +21,9 @@ LENGTHS = (12, 5, 9, 12, 3, 7, 12, 10)
 
 
 def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> Iterator[Feed]:
-    """Yield the batches of this process: of samples, or random ones, on one process each."""
+    """Yield the batches of this process: its part of the samples, or random ones, which all processes run."""
     if samples is None:
-        made = list(random_feeds(a, run.seed))
-        yield from made[run.processes.rank :: run.processes.count]
+        yield from random_feeds(a, run.seed)
         return
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "comparing"):
         arguments = a.preprocess(batch.samples)

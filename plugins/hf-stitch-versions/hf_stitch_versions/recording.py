@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -70,10 +70,13 @@ def watch(
         if put is not None and key in put:
             output = _replaced(output, put[key])
         parent = running[-1][0] if running else None
-        see(Event(key, type(module).__name__, values_of(output), parent, inputs, masks))
+        see(Event(key, type(module).__name__, values_of(output, whole=not key[0]), parent, inputs, masks))
         return output
 
-    with ExitStack() as hooks:
+    device = adapter.device
+    drawn = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(drawn), ExitStack() as hooks:
+        torch.manual_seed(0)  # noise is the same in all forwards, or it would be the null
         for name, module in adapter.model.named_modules():
             handles = (
                 module.register_forward_pre_hook(begin(name), with_kwargs=True),
@@ -84,9 +87,13 @@ def watch(
         adapter.forward(arguments)
 
 
-def values_of(output: Any) -> dict[str, Tensor]:
-    """Return the floating-point tensors of an output that are no masks, by their place in it."""
-    return {place: value for place, value in _tensors(output) if is_value(value) and _as_mask(value) is None}
+def values_of(output: Any, *, whole: bool = False) -> dict[str, Tensor]:
+    """Return the floating-point and complex tensors of an output that are no masks, by their place in it.
+
+    Of the whole network, all tensors: they are what it answers.
+    """
+    found = {place: torch.view_as_real(v) if v.is_complex() else v for place, v in _tensors(output) if v.numel()}
+    return {place: v for place, v in found.items() if whole or (is_value(v) and _as_mask(v) is None)}
 
 
 def is_value(tensor: Tensor) -> bool:
@@ -95,9 +102,11 @@ def is_value(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of nested values: of tuples, lists and mappings, but not of caches and other objects."""
+    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches."""
     if isinstance(value, Tensor):
         yield place, value
+    elif is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)}, place)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _tensors(item, f"{place}.{key}".strip("."))
@@ -140,7 +149,8 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Convert the weights of a network in place, and restore their bits afterwards. ``None`` leaves them alone.
 
-    A copy would not do: forwards that user code has bound to a module would still run the original.
+    So are tensors that forwards keep in their modules. A copy would not do: forwards that user code has bound to a
+    module would still run the original.
     """
     if dtype is None:
         yield
@@ -149,6 +159,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         (value, value.data) for value in {id(v): v for v in (*model.parameters(), *model.buffers())}.values()
         if value.is_floating_point()
     ]  # fmt: skip
+    attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     try:
         for value, data in kept:
             value.data = data.to(dtype)
@@ -156,3 +167,10 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     finally:
         for value, data in kept:
             value.data = data
+        for module, before, buffers in attributes:
+            now = dict(vars(module))
+            for name in (name for name, value in now.items() if isinstance(value, Tensor) and name not in before):
+                delattr(module, name)
+            tensors = [name for name in before if isinstance(before[name], Tensor) or isinstance(now.get(name), Tensor)]
+            vars(module).update({name: before[name] for name in tensors})
+            module._buffers.update(buffers)
