@@ -201,7 +201,8 @@ class Sameness(Result):
         elif self.complete:
             told.append("On the same inputs, the networks are the same.")
         if not self.complete:
-            told.append("Something else differs that is not found.")
+            sizes = "" in self.missing
+            told.append("The outputs have other sizes." if sizes else "Something else differs that is not found.")
         return " ".join(told)
 
     def to_pandas(self) -> pandas.DataFrame:
