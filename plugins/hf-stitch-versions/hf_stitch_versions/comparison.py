@@ -57,7 +57,8 @@ class Look:
 
         def see(event: Event) -> None:
             if (mine := back.get(event.key)) is not None and mine in kept:
-                found.setdefault(mine, Deviation()).add(kept[mine], event, feed.mask)
+                own = replace(kept[mine], masks={}) if self.source.inferred else kept[mine]  # of masks it knows nothing
+                found.setdefault(mine, Deviation()).add(own, event, feed.mask)
 
         theirs = {self.calls[key] for key in with_inputs if key in self.calls}
         self.source.watch(feed, see, theirs, {self.calls[key]: kept[key].outputs for key in self.put})
