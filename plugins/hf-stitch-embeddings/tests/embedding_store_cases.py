@@ -73,7 +73,7 @@ class Faiss(StoreCase):
 class Lance(StoreCase):
     """A LanceDB table with texts."""
 
-    name, has_payloads, start_method = "lancedb", True, "forkserver"
+    name, has_payloads, start_method, closed = "lancedb", True, "forkserver", "*.lance"
 
     def _rows(self, ids: Sequence[Any], vectors: np.ndarray, **columns: Any) -> Any:
         import pyarrow

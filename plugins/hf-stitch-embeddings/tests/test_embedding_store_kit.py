@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 import tomllib
@@ -109,7 +110,7 @@ class MapsAgain(SqliteStore):
 
 class _NoLock:
     def acquire(self) -> None: ...
-    def release(self) -> None: ...
+    def release(self, **options: bool) -> None: ...
 
 
 class NoLock(SqliteStore):
@@ -175,6 +176,18 @@ class SwallowsErrors(SqliteStore):
         return "" if self.failed else super().switch()
 
 
+class LeavesNotesInside(SqliteStore):
+    """Writes a file in a folder inside during the switch, and never removes that of another process."""
+
+    def switch(self) -> str:
+        note = self.file.parent / "notes" / str(os.getpid())
+        note.parent.mkdir(exist_ok=True)
+        note.write_text("")
+        said = super().switch()
+        note.unlink()
+        return said
+
+
 BROKEN: dict[str, tuple[type[SqliteStore], str]] = {
     "description": (WrongWidth, "width=6, got 7"),
     "missing": (MadeWhenMissing, "must raise FileNotFoundError"),
@@ -213,6 +226,12 @@ def test_each_part_finds_a_broken_store(name: str) -> None:
         part()
 
 
+def test_what_a_killed_process_leaves_in_a_folder_inside_is_found() -> None:
+    part = next(part for part in check_store.parts(broken(LeavesNotesInside)) if part.name == "killed")
+    with pytest.raises(AssertionError, match=r"another run, notes/\d+ is left"):
+        part()
+
+
 def test_every_part_has_a_broken_store() -> None:
     assert [part.name for part in check_store.parts(Sqlite())] == list(BROKEN)
 
@@ -230,10 +249,24 @@ def test_stores_are_opened_by_path_or_name(tmp_path: Path) -> None:
         (tmp_path / "absent.npy", {}, FileNotFoundError, "pass a file, a folder, or NAME:PLACE"),
         (tmp_path / "notes", {}, ValueError, "no store holds vectors as in .*one of: arrays, faiss, lancedb, qdrant"),
         (tmp_path / "old.npy", {}, TypeError, "'arrays' among embedding_stores needs the option 'target'"),
-        (tmp_path / "docs.db", {"target": "x"}, TypeError, "has no option 'target'"),
+        (tmp_path / "docs.db", {"target": "x"}, TypeError, "has no option 'target'. Its options: none$"),
+        (tmp_path / "old.npy", {"source": "x"}, TypeError, "has no option 'source'.* Its options: target, metric$"),
     ):
         with pytest.raises(error, match=message):
             open_store(place, **options)
+
+
+@pytest.mark.parametrize("place", ["docs.db", "old.npy"])
+def test_a_store_that_was_started_twice_is_free_when_it_is_closed(place: str, tmp_path: Path) -> None:
+    Sqlite().make(tmp_path, np.ones((2, 6), np.float32), ["a", "b"])
+    np.save(tmp_path / "old.npy", np.ones((2, 6), np.float32))
+    options = {"target": tmp_path / "new.npy"} if place == "old.npy" else {}
+    first, second = (open_store(tmp_path / place, **options) for _ in range(2))
+    with first:
+        for _ in range(2):
+            first.start("0123456789ab", 6)
+    with second:
+        second.start("0123456789ab", 6)
 
 
 def test_a_distribution_adds_its_store_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,13 @@ def test_a_figure_without_a_record_is_refused(page: str) -> None:
     for said in [normal(claim["says"]) for claim in CLAIMS["figure"] if claim["page"] == page]:
         text = text.replace(said, "")
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
-    assert {match.group() for match in NUMBER.finditer(text)} == set(CLAIMS["settings"].get(page, []))
+    found, settings = {match.group() for match in NUMBER.finditer(text)}, set(CLAIMS["settings"].get(page, []))
+    without, unused = sorted(found - settings), sorted(settings - found)
+    assert not without, (
+        f"{page} has {', '.join(without)}: add an entry to studies/claims.toml, or, if it is no result, the number to "
+        "its [settings]"
+    )
+    assert not unused, f"{page} no longer has {', '.join(unused)}: remove it from [settings] of studies/claims.toml"
 
 
 @pytest.mark.parametrize("claim", CLAIMS["retired"], ids=lambda claim: claim["said"][:60])

@@ -108,7 +108,7 @@ class UnfinishedRows:
         """Release the lock."""
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.release()
+        self._lock.release(force=True)  # however often it was opened
 
     def _note(self) -> None:
         text = json.dumps({**self._state, "done": self.done})

@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_stitch.options import check_names
 from hf_stitch.registry import PluginError, Registry
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ def open_store(place: str | Path, **options: Any) -> VectorStore:
         registry.check(name)
     else:
         name, rest = _holder(Path(place).expanduser()), str(place)
-    first = next(iter(inspect.signature(registry.get(name)).parameters))
-    return registry.build(name, **{first: rest}, **options)
+    first, *known = inspect.signature(registry.get(name)).parameters.values()
+    if not any(each.kind is each.VAR_KEYWORD for each in known):
+        check_names(f"{name!r} among {registry.kind}", options, [each.name for each in known])
+    return registry.build(name, **{first.name: rest}, **options)
 
 
 def _holder(path: Path) -> str:
