@@ -13,6 +13,11 @@ from torch import Tensor
 from hf_stitch_versions.recording import Event, Key, Values
 
 
+def _none() -> list[float]:
+    """Return the sums of squares of no values."""
+    return [0.0, 0.0]
+
+
 @dataclass
 class Deviation:
     """Relative difference of what one call computes in two networks, summed over batches.
@@ -21,8 +26,8 @@ class Deviation:
     reference. Of several tensors the one counts that differs most.
     """
 
-    outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
-    inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(_none))
+    inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(_none))
     masks: tuple[int, int] = (0, 0)  # number of places where masks differ, and of all places that were compared
 
     def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:

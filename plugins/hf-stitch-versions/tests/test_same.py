@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,43 @@ def test_nothing_of_the_networks_is_changed() -> None:
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
         assert all(value.dtype == weights[name].dtype for name, value in model.state_dict().items())
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+SCRIPT = """
+import sys
+import torch, hf_stitch
+from hf_stitch_versions import same
+from torch.nn import LayerNorm, Linear, Sequential
+
+torch.manual_seed(0)
+net, port = (Sequential(Linear(4, 8), LayerNorm(8, eps=eps), Linear(8, 2)) for eps in (1e-5, 1e-3))
+port.load_state_dict(net.state_dict())
+data = torch.randn(20, 4)
+a, b = (hf_stitch.load(each, example_inputs=data[:2]) for each in (net, port))
+for given in (data, None):
+    found = same(a, b, given, batch_size=4, progress=False)
+    print(found.n, [finding.module for finding in found.findings], f"{found.modules[-1].ratio:.6g}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.splitlines()
+    launched = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        str(tmp_path / "log"),
+    ]
+    subprocess.run([*launched, "--redirects", "3", script], check=True)
+    told = [path.read_text().splitlines() for path in sorted(tmp_path.glob("log/**/stdout.log"))]
+    assert told == [alone, alone]
+    assert alone[0].startswith("20 ['1'] ")
 
 
 # -- inputs and refusals -----------------------------------------------------------------------------------------------
