@@ -19,6 +19,7 @@ SHOWS = {
     "own_network": "task: image-classification",
     "plan": "layer3.0",
     "relative": "accuracy with another encoder, no training: 0.",
+    "same": "First difference: `vit.layers.1.layernorm_after`",
     "share": "same logits: True",
     "stitch": "mean_only",
     "swap": "map: {'name': ",

@@ -153,7 +153,10 @@ class Sameness(Result):
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
-        >>> found = Sameness("a", "b", 4.0, "float64", "float32", 8, None, (), (), (), True, (row,), (), (), (), True)
+        >>> none: tuple[str, ...] = ()
+        >>> found = Sameness(
+        ...     "a", "b", 4.0, "float64", "float32", 8, "sha256:0", none, none, (), True, (row,), none, none, none, True
+        ... )
         >>> print(found.verdict)
         The networks are the same: no output differs by more than 0.2 times what rounding does (float32), on 8 samples.
     """
