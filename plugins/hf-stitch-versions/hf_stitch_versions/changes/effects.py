@@ -1,0 +1,261 @@
+"""Which parts carry the change of the outputs: hybrids of two networks, beside noise of the same size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.data import Batch, PairedSamples
+from hf_stitch.running import Run
+from hf_stitch_versions.changes.hybrids import Recording, exchanged, given, noise, run, valued, with_weights
+from hf_stitch_versions.changes.moved import Moved
+from hf_stitch_versions.changes.outputs import Array, Measure, agreement, quality
+from hf_stitch_versions.changes.parts import Pairing, Part
+from hf_stitch_versions.distances import rows_of
+from hf_stitch_versions.inputs import for_second
+from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
+from hf_stitch_versions.sources import Feed, Network
+
+SEEDS = 2
+"""Number of draws of noise of each part."""
+
+FIRST, OTHER = "first", "other"
+"""Which network the first parts of a hybrid are of."""
+
+
+@dataclass
+class Measured:
+    """What was measured of each sample, concatenated over batches: name -> (samples,)."""
+
+    ids: list[Any] = field(default_factory=list)
+    values: dict[str, list[Array]] = field(default_factory=dict)
+
+    def add(self, name: str, values: Array) -> None:
+        """Add the values of a batch."""
+        self.values.setdefault(name, []).append(values)
+
+    def joined(self) -> dict[str, Array]:
+        """Return the values of all batches."""
+        return {name: np.concatenate(parts) for name, parts in self.values.items()}
+
+
+class Effects:
+    """Two networks on the same samples, and their hybrids.
+
+    Args:
+        a: The first network.
+        b: The second network.
+        pairing: The parts that both have.
+        differ: Names of the parts that differ.
+        measure: How outputs are compared.
+        run_: How the job runs.
+
+    Attributes:
+        forwards: Number of forwards that were computed per batch, as shares of the parts that ran.
+        cost: The same, summed over batches.
+    """
+
+    def __init__(
+        self, a: Adapter, b: Adapter, pairing: Pairing, differ: frozenset[str], measure: Measure, run_: Run
+    ) -> None:  # fmt: skip
+        self.a, self.b, self.pairing, self.measure, self.run = a, b, pairing, measure, run_
+        self.parts = [part for part in pairing.parts if part.whole and part.name in differ]
+        self.modules = {mine: theirs for part in pairing.parts if part.whole for mine, theirs in part.modules.items()}
+        self.cost, self.batches = 0.0, 0
+        self.replays: bool | None = None
+        self.order: tuple[str, ...] = ()
+        self.moved = Moved()
+        self.local: dict[str, list[float]] = {}
+
+    def measured(self, samples: Samples) -> tuple[dict[str, Array], list[Any]]:
+        """Run both networks and all hybrids; return name -> (samples,), and the ids of the samples."""
+        found = Measured()
+        with self._in_one_dtype():
+            for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "running hybrids"):
+                self._batch(batch, found)
+        parts = self.run.processes.gather((found.ids, found.joined()))
+        names = parts[0][1]
+        self.moved.gather(self.run.processes)
+        return {name: np.concatenate([part[1][name] for part in parts]) for name in names}, [
+            id_ for part in parts for id_ in part[0]
+        ]
+
+    @contextmanager
+    def _in_one_dtype(self) -> Iterator[None]:
+        """Let both networks compute in the wider of float32 and their dtypes, so that their modules fit each other."""
+        dtypes = [dtype_of(each.model) for each in (self.a, self.b)]
+        wide = torch.float64 if torch.float64 in dtypes else torch.float32
+        with ExitStack() as stack:
+            for each, dtype in zip((self.a, self.b), dtypes, strict=True):
+                stack.enter_context(in_dtype(each.model, wide if dtype != wide else None))
+            yield
+
+    def _batch(self, batch: Batch, found: Measured) -> None:
+        """Measure one batch."""
+        inputs = self.a.preprocess(batch.samples)
+        mask = inputs.get(self.a.interface.mask)
+        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        arguments = {
+            "a": Network(self.a).arguments(Feed((), inputs)),
+            "b": Network(self.b).arguments(Feed((), for_second(inputs, self.a, self.b))),
+        }
+        own = Recording(self.a, arguments["a"], list(self.modules))
+        other = Recording(self.b, arguments["b"], list(self.modules.values()))
+        self.cost, self.batches = self.cost + 2, self.batches + 1
+        reference, second = (self.measure.output(each.output) for each in (own, other))
+        if reference.shape != second.shape:
+            raise ValueError(
+                f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
+                "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
+                "the networks (task='feature-extraction')"
+            )
+        found.ids += batch.ids
+        self._outputs(batch, inputs, reference, second, found)
+        if self.replays is None:
+            self._learn_order(own, arguments["a"])
+        self._streams(own, other)
+        for part in self.parts:
+            before = self._before(part)
+            kept_a = {name: own.parts[name] for name in before}
+            kept_b = {self.modules[name]: other.parts[self.modules[name]] for name in before}
+            share = 1 - len(before) / max(len(self.order), 1)
+            output = self._patched(part, arguments["a"], kept_a, own)
+            found.add(f"patch {part.name}", self._apart(reference, output))
+            with self._swapped(self.b, part, reverse=True), given(self.b.model, kept_b):
+                output = run(self.b, arguments["b"])
+            found.add(f"revert {part.name}", self._apart(reference, output))
+            for seed in range(SEEDS):
+                noisy = noise(self.pairing.a, self.pairing.b, part, self.run.seed + seed)
+                with self._valued(part, noisy), given(self.a.model, kept_a):
+                    output = run(self.a, arguments["a"])
+                found.add(f"noise {seed} {part.name}", self._apart(reference, output))
+            self.cost += (2 + SEEDS) * share
+        self._curves(own, other, arguments, reference, found)
+
+    def _apart(self, reference: Tensor, output: Any) -> Array:
+        """Return how far the output of a hybrid is from that of the first network."""
+        return self.measure.apart(reference, self.measure.output(output), self.mask)
+
+    def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
+        """Measure the outputs of both networks."""
+        found.add("total", self.measure.apart(reference, second, self.mask))
+        found.add("back", self.measure.apart(second, reference, self.mask))
+        ids = inputs.get(self.a.interface.content[0])
+        for who, output in (("a", reference), ("b", second)):
+            for name, values in quality(self.measure, output, ids, batch.labels, self.mask).items():
+                found.add(f"{who} {name}", values)
+        if self.measure.is_divergence:
+            found.add("agreement", agreement(reference, second, self.mask))
+        else:
+            for name, values in self.measure.spread(reference, self.mask).items():
+                found.add(name, values)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+    def _patched(self, part: Part, arguments: Mapping[str, Any], kept: Mapping[str, Any], own: Recording) -> Any:
+        """Run the first network with a part of the second; keep how far the output of the part itself is off."""
+        gaps: list[tuple[float, float]] = []
+
+        def compare(name: str) -> Any:
+            def hook(module: Any, args: Any, output: Any) -> None:
+                mine, theirs = (_stream(each, self.mask) for each in (own.parts[name], output))
+                if mine is not None and theirs is not None and mine.shape == theirs.shape:
+                    gaps.append((float((mine - theirs).square().sum()), float(mine.square().sum())))
+
+            return hook
+
+        with self._swapped(self.a, part), given(self.a.model, kept), ExitStack() as hooks:
+            for name in part.modules:
+                if name in own.parts:
+                    module = self.a.model.get_submodule(name)
+                    hooks.callback(module.register_forward_hook(compare(name)).remove)
+            output = run(self.a, arguments)
+        for gap, size in gaps:
+            sums = self.local.setdefault(part.name, [0.0, 0.0])
+            sums[0], sums[1] = sums[0] + gap, sums[1] + size
+        return output
+
+    @contextmanager
+    def _swapped(self, network: Adapter, part: Part, *, reverse: bool = False) -> Iterator[None]:
+        """Put a part of one network into the other."""
+        if not part.modules:
+            values = self.pairing.a if reverse else self.pairing.b
+            with self._parameters(part, values, reverse=reverse):
+                yield
+            return
+        modules = {
+            theirs if reverse else mine: (self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs))
+            for mine, theirs in part.modules.items()
+        }
+        with exchanged(network.model, modules):
+            yield
+
+    @contextmanager
+    def _parameters(self, part: Part, values: Mapping[str, Tensor], *, reverse: bool) -> Iterator[None]:
+        """Put other values into parameters of a network itself."""
+        network = self.b if reverse else self.a
+        names = {name: (self.pairing.names[name] if reverse else name) for name in part.weights}
+        with valued(network.model, {theirs: values[mine] for mine, theirs in names.items()}):
+            yield
+
+    @contextmanager
+    def _valued(self, part: Part, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Put other weights into a part of the first network."""
+        if part.modules:
+            with exchanged(self.a.model, with_weights(self.a.model, part, values)):
+                yield
+        else:
+            with self._parameters(part, values, reverse=False):
+                yield
+
+    # -- replaying ----------------------------------------------------------------------------------------------------
+    def _learn_order(self, own: Recording, arguments: Mapping[str, Any]) -> None:
+        """Learn in which order parts end, and whether the network can go on from their outputs."""
+        self.order = tuple(name for name in own.parts)
+        with given(self.a.model, {name: own.parts[name] for name in self.order[:-1]}):
+            again = run(self.a, arguments)
+        self.replays = bool(torch.equal(self.measure.output(again), self.measure.output(own.output)))
+        if not self.replays:
+            self.order = ()
+
+    def _before(self, part: Part) -> tuple[str, ...]:
+        """Return the modules that end before a part begins."""
+        places = [self.order.index(name) for name in part.modules if name in self.order]
+        if not part.modules or len(places) < len(part.modules):
+            return ()
+        return self.order[: min(places)]
+
+    def _curves(
+        self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]], reference: Tensor,
+        found: Measured,
+    ) -> None:  # fmt: skip
+        """Measure hybrids of two halves, whose first parts are of one network and the others of the other."""
+        for place, name in enumerate(self.order[:-1], 1):
+            first = self.order[:place]
+            mine = {self.modules[each]: own.parts[each] for each in first}
+            with given(self.b.model, mine):
+                found.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
+            theirs = {each: other.parts[self.modules[each]] for each in first}
+            with given(self.a.model, theirs):
+                found.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
+            self.cost += 2 * (1 - place / len(self.order))
+
+    def _streams(self, own: Recording, other: Recording) -> None:
+        """Collect how far the activations behind each block are apart, and what a map makes of it."""
+        for part in self.pairing.parts:
+            for name in part.modules if part.block else ():
+                pair = own.parts.get(name), other.parts.get(self.modules.get(name, ""))
+                if None not in pair:
+                    self.moved.add(part.name, *pair, self.mask)
+
+
+def _stream(output: Any, mask: Tensor | None) -> Tensor | None:
+    """Return the first activations in an output as rows, without padding."""
+    values = next(iter(values_of(output).values()), None)
+    return None if values is None else rows_of(values, mask)

@@ -1,0 +1,131 @@
+"""Hybrids of two networks: parts of one in the place of parts of the other, and outputs of parts that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from hf_stitch import Adapter
+from hf_stitch_versions.changes.parts import Part
+from hf_stitch_versions.changes.weights import Weights, dense, plain
+
+LEAST_VARIANCE = 0.1
+"""Share of a running variance that is left when noise makes it smaller."""
+
+
+class Recording:
+    """What the parts of a network have computed on a batch, from which a hybrid goes on.
+
+    Attributes:
+        output: Output of the network.
+        parts: Name of a module -> its output, of modules that were called once, in the order in which they end.
+    """
+
+    def __init__(self, network: Adapter, arguments: Mapping[str, Any], modules: Sequence[str]) -> None:
+        calls: dict[str, list[Any]] = {}
+
+        def keep(name: str) -> Any:
+            return lambda module, args, output: calls.setdefault(name, []).append(_copied(output))
+
+        with ExitStack() as hooks:
+            for name in modules:
+                hooks.callback(network.model.get_submodule(name).register_forward_hook(keep(name)).remove)
+            self.output = run(network, arguments)
+        self.parts = {name: outputs[0] for name, outputs in calls.items() if len(outputs) == 1}
+
+
+@torch.no_grad()
+def run(network: Adapter, arguments: Mapping[str, Any]) -> Any:
+    """Run a network; noise of its own is the same in all forwards."""
+    with torch.random.fork_rng([network.device] if network.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return network.forward(arguments)
+
+
+@contextmanager
+def given(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
+    """Let modules of a network return outputs that are known, so that they compute nothing."""
+    with ExitStack() as stack:
+        for name, output in outputs.items():
+            module = model.get_submodule(name)
+            own = vars(module).get("forward")  # of accelerate, or of user code
+            stack.callback(_restore, module, own)
+            vars(module)["forward"] = lambda *args, known=output, **kwargs: _copied(known)
+        yield
+
+
+@contextmanager
+def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put other modules into a network."""
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            parent, _, child = name.rpartition(".")
+            around = model.get_submodule(parent)
+            stack.callback(around._modules.__setitem__, child, around._modules[child])
+            around._modules[child] = module
+        yield
+
+
+@contextmanager
+def valued(model: nn.Module, values: Weights) -> Iterator[None]:
+    """Put other values into parameters of a network, by their plain names."""
+    own = {plain(name): value for name, value in model.named_parameters()}
+    with ExitStack() as stack:
+        for name, value in values.items():
+            stack.callback(setattr, own[name], "data", own[name].data)
+            own[name].data = value.to(own[name].data)
+        yield
+
+
+def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
+    """Return the weights of a part of the first network with noise whose norm is that of the change of each weight.
+
+    Tied weights get the same noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+    drawn: dict[int, Tensor] = {}
+    for name in part.weights:
+        value = a[name]
+        if value.data_ptr() not in drawn:
+            change = torch.linalg.vector_norm(b[name].to(value.device, torch.float32) - value.float())
+            random = torch.randn(value.shape, generator=generator).to(value.device)
+            noisy = value.float() + random * (change / torch.linalg.vector_norm(random))
+            positive = noisy.maximum(LEAST_VARIANCE * value.float())
+            drawn[value.data_ptr()] = positive if name.endswith("running_var") else noisy
+        found[name] = drawn[value.data_ptr()]
+    return found
+
+
+@torch.no_grad()
+def with_weights(model: nn.Module, part: Part, values: Weights) -> dict[str, nn.Module]:
+    """Return copies of the modules of a part with other weights."""
+    found = {}
+    for name in part.modules:
+        twin = dense(model.get_submodule(name))
+        own = dict(twin.named_parameters()) | dict(twin.named_buffers())
+        turned = {key for key, module in twin.named_modules() if type(module).__name__ == "Conv1D"}
+        for key, value in own.items():
+            if (weight := values.get(f"{plain(name)}.{key}")) is not None:
+                layer, _, kind = key.rpartition(".")
+                value.data = (weight.T if layer in turned and kind == "weight" else weight).to(value.data).contiguous()
+        found[name] = twin
+    return found
+
+
+def _copied(output: Any) -> Any:
+    """Return a copy of an output, which a network may overwrite."""
+    return tree_map_only(Tensor, Tensor.clone, output)
+
+
+def _restore(module: nn.Module, own: Any) -> None:
+    """Give a module its forward back."""
+    if own is None:
+        vars(module).pop("forward", None)
+    else:
+        vars(module)["forward"] = own

@@ -1,0 +1,126 @@
+"""How the activations behind each block have moved: what an orthogonal or an affine map gets back, and what is lost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_stitch.processes import Processes
+from hf_stitch.registry import registries
+from hf_stitch.statistics import Moments
+from hf_stitch_versions.recording import values_of
+
+POSITIONS = 16
+"""Most positions of a sample whose activations are rows, evenly spaced over it."""
+
+WIDEST = 1024
+"""Most features of activations for which maps are found; of wider ones only distances are told."""
+
+MAPS = {"orthogonal": "procrustes", "affine": "ridge_to_identity"}
+"""Kinds of maps -> matcher that finds them."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """How far the activations of the second network behind a block are from those of the first.
+
+    All errors are mean squares over the variance of the first network's activations, on samples that the maps have not
+    seen. Rows are up to 16 positions of each sample.
+
+    Attributes:
+        error: Without a map.
+        orthogonal: After the best orthogonal map from the second network to the first, with a shift.
+        affine: After an affine map (ridge regression towards the identity).
+        cosine: Cosine of both, centred, over all rows.
+        cka: Linear CKA, biased.
+    """
+
+    error: float
+    orthogonal: float
+    affine: float
+    cosine: float
+    cka: float
+
+
+class Moved:
+    """Moments of the activations behind blocks, of every other sample to fit maps and of the others to test them."""
+
+    def __init__(self) -> None:
+        self.moments: dict[str, list[Moments]] = {}
+        self.seen: dict[str, int] = {}
+
+    def add(self, name: str, own: Any, other: Any, mask: Tensor | None) -> None:
+        """Add a batch of the outputs of a block in both networks."""
+        x, y = (_rows(output, mask) for output in (other, own))
+        if x is None or y is None or x.shape[1:] != y.shape[1:]:
+            return
+        width, seen = y.shape[-1], self.seen.get(name, 0)
+        self.seen[name] = seen + len(y)
+        if width > WIDEST:
+            return
+        pair = self.moments.setdefault(name, [Moments(width, width), Moments(width, width)])
+        real = y.isfinite().all(-1)
+        for half in (0, 1):
+            chosen = torch.arange(half if seen % 2 == 0 else 1 - half, len(y), 2, device=y.device)
+            if len(chosen) and bool(real[chosen].any()):
+                pair[half].update(x[chosen][real[chosen]], y[chosen][real[chosen]])
+
+    def gather(self, processes: Processes) -> None:
+        """Merge what several processes have collected."""
+        parts = processes.gather(self.moments)
+        self.moments = parts[0]
+        for part in parts[1:]:
+            for name, pair in part.items():
+                self.moments[name] = [one.merge(two) for one, two in zip(self.moments[name], pair, strict=True)]
+
+    def found(self, name: str) -> Move | None:
+        """Return how far activations have moved; ``None`` if this is unknown."""
+        train, test = self.moments.get(name, (None, None))
+        if train is None or test is None or min(train.n, test.n) < 2:
+            return None
+        variance = float(test.syy.trace())
+        if not variance:
+            return None
+        size = math.sqrt(float(test.sxx.trace()) * variance)
+        cosine = float(test.sxy.trace()) / size if size else math.nan
+        norms = float(torch.linalg.matrix_norm(test.sxx) * torch.linalg.matrix_norm(test.syy))
+        cka = float(test.sxy.square().sum()) / norms if norms else math.nan
+        identity = torch.eye(test.dx, dtype=torch.float64)
+        errors = [_error(test, identity, torch.zeros(test.dx, dtype=torch.float64)) / variance]
+        for matcher in MAPS.values():
+            try:
+                stitch: Any = registries.matchers.build(matcher).fit(train, torch.float64)
+            except ValueError:  # constant activations
+                errors.append(math.nan)
+                continue
+            errors.append(_error(test, stitch.weight.detach(), stitch.bias.detach()) / variance)
+        return Move(errors[0], errors[1], errors[2], cosine, cka)
+
+
+def _error(moments: Moments, weight: Tensor, bias: Tensor) -> float:
+    """Return the sum of squares that an affine map from x leaves of y."""
+    shift = moments.mean_y - weight @ moments.mean_x - bias
+    left = moments.syy.trace() - 2 * (weight * moments.sxy.T).sum() + ((weight @ moments.sxx) * weight).sum()
+    return max(float(left), 0.0) + moments.n * float(shift.square().sum())
+
+
+def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
+    """Return the activations of a block, (samples, positions, features), NaN at padding; ``None`` of other outputs."""
+    values = next(iter(values_of(output).values()), None)
+    if values is None or values.dim() not in (2, 3, 4):
+        return None
+    if values.dim() == 4:  # channels first, unless the grid comes first
+        last = values.shape[1] == values.shape[2] != values.shape[3]
+        values = values.flatten(1, 2) if last else values.flatten(2).transpose(1, 2)
+    if values.dim() == 2:
+        return values[:, None].double()
+    if mask is not None and mask.shape == values.shape[:2]:
+        values = values.masked_fill(~mask.to(values.device)[..., None], torch.nan)
+        order = mask.to(values.device).int().sort(1, descending=True, stable=True).indices
+        values = values.gather(1, order[..., None].expand_as(values))  # real tokens first
+    places = torch.linspace(0, values.shape[1] - 1, min(values.shape[1], POSITIONS)).long()
+    return values[:, places.to(values.device)].double()

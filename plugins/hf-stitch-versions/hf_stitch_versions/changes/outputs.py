@@ -1,0 +1,144 @@
+"""How far the outputs of two networks lie apart, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch import Adapter
+from hf_stitch.tasks.heads import logits_of
+from hf_stitch_versions.recording import values_of
+
+Array = NDArray[np.float64]
+
+DISTRIBUTIONS = ("image-classification", "text-classification", "text-generation", "fill-mask", "token-classification")
+"""Tasks whose outputs are logits of classes or tokens."""
+
+CAUSAL = "text-generation"
+"""The task whose labels are the next tokens."""
+
+BINS = 10
+"""Number of bins of confidence of the calibration error."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How outputs are compared: by the Kullback-Leibler divergence, or by squared differences without classes.
+
+    Attributes:
+        name: ``KL`` or ``squared difference``.
+        what: What is compared, in words.
+        causal: Whether the next token is the label of each token.
+    """
+
+    name: str
+    what: str
+    causal: bool = False
+
+    @classmethod
+    def of(cls, network: Adapter) -> Measure:
+        """Return the measure for the head of a network."""
+        if network.task in DISTRIBUTIONS:
+            of = "tokens" if network.task in (CAUSAL, "fill-mask") else "classes"
+            return cls("KL", f"Kullback-Leibler divergence of the {of}, in nats", network.task == CAUSAL)
+        return cls("squared difference", "squared difference of the outputs, over that of the outputs of other samples")
+
+    @property
+    def is_divergence(self) -> bool:
+        """Whether outputs are probabilities of classes."""
+        return self.name == "KL"
+
+    def output(self, output: Any) -> Tensor:
+        """Return what is compared of the output of a network, in float64: log-probabilities, or numbers."""
+        if self.is_divergence:
+            return logits_of(output).double().log_softmax(-1)
+        found = values_of(output, whole=True)
+        return next(value for value in found.values() if value.is_floating_point()).double()
+
+    def apart(self, reference: Tensor, other: Tensor, mask: Tensor | None) -> Array:
+        """Return how far an output is from that of the reference, one number per sample: a mean over its tokens.
+
+        Args:
+            reference: Output of the reference, of :meth:`output`, (batch, …, width).
+            other: Output of another network; the expectation is that of the reference.
+            mask: (batch, tokens), true for real tokens; ``None`` if all are.
+
+        Returns:
+            (batch,) float64.
+        """
+        if self.is_divergence:
+            values = (reference.exp() * (reference - other).where(reference > -torch.inf, 0)).sum(-1)
+        else:
+            values = (reference - other).square().sum(-1) if reference.dim() > 1 else (reference - other).square()
+        return per_sample(values, mask)
+
+
+    def spread(self, reference: Tensor, mask: Tensor | None) -> dict[str, Array]:
+        """Return sums over which squared differences are relative: of each sample, those of the outputs and squares."""
+        rows = reference.reshape(len(reference), -1, reference.shape[-1]) if reference.dim() > 1 else reference[:, None, None]
+        squares = per_sample(rows.square().sum(-1), mask)
+        means = np.stack([per_sample(rows[..., each], mask) for each in range(rows.shape[-1])], 1)
+        return {"squares": squares, "means": means}
+
+
+def per_sample(values: Tensor, mask: Tensor | None) -> Array:
+    """Return the mean of the values of each sample, over real tokens."""
+    if values.dim() == 1:
+        return np.asarray(values.cpu().numpy(), dtype=np.float64)
+    if mask is not None and values.shape[:2] == mask.shape:
+        weights = mask.to(values).reshape(*mask.shape, *[1] * (values.dim() - 2)).expand_as(values)
+        values = values.where(weights > 0, 0)
+        return np.asarray((values.flatten(1).sum(1) / weights.flatten(1).sum(1)).cpu().numpy(), dtype=np.float64)
+    return np.asarray(values.flatten(1).mean(1).cpu().numpy(), dtype=np.float64)
+
+
+def quality(
+    measure: Measure, output: Tensor, ids: Tensor | None, labels: Sequence[int] | None, mask: Tensor | None
+) -> dict[str, Array]:
+    """Return what is measured of the output of one network: confidence, and with labels what is right and likely.
+
+    Args:
+        measure: How outputs are compared; nothing is measured of outputs without classes.
+        output: Log-probabilities, of :meth:`Measure.output`.
+        ids: Token ids of the inputs, the labels of a causal language model.
+        labels: Classes of the samples, if they are known.
+        mask: True for real tokens.
+
+    Returns:
+        Measure -> (batch,) float64: ``confidence``, ``right``, ``cross_entropy``.
+    """
+    if not measure.is_divergence:
+        return {}
+    best = output.max(-1)
+    found = {"confidence": per_sample(best.values.exp(), mask)}
+    if measure.causal and ids is not None and output.shape[:2] == ids.shape and ids.shape[1] > 1:
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device)
+        asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1]
+        loss = functional.nll_loss(output[:, :-1].flatten(0, 1), asked.flatten(), reduction="none").view_as(asked)
+        right = (best.indices[:, :-1] == asked).double()
+        return found | {"cross_entropy": per_sample(loss, counted), "right": per_sample(right, counted)}
+    if labels is None or output.dim() != 2:
+        return found
+    asked = torch.as_tensor(labels, device=output.device)
+    loss = functional.nll_loss(output, asked, reduction="none")
+    return found | {"cross_entropy": per_sample(loss, None), "right": per_sample((best.indices == asked).double(), None)}
+
+
+def agreement(one: Tensor, other: Tensor, mask: Tensor | None) -> Array:
+    """Return the share of the predictions of each sample that are the same class in both networks."""
+    return per_sample((one.argmax(-1) == other.argmax(-1)).double(), mask)
+
+
+def calibration_error(measured: Mapping[str, Array]) -> float:
+    """Return the expected calibration error of classes (Guo et al. 2017, equation 3), with ten bins of equal width."""
+    confidence, right = measured["confidence"], measured["right"]
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(float((right - confidence)[bins == each].sum())) for each in range(BINS)]
+    return sum(gaps) / len(confidence)

@@ -1,0 +1,191 @@
+"""The parts of two versions of a network: blocks, embeddings, heads, paired by the names of their weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from hf_stitch import Adapter
+from hf_stitch_versions.changes.weights import Weights, plain
+
+MOST_DEEP = 3
+"""Number of modules that may be wrapped around a network of which the other one has nothing."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block, or what lies before, between and behind blocks.
+
+    Attributes:
+        name: Name in the first network: of a module, or of a parameter of the network itself.
+        block: Whether it is a block.
+        weights: Names of its weights in the first network; tied weights belong to one part.
+        modules: Name of each of its modules in the first network -> the name in the second; several if weights are
+            tied, none for a parameter of the network itself.
+        whole: Whether both networks have all of its weights, in the same shapes, so that it can be exchanged.
+    """
+
+    name: str
+    block: bool
+    weights: tuple[str, ...]
+    modules: Mapping[str, str]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which parts two networks have in common.
+
+    Attributes:
+        a: Weights of the first network.
+        b: Weights of the second network, by the names of the first.
+        parts: Parts that both have, in the order of their weights.
+        missing: Weights that only the first network has.
+        extra: Weights that only the second network has, by its own names.
+        reshaped: Weights whose shapes differ, with both shapes.
+        names: Name of a common weight in the first network -> its name in the second.
+    """
+
+    a: Weights
+    b: Weights
+    parts: tuple[Part, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    names: Mapping[str, str]
+
+
+def pair(a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights) -> Pairing:
+    """Pair the weights of two networks by name and shape, also if one has a prefix more (``bert.``), and divide them.
+
+    Args:
+        a: The first network.
+        b: The second network.
+        weights_a: Its weights, of :func:`hf_stitch_versions.changes.weights.effective`.
+        weights_b: Those of the second.
+
+    Returns:
+        What they have in common, and what not.
+
+    Raises:
+        ValueError: If no block has a partner.
+    """
+    own, other = _prefixes(weights_a, weights_b)
+    names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
+    names = {mine: theirs for mine, theirs in names.items() if mine in weights_a}
+    reshaped = {
+        mine: (tuple(weights_a[mine].shape), tuple(weights_b[theirs].shape))
+        for mine, theirs in names.items() if weights_a[mine].shape != weights_b[theirs].shape
+    }  # fmt: skip
+    found = {mine: theirs for mine, theirs in names.items() if mine not in reshaped}
+    if 2 * len(found) < min(len(weights_a), len(weights_b)):
+        example = next(iter(reshaped.items()), None)
+        why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
+        raise ValueError(
+            f"only {len(found)} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
+            "these are no versions of one network. Compare their activations with hf_stitch.compare"
+        )
+    real_a, real_b = ({plain(name): name for name, _ in each.model.named_modules()} for each in (a, b))
+    parts, blocks = [], blocks_of(a, weights_a)
+    for members in _divided(weights_a, blocks).values():
+        names_of = dict.fromkeys(place for place, _ in members)
+        modules = {
+            real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in names_of if place in real_a
+        }
+        known = tuple(weight for _, weight in members if weight in found)
+        if known:
+            name, whole = members[0][0], len(known) == len(members) and all(modules.values())
+            parts.append(Part(name, name in blocks, known, modules, whole))
+    return Pairing(
+        weights_a, {mine: weights_b[theirs] for mine, theirs in found.items()}, tuple(parts),
+        tuple(name for name in weights_a if name not in names),
+        tuple(name for name in weights_b if name not in names.values()), reshaped, found,
+    )  # fmt: skip
+
+
+def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
+    """Return the names of the blocks of a network: its cuts that hold weights, else the numbered modules of its stacks.
+
+    Args:
+        network: The network.
+        weights: Its weights.
+
+    Returns:
+        Names without what wraps them, in the order of their weights.
+    """
+    cuts = list[str]()
+    with suppress(ValueError):  # a network without cuts
+        cuts = [plain(network.module_name(layer)) for layer in network.layers]
+    cuts = [cut for cut in cuts if any(name.startswith(f"{cut}.") for name in weights)]
+    cuts = [cut for cut in cuts if sum(other.startswith(f"{cut}.") for other in cuts) < 2]
+    found = [cut for cut in cuts if not any(cut.startswith(f"{other}.") for other in cuts)]
+    numbered: dict[str, set[str]] = {}
+    for name in weights:
+        if not any(name.startswith(f"{block}.") for block in found):
+            places = name.split(".")
+            if place := next((i for i, each in enumerate(places) if each.isdigit()), 0):
+                numbered.setdefault(".".join(places[:place]), set()).add(".".join(places[: place + 1]))
+    found += [name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)]
+    return tuple(sorted(found, key=_first(weights).__getitem__))
+
+
+def _around(stack: str, blocks: Sequence[str]) -> bool:
+    """Return whether a stack contains a block."""
+    return any(block.startswith(f"{stack}.") for block in blocks)
+
+
+def _first(weights: Weights) -> dict[str, int]:
+    """Return the place of the first weight of each module."""
+    found: dict[str, int] = {}
+    for place, name in enumerate(weights):
+        while name := name.rpartition(".")[0]:
+            found.setdefault(name, place)
+    return found
+
+
+def _divided(weights: Weights, blocks: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Divide weights into parts: of each, the place and the name of its weights.
+
+    Outside of blocks a part is the largest module without a block in it.
+    """
+    parts: dict[str, list[tuple[str, str]]] = {}
+    owners: dict[tuple[int, torch.Size], str] = {}
+    for name, value in weights.items():
+        place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
+        tied = owners.setdefault((value.data_ptr(), value.shape), place)
+        parts.setdefault(tied, []).append((place, name))
+    return parts
+
+
+def _outermost(name: str, blocks: Sequence[str]) -> str:
+    """Return the largest module around a weight that contains no block; the weight itself if there is none."""
+    places = name.split(".")
+    for stop in range(1, len(places)):
+        around = ".".join(places[:stop])
+        if not _around(around, blocks):
+            return around
+    return name
+
+
+def _prefixes(a: Weights, b: Weights) -> tuple[str, str]:
+    """Return what stands before the names of each side that the other has, too."""
+    shapes = {name: value.shape for name, value in b.items()}
+
+    def common(own: str, other: str) -> int:
+        pairs = ((name, other + name.removeprefix(own)) for name in a if name.startswith(own))
+        return sum(shapes.get(theirs) == a[name].shape for name, theirs in pairs)
+
+    return max(((own, other) for own in _leading(a) for other in _leading(b)), key=lambda each: common(*each))
+
+
+def _leading(weights: Weights) -> list[str]:
+    """Return the beginnings of names that most weights have, the empty one first."""
+    counts = Counter(
+        ".".join(name.split(".")[:depth]) + "." for name in weights for depth in range(1, MOST_DEEP + 1)
+        if name.count(".") >= depth
+    )  # fmt: skip
+    return ["", *(prefix for prefix, count in counts.items() if 2 * count > len(weights))]

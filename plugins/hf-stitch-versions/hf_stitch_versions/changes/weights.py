@@ -1,0 +1,289 @@
+"""The weights with which a network computes, whatever form they are kept in, and how two versions of them differ."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+Weights = Mapping[str, Tensor]
+"""Name of a parameter -> its value, floating point, with the outputs of a linear map as the first axis."""
+
+GRIDS = {"int4": 15, "int8": 255}
+"""Formats of integers that are recognised -> largest multiple of a scale."""
+
+GROUPS = {"matrix": None, "row": 0, "group of 128": 128, "group of 64": 64, "group of 32": 32}
+"""Which numbers may share a scale -> how many; 0: a row, ``None``: all."""
+
+DTYPES = (torch.float8_e4m3fn, torch.float16, torch.bfloat16)
+"""Floating-point formats that are recognised."""
+
+MOST = 0.99
+"""Share of the numbers of a rounded matrix that are rounded to the nearest; the others are clipped."""
+
+ROWS = 64
+"""Number of rows of a matrix of which its format is recognised."""
+
+EXACTLY = 1e-6
+"""Smallest difference of numbers of a rounded format, relative to the largest."""
+
+
+def effective(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights with which a network computes, by their names in the plain network.
+
+    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied. Plain
+    weights are not copied. Tied weights have all their names. Running statistics of norms count as weights.
+    """
+    found: dict[str, Tensor] = {}
+    inside: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(name.startswith(f"{outer}.") for outer in inside):
+            continue
+        prefix = f"{plain(name)}." if name else ""
+        if module is not model and (merged := _merged(module)) is not None:
+            inside.add(name)
+            found |= {prefix + key: value for key, value in effective(merged).items()}
+            continue
+        if parametrize.is_parametrized(module):
+            inside.add(f"{name}.parametrizations" if name else "parametrizations")
+        found |= {prefix + key: value for key, value in _own(module)}
+    return found
+
+
+def dense(module: nn.Module) -> nn.Module:
+    """Return a copy of a module with plain weights, which can be changed: merged, dequantised, without masks."""
+    twin = copy.deepcopy(module)
+    layer = _merged(twin) if not _packed(twin) else _linear(twin, twin)
+    if layer is not None:
+        return dense(layer)
+    for name in list(getattr(twin, "parametrizations", ())):
+        parametrize.remove_parametrizations(twin, name)
+    for name in _masked(twin):
+        prune.remove(twin, name)
+    for name, child in twin.named_children():
+        setattr(twin, name, dense(child))
+    return twin
+
+
+def plain(name: str) -> str:
+    """Return the name that a module or a parameter has in the plain network, without what wraps it."""
+    parts = [part for part in name.split(".") if part not in ("base_layer", "_orig_mod")]
+    return ".".join(parts)
+
+
+def _merged(module: nn.Module) -> nn.Module | None:
+    """Return the plain layer that computes what a layer of PEFT does; ``None`` for all other modules."""
+    if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+        (active,) = module.active_adapters or [None]
+        return module.original_module if active is None else module.modules_to_save[active]
+    base = getattr(module, "base_layer", None)
+    if not (hasattr(module, "get_base_layer") and hasattr(module, "merge")):
+        return _linear(module, base) if isinstance(base, nn.Module) and hasattr(base, "in_features") else None
+    twin: Any = copy.deepcopy(module)
+    if not twin.merged and not twin.disable_adapters:
+        twin.merge()
+    layer: nn.Module = twin.get_base_layer()
+    return layer
+
+
+def _linear(module: nn.Module, base: Any) -> nn.Linear:
+    """Return the linear layer that computes what a layer does that is wrapped around one."""
+    weight = computed(module, base.in_features)
+    layer = nn.Linear(base.in_features, len(weight), bias=getattr(base, "bias", None) is not None)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        bias = base.bias() if callable(base.bias) else base.bias
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return layer
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a module itself, without those of the modules in it."""
+    turned = type(module).__name__ == "Conv1D"  # of transformers, whose first axis are the inputs
+    hidden = {f"{name}{end}" for name in _made(module) for end in ("_orig", "_mask", "_g", "_v")}
+    names = dict.fromkeys([*module._parameters, *module._buffers, *_made(module)])
+    for name in names:
+        if name in hidden or name in module._non_persistent_buffers_set:
+            continue
+        value = getattr(module, name)
+        value = value() if callable(value) and not isinstance(value, Tensor) else value
+        if isinstance(value, Tensor) and (dense := _dense(module, name, value)) is not None:
+            yield name, dense.T if turned and dense.dim() == 2 else dense
+
+
+def _made(module: nn.Module) -> list[str]:
+    """Return the weights that a module makes of others: parametrised, pruned, normalised, or packed as integers."""
+    made = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+    made += [name[:-2] for name in module._parameters if name.endswith("_g") and f"{name[:-2]}_v" in module._parameters]
+    return [*made, *_masked(module), *(["weight", "bias"] if _packed(module) else [])]
+
+
+def _masked(module: nn.Module) -> list[str]:
+    """Return the weights that are pruned by masks."""
+    return [name[:-5] for name in module._parameters if name.endswith("_orig")]
+
+
+def _packed(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer of integers, whose weights are no parameters."""
+    return type(module).__module__.startswith("torch.ao.nn.") and callable(getattr(module, "weight", None))
+
+
+@torch.no_grad()
+def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
+    """Return a weight as dense numbers; ``None`` for integers that are no weight."""
+    value = value.detach()
+    if value.is_quantized or (type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")):
+        value = value.dequantize()
+    if not value.is_floating_point() and name == "weight" and hasattr(module, "in_features"):
+        return computed(module, module.in_features)
+    return value if value.is_floating_point() and value.dim() else None
+
+
+@torch.no_grad()
+def computed(module: nn.Module, width: Any) -> Tensor:
+    """Return the matrix of a linear layer from what it computes: its output of each unit vector, less that of zero."""
+    place = next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    rows = torch.cat([torch.eye(width, device=place), torch.zeros(1, width, device=place)])
+    out: Tensor = module(rows)
+    return (out[:-1] - out[-1]).T.contiguous()
+
+
+# -- how two versions differ ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class WeightChange:
+    """How much the weights of a part differ, without any data.
+
+    Attributes:
+        count: Number of weights that were compared.
+        change: Norm of the difference over that of the first network's weights.
+        cosine: Cosine of all weights of both, as one vector each.
+        rank: Effective rank of the change (Roy and Vetterli 2007: the exponential of the entropy of the normalised
+            singular values), over the largest possible one; mean over matrices, weighted by the squared norm of their
+            change. NaN without a change of a matrix.
+        rows: Share of the rows of matrices that differ.
+        format: What the second network's matrices are a rounding to, such as ``int8 by row``; empty if they are none.
+        rounding: Whether rounding the first network's matrices to this format gives those of the second.
+    """
+
+    count: int
+    change: float
+    cosine: float
+    rank: float
+    rows: float
+    format: str
+    rounding: bool
+
+
+def weight_change(a: Weights, b: Weights) -> WeightChange:
+    """Compare the weights of the same names and shapes.
+
+    Args:
+        a: Weights of the first network.
+        b: Weights of the second network.
+
+    Returns:
+        How much they differ.
+
+    Raises:
+        ValueError: If no weight has the same name and shape, or a weight is not finite.
+
+    Example:
+        >>> one = {"w": torch.eye(4)}
+        >>> found = weight_change(one, {"w": torch.eye(4) + 0.1 * torch.ones(4, 4)})
+        >>> round(found.change, 3), round(found.rank, 3), found.rows
+        (0.2, 0.25, 1.0)
+    """
+    common = [name for name in a if name in b and a[name].shape == b[name].shape]
+    if not common:
+        raise ValueError(
+            "the networks have no weight with the same name and shape: they are no versions of one network. Compare "
+            "their activations with hf_stitch.compare"
+        )
+    gap = size = other = product = 0.0
+    ranks, energies, changed, rows = list[float](), list[float](), 0, 0
+    for name in common:
+        x, y = a[name].double(), b[name].to(a[name].device).double()
+        for side, value in (("first", x), ("second", y)):
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"{name} of the {side} network has a weight that is not finite: no change is defined")
+        d = y - x
+        gap, size = gap + float(d.square().sum()), size + float(x.square().sum())
+        other, product = other + float(y.square().sum()), product + float((x * y).sum())
+        if x.dim() > 1:
+            matrix = d.flatten(1)
+            different = matrix.any(1)
+            changed, rows = changed + int(different.sum()), rows + len(matrix)
+            if bool(different.any()):
+                ranks.append(update_rank_of(matrix))
+                energies.append(float(matrix.square().sum()))
+    matrices = {name: (a[name], b[name]) for name in common if a[name].dim() > 1}
+    format_, rounding = _rounding(matrices)
+    total = sum(energies)
+    return WeightChange(
+        sum(a[name].numel() for name in common),
+        math.sqrt(gap / size) if size else (0.0 if gap == 0 else math.inf),
+        product / math.sqrt(size * other) if size and other else math.nan,
+        sum(rank * energy for rank, energy in zip(ranks, energies, strict=True)) / total if total else math.nan,
+        changed / rows if rows else math.nan,
+        format_, rounding,
+    )  # fmt: skip
+
+
+def update_rank_of(matrix: Tensor) -> float:
+    """Return the effective rank of a matrix (float64), over the largest possible one."""
+    gram = matrix.T @ matrix if matrix.shape[0] > matrix.shape[1] else matrix @ matrix.T
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    return float(torch.special.entr(values / values.sum()).sum().exp()) / min(matrix.shape)
+
+
+# -- rounding ---------------------------------------------------------------------------------------------------------
+def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
+    """Return the format whose numbers the second matrices are, and whether they are those of the first, rounded."""
+    differing = [pair for pair in pairs.values() if not torch.equal(pair[0], pair[1].to(pair[0]))]
+    if not differing:
+        return "", False
+    for dtype in DTYPES:
+        if all(torch.equal(y.to(dtype).to(y), y) for _, y in differing):
+            equal = all(torch.equal(x.to(dtype).float(), y.to(x.device).float()) for x, y in differing)
+            return str(dtype).removeprefix("torch."), equal
+    for label, levels in GRIDS.items():
+        for where, size in GROUPS.items():
+            steps = [_step(_grouped(y, size), levels) for _, y in differing]
+            if all(step is not None for step in steps):
+                near = (_nearest(x.to(y.device), y, size, step) for (x, y), step in zip(differing, steps, strict=True))
+                return f"{label} by {where}", all(near)
+    return "", False
+
+
+def _nearest(x: Tensor, y: Tensor, size: int | None, step: Any) -> bool:
+    """Return whether a matrix is another one, rounded: nearly all numbers to the nearest, those at the ends clipped."""
+    error = (_grouped(x, size) - _grouped(y, size)).abs() / step
+    return bool((error <= 1.01).all()) and float((error <= 0.51).double().mean()) > MOST
+
+
+def _grouped(matrix: Tensor, size: int | None) -> Tensor:
+    """Return some rows of a matrix, cut into groups of numbers that may share a scale."""
+    rows = matrix.flatten(1)[:ROWS].double()
+    if size is None:
+        return rows.reshape(1, -1)
+    return rows.reshape(-1, size) if size and rows.shape[1] % size == 0 else rows
+
+
+def _step(groups: Tensor, levels: int) -> Tensor | None:
+    """Return the distance of the numbers of each group, if these are few multiples of one; else ``None``."""
+    ordered = groups.sort(1).values
+    gaps = ordered.diff(dim=1)
+    largest = groups.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    least = gaps.where(gaps > EXACTLY * largest, torch.inf).amin(1, keepdim=True)
+    for part in (1, 2, 3):
+        step = least / part
+        multiples = groups / step
+        if bool((multiples.abs().amax(1) <= levels).all()) and bool(((multiples - multiples.round()).abs() < 0.01).all()):
+            return step
+    return None
