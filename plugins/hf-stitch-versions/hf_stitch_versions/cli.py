@@ -1,4 +1,4 @@
-"""``hf-stitch same``: whether two networks are the same, for people and for continuous integration."""
+"""``hf-stitch same`` and ``hf-stitch diff``: two versions of a network, for people and for continuous integration."""
 
 from __future__ import annotations
 
@@ -28,3 +28,30 @@ def same(job: Job, batch_size: BatchSize = 8) -> None:
     job.finish(found, "same.json", {"same.png": {}})
     if not found.is_same:
         raise typer.Exit(1)
+
+
+Bound = Annotated[
+    list[str] | None, typer.Option(help="A bound, as KL=.01: what is above it ends the command with 1. Repeatable.")
+]
+
+
+@command("hf_stitch_versions.changes.workflow:diff", without=["plan"])
+def diff(job: Job, fail_above: Bound = None) -> None:
+    """Compare, show, and end with 0, or with 1 if something is above a bound; errors end with 2."""
+    bounds = dict(map(_bound, fail_above or []))
+    try:
+        found = job.run(fail_above=bounds)
+    except (ValueError, OSError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from error
+    job.finish(found, "diff.json", {"diff.png": {}} if found.curves else {})
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _bound(text: str) -> tuple[str, float]:
+    """Read a bound."""
+    name, _, most = text.partition("=")
+    try:
+        return name, float(most)
+    except ValueError:
+        raise typer.BadParameter(f"expected NAME=NUMBER, such as KL=.01, got {text!r}", param_hint="--fail-above") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,9 @@ from hf_stitch_versions.changes.hybrids import Recording, exchanged, given, nois
 from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.outputs import Array, Measure, agreement, quality
 from hf_stitch_versions.changes.parts import Pairing, Part
+from hf_stitch_versions.changes.weights import dense, packed
 from hf_stitch_versions.distances import rows_of
-from hf_stitch_versions.inputs import for_second
+from hf_stitch_versions.inputs import differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
 from hf_stitch_versions.sources import Feed, Network
 
@@ -58,8 +59,13 @@ class Effects:
         run_: How the job runs.
 
     Attributes:
-        forwards: Number of forwards that were computed per batch, as shares of the parts that ran.
-        cost: The same, summed over batches.
+        cost: Number of forwards of a whole network, counted by the parts that ran.
+        batches: Number of batches.
+        replays: Whether the network can go on from the outputs of its parts.
+        order: Modules of the first network that are called once, in the order in which they end.
+        inputs: How the inputs differ that the second network would make of the first batch; it reads those of the first.
+        moved: Activations behind blocks.
+        local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Effects:
         self.cost, self.batches = 0.0, 0
         self.replays: bool | None = None
         self.order: tuple[str, ...] = ()
+        self.inputs = list[str]()
         self.moved = Moved()
         self.local: dict[str, list[float]] = {}
 
@@ -83,6 +90,8 @@ class Effects:
         parts = self.run.processes.gather((found.ids, found.joined()))
         names = parts[0][1]
         self.moved.gather(self.run.processes)
+        sums = [each for own in self.run.processes.gather(self.local) for each in own.items()]
+        self.local = {name: [sum(v[i] for n, v in sums if n == name) for i in (0, 1)] for name in dict(sums)}
         return {name: np.concatenate([part[1][name] for part in parts]) for name in names}, [
             id_ for part in parts for id_ in part[0]
         ]
@@ -110,12 +119,9 @@ class Effects:
         other = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
         reference, second = (self.measure.output(each.output) for each in (own, other))
-        if reference.shape != second.shape:
-            raise ValueError(
-                f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
-                "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
-                "the networks (task='feature-extraction')"
-            )
+        if not self.batches > 1 and self.b.processor is not None and all(not isinstance(x, Tensor) for x in batch.samples):
+            self.inputs = differences(Feed(tuple(batch.ids), inputs, self.b.preprocess(batch.samples)), self.a, self.b)
+        self._check(reference, second, batch.ids)
         found.ids += batch.ids
         self._outputs(batch, inputs, reference, second, found)
         if self.replays is None:
@@ -128,6 +134,12 @@ class Effects:
             share = 1 - len(before) / max(len(self.order), 1)
             output = self._patched(part, arguments["a"], kept_a, own)
             found.add(f"patch {part.name}", self._apart(reference, output))
+            if any(packed(self.b.model.get_submodule(theirs)) for theirs in part.modules.values()):
+                plain = {mine: dense(self.b.model.get_submodule(theirs)) for mine, theirs in part.modules.items()}
+                with exchanged(self.a.model, plain), given(self.a.model, kept_a):
+                    output = run(self.a, arguments["a"])
+                self.cost += share
+            found.add(f"weights {part.name}", self._apart(reference, output))
             with self._swapped(self.b, part, reverse=True), given(self.b.model, kept_b):
                 output = run(self.b, arguments["b"])
             found.add(f"revert {part.name}", self._apart(reference, output))
@@ -142,6 +154,19 @@ class Effects:
     def _apart(self, reference: Tensor, output: Any) -> Array:
         """Return how far the output of a hybrid is from that of the first network."""
         return self.measure.apart(reference, self.measure.output(output), self.mask)
+
+    def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
+        """Refuse outputs of other shapes, and outputs without a distance."""
+        if reference.shape != second.shape:
+            raise ValueError(
+                f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
+                "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
+                "the networks (task='feature-extraction')"
+            )
+        for who, output in (("first", reference), ("second", second)):
+            bad = output.flatten(1).isnan().any(1)
+            if bool(bad.any()):
+                raise ValueError(f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out")
 
     def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
         """Measure the outputs of both networks."""

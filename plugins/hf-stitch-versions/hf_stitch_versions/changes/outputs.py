@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch import Adapter
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch_versions.recording import values_of
 
@@ -43,11 +42,11 @@ class Measure:
     causal: bool = False
 
     @classmethod
-    def of(cls, network: Adapter) -> Measure:
-        """Return the measure for the head of a network."""
-        if network.task in DISTRIBUTIONS:
-            of = "tokens" if network.task in (CAUSAL, "fill-mask") else "classes"
-            return cls("KL", f"Kullback-Leibler divergence of the {of}, in nats", network.task == CAUSAL)
+    def of(cls, task: str | None) -> Measure:
+        """Return the measure for a task of the head of a network."""
+        if task in DISTRIBUTIONS:
+            of = "tokens" if task in (CAUSAL, "fill-mask") else "classes"
+            return cls("KL", f"Kullback-Leibler divergence of the {of}, in nats", task == CAUSAL)
         return cls("squared difference", "squared difference of the outputs, over that of the outputs of other samples")
 
     @property
@@ -58,9 +57,14 @@ class Measure:
     def output(self, output: Any) -> Tensor:
         """Return what is compared of the output of a network, in float64: log-probabilities, or numbers."""
         if self.is_divergence:
+            if isinstance(output, Mapping) and "logits" not in output:
+                raise ValueError(
+                    "one network has a head and the other has none: load both with one, or without "
+                    "(task='feature-extraction'), or leave out the data to compare weights"
+                )
             return logits_of(output).double().log_softmax(-1)
-        found = values_of(output, whole=True)
-        return next(value for value in found.values() if value.is_floating_point()).double()
+        found = next(value for value in values_of(output, whole=True).values() if value.is_floating_point()).double()
+        return found if found.dim() > 1 else found[:, None]
 
     def apart(self, reference: Tensor, other: Tensor, mask: Tensor | None) -> Array:
         """Return how far an output is from that of the reference, one number per sample: a mean over its tokens.
@@ -76,13 +80,13 @@ class Measure:
         if self.is_divergence:
             values = (reference.exp() * (reference - other).where(reference > -torch.inf, 0)).sum(-1)
         else:
-            values = (reference - other).square().sum(-1) if reference.dim() > 1 else (reference - other).square()
+            values = (reference - other).square().sum(-1)
         return per_sample(values, mask)
 
 
     def spread(self, reference: Tensor, mask: Tensor | None) -> dict[str, Array]:
         """Return sums over which squared differences are relative: of each sample, those of the outputs and squares."""
-        rows = reference.reshape(len(reference), -1, reference.shape[-1]) if reference.dim() > 1 else reference[:, None, None]
+        rows = reference.reshape(len(reference), -1, reference.shape[-1])
         squares = per_sample(rows.square().sum(-1), mask)
         means = np.stack([per_sample(rows[..., each], mask) for each in range(rows.shape[-1])], 1)
         return {"squares": squares, "means": means}

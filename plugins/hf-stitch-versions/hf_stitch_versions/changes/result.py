@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hf_stitch.results import Result
@@ -54,15 +54,17 @@ class Effect:
 
     Attributes:
         patch: When the part of the second network stands in the first.
+        weights: The same with its weights only: other than ``patch`` if it also rounds what it reads, as dynamic int8.
         revert: What is left when the part of the first network stands in the second.
         noise: When noise with the norms of the changes is added to the weights of the part; mean over draws.
         share: ``patch`` over the distance of the two networks.
-        ratio: ``patch`` over ``noise``; its interval holds for all parts at once.
+        ratio: ``weights`` over ``noise``; its interval holds for all parts at once.
         local: Squared difference of the outputs of the part on the inputs of the first network, over their squares.
         causal: Whether ``ratio`` is above 3 with confidence.
     """
 
     patch: Estimate
+    weights: Estimate
     revert: Estimate
     noise: float
     share: Estimate
@@ -202,7 +204,7 @@ class Difference(Result):
         more = f", {len(self.causes) - 1} more with confidence" if len(self.causes) > 1 else ""
         return (
             f"{first.name} alone carries {_percent(share)} of the change of the outputs; noise of the same size there "
-            f"would carry {first.effect.noise / of:.2g}{more}."
+            f"would carry {first.effect.noise / of:.2%}{more}."
         )
 
     def _sum(self) -> str:
@@ -234,7 +236,7 @@ class Difference(Result):
         for part in self.parts:
             row: dict[str, object] = {"part": part.name, "other": part.other, "block": part.block, **vars(part.weights)}
             if part.effect is not None:
-                for name in ("patch", "revert", "share", "ratio"):
+                for name in ("patch", "weights", "revert", "share", "ratio"):
                     value: Estimate = getattr(part.effect, name)
                     row |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
                 row |= {"noise": part.effect.noise, "local": part.effect.local, "causal": part.effect.causal}
@@ -271,6 +273,18 @@ class Difference(Result):
         a, b = ("the first", "the second") if self.a == self.b else (self.a, self.b)
         names = (each.format(a=a, b=b) for each in (BASE_FIRST, OTHER_FIRST))
         return {name: {part: pair[i] for part, pair in self.curves.items()} for i, name in enumerate(names)}
+
+    def named(self, a: str, b: str) -> Difference:
+        """Return the same result with other names of the networks, for tables, plots and pages.
+
+        Args:
+            a: Name of the first network.
+            b: Name of the second network.
+
+        Returns:
+            The result.
+        """
+        return replace(self, a=a, b=b)
 
     def plot(self) -> Figure:
         """Plot the outputs of hybrids, whose first parts are of one network and the others of the other.

@@ -18,14 +18,17 @@ Weights = Mapping[str, Tensor]
 GRIDS = {"int4": 15, "int8": 255}
 """Formats of integers that are recognised -> largest multiple of a scale."""
 
-GROUPS = {"matrix": None, "row": 0, "group of 128": 128, "group of 64": 64, "group of 32": 32}
-"""Which numbers may share a scale -> how many; 0: a row, ``None``: all."""
+GROUPS = {"matrix": None, "row": 0, "column": -1, "group of 128": 128, "group of 64": 64, "group of 32": 32}
+"""Which numbers may share a scale -> how many; 0: a row, -1: a column, ``None``: all."""
 
 DTYPES = (torch.float8_e4m3fn, torch.float16, torch.bfloat16)
 """Floating-point formats that are recognised."""
 
 MOST = 0.99
 """Share of the numbers of a rounded matrix that are rounded to the nearest; the others are clipped."""
+
+FEW = 8
+"""Length up to which columns are not told from numbers that are each rounded to itself."""
 
 ROWS = 64
 """Number of rows of a matrix of which its format is recognised."""
@@ -95,10 +98,10 @@ def _merged(module: nn.Module) -> nn.Module | None:
 def _linear(module: nn.Module, base: Any) -> nn.Linear:
     """Return the linear layer that computes what a layer does that is wrapped around one."""
     weight = computed(module, base.in_features)
-    layer = nn.Linear(base.in_features, len(weight), bias=getattr(base, "bias", None) is not None)
+    bias = base.bias() if callable(base.bias) else base.bias
+    layer = nn.Linear(base.in_features, len(weight), bias=bias is not None)
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        bias = base.bias() if callable(base.bias) else base.bias
+    if bias is not None:
         layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
     return layer
 
@@ -127,6 +130,11 @@ def _made(module: nn.Module) -> list[str]:
 def _masked(module: nn.Module) -> list[str]:
     """Return the weights that are pruned by masks."""
     return [name[:-5] for name in module._parameters if name.endswith("_orig")]
+
+
+def packed(module: nn.Module) -> bool:
+    """Return whether a module has linear layers of integers in it, which may round what they read, too."""
+    return any(_packed(each) for each in module.modules())
 
 
 def _packed(module: nn.Module) -> bool:
@@ -252,13 +260,23 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
         if all(torch.equal(y.to(dtype).to(y), y) for _, y in differing):
             equal = all(torch.equal(x.to(dtype).float(), y.to(x.device).float()) for x, y in differing)
             return str(dtype).removeprefix("torch."), equal
+    found = [_integers(x.to(y.device), y) for x, y in differing]
+    if not all(found):
+        return "", False
+    labels, places, near = zip(*filter(None, found), strict=True)
+    return f"{' and '.join(sorted({*labels}))} by {' or '.join(dict.fromkeys(places))}", all(near)
+
+
+def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
+    """Return the format of integers of a matrix, which numbers share a scale, and whether it is another one, rounded."""
     for label, levels in GRIDS.items():
         for where, size in GROUPS.items():
-            steps = [_step(_grouped(y, size), levels) for _, y in differing]
-            if all(step is not None for step in steps):
-                near = (_nearest(x.to(y.device), y, size, step) for (x, y), step in zip(differing, steps, strict=True))
-                return f"{label} by {where}", all(near)
-    return "", False
+            groups = _grouped(y, size)
+            if size == -1 and groups.shape[1] < FEW:
+                continue
+            if (step := _step(groups, levels)) is not None:
+                return label, where, _nearest(x, y, size, step)
+    return None
 
 
 def _nearest(x: Tensor, y: Tensor, size: int | None, step: Any) -> bool:
@@ -269,21 +287,28 @@ def _nearest(x: Tensor, y: Tensor, size: int | None, step: Any) -> bool:
 
 def _grouped(matrix: Tensor, size: int | None) -> Tensor:
     """Return some rows of a matrix, cut into groups of numbers that may share a scale."""
-    rows = matrix.flatten(1)[:ROWS].double()
+    whole = matrix.flatten(1).T if size == -1 else matrix.flatten(1)
+    rows = whole[:ROWS].double()
     if size is None:
         return rows.reshape(1, -1)
-    return rows.reshape(-1, size) if size and rows.shape[1] % size == 0 else rows
+    return rows.reshape(-1, size) if size > 0 and rows.shape[1] % size == 0 else rows
 
 
 def _step(groups: Tensor, levels: int) -> Tensor | None:
     """Return the distance of the numbers of each group, if these are few multiples of one; else ``None``."""
+    if groups.shape[1] == 1:  # one number is a multiple of itself
+        return groups.abs().clamp(min=EXACTLY)
     ordered = groups.sort(1).values
     gaps = ordered.diff(dim=1)
     largest = groups.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     least = gaps.where(gaps > EXACTLY * largest, torch.inf).amin(1, keepdim=True)
-    for part in (1, 2, 3):
-        step = least / part
-        multiples = groups / step
-        if bool((multiples.abs().amax(1) <= levels).all()) and bool(((multiples - multiples.round()).abs() < 0.01).all()):
-            return step
-    return None
+    step = torch.full_like(least, torch.nan)
+    ends = (largest / (levels // 2 + low) for low in (0, 1))  # the largest number is the last of the format
+    for candidate in (*(least / part for part in (1, 2, 3, 4)), *ends):
+        multiples = groups / candidate
+        whole = ((multiples - multiples.round()).abs() < 0.01).all(1, keepdim=True)
+        fits = whole & (multiples.abs().amax(1, keepdim=True) <= levels)
+        step = torch.where(step.isnan() & fits, candidate, step)
+    zero = groups.abs().amax(1, keepdim=True) == 0
+    step = step.masked_fill(zero, 1.0)
+    return None if bool(step.isnan().any()) else step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -20,10 +20,13 @@ from hf_stitch_versions.changes.lineage import lineage
 from hf_stitch_versions.changes.outputs import Array, Measure, calibration_error
 from hf_stitch_versions.changes.parts import Pairing, Part, pair
 from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, Effect, Estimate, Outputs
-from hf_stitch_versions.changes.weights import effective, weight_change
+from hf_stitch_versions.changes.weights import WeightChange, effective, weight_change
 
 RESAMPLES = 2000
 """Number of bootstrap resamples of the samples."""
+
+ROUNDING = 1e-6
+"""Relative change of weights up to which a part is never a finding: that of float32, as by merging an adapter."""
 
 FEWEST = 20
 """Least number of samples for intervals; with fewer there are none."""
@@ -111,21 +114,21 @@ def _difference(
     notes = _notes(pairing)
     outputs, effects, curves, moves, forwards = None, dict[str, Effect](), dict[str, tuple[Estimate, Estimate]](), {}, 0.0
     if samples is not None:
-        measure = Measure.of(a)
+        measure = Measure.of(a.task or b.task)
         differ = frozenset(part.name for part in pairing.parts if changes[part.name].change or _other_code(a, b, part))
         engine = Effects(a, b, pairing, differ, measure, run)
         measured, ids = engine.measured(samples)
         resampling = Resampling(len(ids), confidence, run.seed)
         measured = _relative(measured)
         outputs = _outputs(measure, measured, ids, resampling)
-        effects = {
-            part.name: _effect(part.name, measured, engine.local, resampling, len(engine.parts)) for part in engine.parts
-        }
+        tests = Tests(resampling, len(engine.parts), engine.local)
+        effects = {part.name: tests.effect(part.name, measured, changes[part.name]) for part in engine.parts}
         curves = _curves(engine.order, measured, resampling)
         moves = {name: move for name in blocks if (move := engine.moved.found(name)) is not None}
         forwards = engine.cost / engine.batches
         if len(ids) < FEWEST:
             notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
+        notes += [f"the second network reads the inputs of the first; its own differ: {each}" for each in engine.inputs[:1]]
         if not engine.replays:
             notes.append("the network cannot go on from outputs of its parts, so that halves were not exchanged")
     parts = [
@@ -208,18 +211,26 @@ def _relative(measured: dict[str, Array]) -> dict[str, Array]:
     return {name: values / spread for name, values in measured.items()}
 
 
-def _effect(
-    name: str, measured: Mapping[str, Array], local: Mapping[str, list[float]], resampling: Resampling, many: int
-) -> Effect:  # fmt: skip
-    """Return what a part does to the outputs."""
-    patch = measured[f"patch {name}"]
-    noise = np.mean([measured[f"noise {seed} {name}"] for seed in range(SEEDS)], axis=0)
-    ratio = resampling.ratio(patch, noise, many)
-    gap, size = local.get(name, [0.0, 0.0])
-    return Effect(
-        resampling.mean(patch), resampling.mean(measured[f"revert {name}"]), float(noise.mean()),
-        resampling.ratio(patch, measured["total"]), ratio, gap / size if size else np.nan, ratio.low > LEAST_RATIO,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Tests:
+    """What decides whether a part is a finding."""
+
+    resampling: Resampling
+    count: int  # number of parts, for all of which intervals of ratios hold at once
+    local: Mapping[str, list[float]]  # name of a part -> sums of squares of the difference of its outputs, and of them
+
+    def effect(self, name: str, measured: Mapping[str, Array], change: WeightChange) -> Effect:
+        """Return what a part does to the outputs."""
+        patch, weights = measured[f"patch {name}"], measured[f"weights {name}"]
+        noise = np.mean([measured[f"noise {seed} {name}"] for seed in range(SEEDS)], axis=0)
+        ratio = self.resampling.ratio(weights, noise, self.count)
+        gap, size = self.local.get(name, [0.0, 0.0])
+        mean = self.resampling.mean
+        return Effect(
+            mean(patch), mean(weights), mean(measured[f"revert {name}"]), float(noise.mean()),
+            self.resampling.ratio(patch, measured["total"]), ratio, gap / size if size else np.nan,
+            ratio.low > LEAST_RATIO and change.change > ROUNDING,
+        )  # fmt: skip
 
 
 def _curves(

@@ -1,0 +1,108 @@
+"""The page of a difference between two versions of a network."""
+
+from __future__ import annotations
+
+import math
+
+from hf_stitch.reports.drawing import curves, texts
+from hf_stitch.reports.section import Figure, Section, Table, View
+from hf_stitch_versions.changes.result import LEAST_RATIO, Difference, Estimate
+
+EFFECTS = ("part", "alone in the first network", "of the change", "noise of the same size", "times noise",
+           "left when reverted", "error of the part itself")  # fmt: skip
+"""Columns of the table of causal effects."""
+
+WEIGHTS = ("part", "change", "cosine", "effective rank of the change", "rows changed", "format")
+"""Columns of the table of weights."""
+
+MOVES = ("block", "error", "after an orthogonal map", "after an affine map", "cosine", "linear CKA")
+"""Columns of the table of activations."""
+
+
+def section(result: Difference) -> Section:
+    """Describe what changed: the two curves of hybrids, then effects, outputs, weights, activations and lineage."""
+    tables = {}
+    if found := [(part, part.effect) for part in result.parts if part.effect is not None]:
+        tables["What each part does"] = Table(EFFECTS, [
+            (
+                part.name + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share), f"{effect.noise:.3g}",
+                str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
+            )
+            for part, effect in found
+        ])  # fmt: skip
+    if result.outputs is not None:
+        out = result.outputs
+        rows = [("second from first", out.measure, str(out.forth)), ("first from second", out.measure, str(out.back))]
+        rows += [("quantile", share, f"{value:.3g}") for share, value in out.quantiles.items()]
+        rows += [("sample", name, f"{value:.3g}") for name, value in out.worst]
+        if out.agreement is not None:
+            rows.append(("equal predictions", "", str(out.agreement)))
+        rows += [(name, "first, second", f"{one:.4g}, {two:.4g}; difference {gap}") for name, (one, two, gap) in out.scores.items()]
+        tables["Outputs"] = Table(("what", "of", "value"), rows)
+    tables["Weights"] = Table(WEIGHTS, [
+        (
+            part.name, f"{part.weights.change:.3g}", f"{part.weights.cosine:.6g}", _number(part.weights.rank),
+            _number(part.weights.rows), part.weights.format + " of the first" * part.weights.rounding,
+        )
+        for part in result.parts
+    ])  # fmt: skip
+    if moved := [(part.name, part.move) for part in result.parts if part.move is not None]:
+        tables["Activations behind each block: moved, or lost"] = Table(MOVES, [
+            (name, *(_number(each) for each in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
+            for name, move in moved
+        ])  # fmt: skip
+    first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
+    notes = [*result.failed, *result.notes, *_reading(result)]
+    asked = f"What changed from {first} to {second}, and which part does it?"
+    figures = [_figure(result)] if result.curves else []
+    return Section("Two versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)
+
+
+def _reading(result: Difference) -> list[str]:
+    """Tell how to read the numbers."""
+    if result.outputs is None:
+        return []
+    return [
+        f"Distances are {result.outputs.what}; intervals are over samples, at {result.confidence:.0%}. "
+        f"A part with a star does, for all parts at once, more than {LEAST_RATIO:g} times what noise does whose norm is, "
+        "weight by weight, that of the change.",
+        "Errors of activations are over the variance of the first network's, on samples that the maps have not seen: what "
+        "a map gets back was moved, the rest is lost or new.",
+        f"{result.forwards:.1f} forwards per batch.",
+    ]
+
+
+def _figure(result: Difference) -> Figure:
+    """Draw the two curves of hybrids."""
+    assert result.outputs is not None
+    names = list(result.curves)
+    series = {
+        name: {float(i): (each.value, each.low, each.high) for i, each in enumerate(points.values())}
+        for name, points in result.series.items()
+    }
+    traces = curves(series)
+    labels = texts(names)
+    for trace in traces:
+        trace["text"] = [labels[int(place)] for place in trace["x"]]
+        trace["hovertemplate"] = "%{text}: %{y:.3g}<extra></extra>"
+    layout = {
+        "height": 460,
+        "xaxis": {"tickvals": list(range(len(names))), "ticktext": labels, "automargin": True,
+                  "title": {"text": "the last part of the network that comes first"}},
+        "yaxis": {"automargin": True, "rangemode": "tozero",
+                  "title": {"text": f"{result.outputs.measure} from the first network"}},
+    }  # fmt: skip
+    rows = [
+        (name, *(str(points[name]) for points in result.series.values())) for name in names
+    ]  # fmt: skip
+    caption = "Outputs of hybrids: where a curve jumps, the change is."
+    return Figure([View("", caption, traces, Table(("up to", *result.series), rows))], layout)
+
+
+def _percent(share: Estimate) -> str:
+    ends = "" if math.isnan(share.low) else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return f"{share.value:.1%}{ends}"
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3g}"

@@ -1,0 +1,410 @@
+"""``diff`` equals hybrids that are built by hand, puts planted changes first, and finds nothing in copies."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_testing import check_command
+from hf_stitch_versions import Difference, diff
+from hf_stitch_versions.changes.weights import effective, weight_change
+from hf_stitch_versions.cli import diff as command
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import hf_stitch
+from hf_stitch import Adapter
+from hf_stitch.cli import app
+
+from tests.forms import load_form  # isort: skip
+from tests.tiny_networks import LAYERS, SIZE, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
+
+FAMILIES = ("bert", "gpt2", "llama", "vit", "cnn", "swin", "t5")
+TEXTS = [" ".join(WORDS[i : i + 2 + i % 6]) for i in range(40)]
+IMAGES = torch.randn(40, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+
+
+def data_of(family: str) -> Any:
+    return TEXTS if network(family).interface.modality == "text" else IMAGES
+
+
+def compared(a: Adapter, b: Adapter, data: Any = None, **options: Any) -> Difference:
+    return diff(a, b, data, progress=False, **options)
+
+
+def edited(family: str, layer: str) -> nn.Module:
+    """A network of which one block is trained for some steps: its outputs move away from those that it had."""
+    model = build(family, 0)
+    a, data = network(family), data_of(family)
+    inputs = a.preprocess(data if isinstance(data, list) else list(data))
+    optimizer = torch.optim.Adam(model.get_submodule(layer).parameters(), lr=1e-3)
+    for _ in range(8):
+        output = model(**inputs, **a.interface.options)
+        values = output if isinstance(output, Tensor) else output[0]
+        optimizer.zero_grad()
+        (-values.log_softmax(-1)[..., 0]).mean().backward()
+        optimizer.step()
+    return model.eval()
+
+
+def rounded(model: nn.Module, levels: int) -> nn.Module:
+    model = copy.deepcopy(model)
+    for value in model.parameters():
+        if value.dim() > 1:
+            scale = value.data.flatten(1).abs().amax(1).clamp(min=1e-9).view(-1, *[1] * (value.dim() - 1)) / levels
+            value.data = (value.data / scale).round() * scale
+    return model
+
+
+def kl(a: Adapter, hybrid: nn.Module, data: Any) -> float:
+    """The divergence of a network that is built by hand, without the engine."""
+    inputs = a.preprocess(data if isinstance(data, list) else list(data))
+    with torch.no_grad():
+        one, two = (model.eval()(**inputs, **a.interface.options) for model in (a.model, hybrid))
+    one, two = (getattr(each, "logits", each).double().log_softmax(-1) for each in (one, two))
+    values = (one.exp() * (one - two)).sum(-1)
+    if values.dim() > 1:
+        mask = inputs["attention_mask"]
+        values = (values * mask).sum(1) / mask.sum(1)
+    return float(values.mean())
+
+
+# -- hybrids -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "vit", "cnn", "swin"])
+def test_effects_equal_those_of_hybrids_built_by_hand(family: str) -> None:
+    a, model, data = network(family), rounded(edited(family, LAYERS[family]), 7), data_of(family)
+    found = compared(a, adapted(family, model), data, batch_size=7)
+    assert found.outputs is not None and found.outputs.measure == "KL"
+    assert found.outputs.forth.value == pytest.approx(kl(a, model, data), rel=1e-3)
+    for part in found.parts:
+        if part.effect is None:
+            continue
+        patched, reverted = copy.deepcopy(a.model), copy.deepcopy(model)
+        for name, value in a.model.state_dict().items():  # tied weights belong to one part
+            inside = name.startswith(f"{part.name}.") or (part.name == "transformer.wte" and name == "lm_head.weight")
+            if inside or name == part.name:
+                patched.state_dict()[name].copy_(model.state_dict()[name])
+                reverted.state_dict()[name].copy_(value)
+        assert part.effect.patch.value == pytest.approx(kl(a, patched, data), rel=1e-3, abs=1e-9), part.name
+        assert part.effect.revert.value == pytest.approx(kl(a, reverted, data), rel=1e-3, abs=1e-9), part.name
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "vit"])
+def test_curves_equal_halves_joined_by_hand(family: str) -> None:
+    a, data = network(family), data_of(family)
+    model = build(family, 0)
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.02 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(value)))
+    found = compared(a, adapted(family, model), data)
+    place = LAYERS[family]
+    first = list(found.curves)[1 : list(found.curves).index(place) + 1]
+    halves = copy.deepcopy(model), copy.deepcopy(a.model)  # the first network first, the second first
+    for half, source in zip(halves, (a.model, model), strict=True):
+        for name in first:
+            half.set_submodule(name, copy.deepcopy(source.get_submodule(name)))
+    values = [each.value for each in found.curves[place]]
+    assert values == pytest.approx([kl(a, half, data) for half in halves], rel=1e-3)
+    ends = [[each.value for each in pair] for pair in found.curves.values()]
+    assert found.outputs is not None
+    assert ends[0] == [found.outputs.forth.value, 0] and ends[-1] == [0, found.outputs.forth.value]
+
+
+def test_the_result_does_not_depend_on_batches_and_order() -> None:
+    a, b = network("bert"), adapted("bert", rounded(edited("bert", LAYERS["bert"]), 7))
+    one, two = compared(a, b, TEXTS, batch_size=40), compared(a, b, TEXTS[::-1], batch_size=7)
+    for x, y in zip(one.parts, two.parts, strict=True):
+        if x.effect is not None and y.effect is not None:
+            assert x.effect.patch.value == pytest.approx(y.effect.patch.value, rel=1e-3, abs=1e-10)
+            assert x.effect.noise == pytest.approx(y.effect.noise, rel=1e-3, abs=1e-10)
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("family", "levels"), [*((each, None) for each in FAMILIES), ("bert", 127), ("llama", 127), ("cnn", 127)]
+)
+def test_a_planted_block_is_the_finding(family: str, levels: int | None) -> None:
+    model = edited(family, LAYERS[family])
+    found = compared(network(family), adapted(family, model if levels is None else rounded(model, levels)), data_of(family))
+    assert [part.name for part in found.causes] == [LAYERS[family]], found
+    assert found.verdict.startswith(f"{LAYERS[family]} alone carries ")
+    if levels is None:
+        assert [part.name for part in found.parts if part.weights.change] == [LAYERS[family]]
+        assert found.causes[0].effect is not None and found.causes[0].effect.share.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("copied", ["bfloat16", "int8"])
+def test_copies_have_no_findings(family: str, copied: str) -> None:
+    model = build(family, 0)
+    model = model.to(torch.bfloat16) if copied == "bfloat16" else rounded(model, 127)
+    found = compared(network(family), adapted(family, model), data_of(family))
+    assert not found.causes
+    assert found.verdict.startswith("No part changes the outputs more than noise of the same size does")
+    assert found.weights.rounding and found.weights.format.startswith(copied)
+
+
+def test_equal_networks_have_no_difference() -> None:
+    found = compared(network("bert"), adapted("bert", build("bert", 0)), TEXTS)
+    assert found.verdict.startswith("The outputs are equal on 40 samples.")
+    assert found.forwards < 3 + 2 * len(found.parts)
+    assert {part.weights.change for part in found.parts} == {0.0}
+    assert [pair[0].value for pair in found.curves.values()] == [0.0] * len(found.curves)
+
+
+@pytest.mark.parametrize("form", ["lora", "merged", "compiled", "wrapped", "int8", "bf16"])
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_any_form_of_a_network_is_read(family: str, form: str) -> None:
+    a, b = load_form(family, "plain"), load_form(family, form)
+    found = compared(a, b, TEXTS)
+    exact = {"compiled": 0.0, "wrapped": 0.0, "lora": 1e-6, "merged": 1e-6, "int8": 0.01, "bf16": 0.01}[form]
+    assert found.weights.change <= exact
+    assert not found.causes and not found.missing and not found.extra
+    backwards = compared(b, a, TEXTS)
+    assert backwards.weights.change == pytest.approx(found.weights.change, rel=0.01, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft reads what transformers 5.24 renamed
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_adapter_of_peft_is_its_product(trained: bool) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["query", "value"], r=2)
+    model = peft.get_peft_model(build("bert", 0), config).eval()
+    a, b = network("bert"), hf_stitch.load(model, processor=plain_tokenizer())
+    if trained:
+        name = "bert.encoder.layer.1.attention.self.query"
+        layer = b.model.get_submodule(name)
+        layer.lora_B["default"].weight.data.fill_(0.3)
+        found = compared(a, b, TEXTS)
+        changed = found.parts[2].weights
+        delta = layer.get_delta_weight("default").norm() / sum(
+            value.norm() ** 2 for value in a.model.get_submodule("bert.encoder.layer.1").parameters()
+        ).sqrt()  # fmt: skip
+        assert changed.change == pytest.approx(float(delta), rel=1e-5)
+        assert changed.rank < 0.07  # one direction of 32
+        assert found.parts[2].effect is not None and found.parts[2].effect.share.value == pytest.approx(1)
+        return
+    found = compared(a, b, TEXTS)
+    assert found.weights.change == 0.0
+    assert found.outputs is not None and found.outputs.forth.value == 0.0
+    assert found.outputs.agreement is not None and found.outputs.agreement.value == 1.0
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def test_weight_changes_equal_dense_algebra() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, u, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((20, 30), (20, 2), (2, 30)))
+    found = weight_change({"w": x}, {"w": x + u @ v})
+    values = np.linalg.svd((u @ v).numpy(), compute_uv=False)
+    share = values[values > 1e-9] / values.sum()
+    assert found.rank == pytest.approx(np.exp(-(share * np.log(share)).sum()) / 20, rel=1e-5)
+    assert found.change == pytest.approx(float((u @ v).norm() / x.norm()))
+    assert found.cosine == pytest.approx(float((x * (x + u @ v)).sum() / x.norm() / (x + u @ v).norm()))
+
+
+@pytest.mark.parametrize(("levels", "group", "told"), [
+    (127, None, "int8 by row"), (7, None, "int4 by row"), (7, 32, "int4 by group of 32"), (7, 64, "int4 by group of 64"),
+])  # fmt: skip
+def test_formats_are_recognised(levels: int, group: int | None, told: str) -> None:
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    rows = x.view(-1, group or 256)
+    scale = rows.abs().amax(1, keepdim=True) / levels
+    y = ((rows / scale).round() * scale).view_as(x)
+    found = weight_change({"w": x}, {"w": y})
+    assert (found.format, found.rounding) == (told, True)
+    other = weight_change({"w": torch.randn(32, 256, generator=torch.Generator().manual_seed(5))}, {"w": y})
+    assert (other.format, other.rounding) == (told, False)
+    assert weight_change({"w": x}, {"w": x + 0.01 * torch.randn(32, 256)}).format == ""
+
+
+def test_parametrisations_and_masks_are_applied() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 5) for _ in range(3)]
+    nn.utils.parametrizations.weight_norm(layers[0])
+    nn.utils.prune.l1_unstructured(layers[1], "weight", 0.5)
+    model = nn.Sequential(*layers[:2], nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(5, 5))))
+    found = effective(model)
+    for name, layer in (("0", model[0]), ("1", model[1]), ("2.0", model[2][0])):
+        width = layer.in_features
+        assert torch.allclose(layer(torch.eye(width)) - layer.bias, found[f"{name}.weight"].T, atol=1e-6)
+    assert list(found) == ["0.bias", "0.weight", "1.bias", "1.weight", "2.0.bias", "2.0.weight"]
+
+
+# -- other names and shapes --------------------------------------------------------------------------------------------
+def test_prefixes_do_not_matter() -> None:
+    a = network("bert")
+    b = hf_stitch.load(copy.deepcopy(a.model).bert, processor=plain_tokenizer())
+    found = compared(a, b)
+    assert found.weights.change == 0 and found.missing == ("classifier.weight", "classifier.bias")
+    assert found.verdict.startswith("All weights are equal.")
+    with pytest.raises(ValueError, match="one network has a head and the other has none"):
+        compared(a, b, TEXTS)
+
+
+def test_another_number_of_classes_is_told() -> None:
+    a, model = network("bert"), build("bert", 0)
+    model.classifier = nn.Linear(32, 7)
+    model.config.num_labels = 7
+    b = adapted("bert", model)
+    found = compared(a, b)
+    assert found.reshaped == ("classifier.weight (3, 32) against (7, 32)", "classifier.bias (3,) against (7,)")
+    with pytest.raises(ValueError, match=r"outputs have the shapes \(40, 3\) and \(40, 7\)"):
+        compared(a, b, TEXTS)
+
+
+def test_other_architectures_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"):
+        compared(network("bert"), network("gpt2"))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    model = build("bert", 0)
+    model.classifier.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"classifier.weight of the second network .* not finite"):
+        compared(network("bert"), adapted("bert", model))
+
+
+def test_few_samples_have_no_intervals() -> None:
+    found = compared(network("bert"), adapted("bert", edited("bert", LAYERS["bert"])), TEXTS[:5])
+    assert found.outputs is not None and np.isnan(found.outputs.forth.low)
+    assert not found.causes and any("5 samples are too few" in note for note in found.notes)
+
+
+def test_labels_give_scores() -> None:
+    a, b = network("bert"), adapted("bert", edited("bert", LAYERS["bert"]))
+    labels = [int(a.forward(a.preprocess([text])).logits.argmax()) for text in TEXTS]
+    found = compared(a, b, [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)])
+    assert found.outputs is not None and found.outputs.agreement is not None
+    one, two, gap = found.outputs.scores["accuracy"]
+    assert one == 1.0 and two == pytest.approx(found.outputs.agreement.value) and gap.value == pytest.approx(two - 1)
+    assert {"cross-entropy", "calibration error", "confidence"} <= found.outputs.scores.keys()
+
+
+# -- networks stay as they are -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", ["bert", "cnn", "gpt2"])
+def test_networks_are_not_changed(family: str) -> None:
+    models = build(family, 0), edited(family, LAYERS[family]).to(torch.bfloat16)
+    before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
+    state = torch.get_rng_state()
+    compared(*(adapted(family, model) for model in models), data_of(family))
+    assert torch.equal(torch.get_rng_state(), state)
+    for model, weights in zip(models, before, strict=True):
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+        assert all(value.dtype == weights[name].dtype for name, value in model.state_dict().items())
+        assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+
+
+def test_networks_are_not_changed_by_an_error() -> None:
+    model = edited("bert", LAYERS["bert"])
+    calls = [0]
+
+    def fail(module: nn.Module, args: Any, output: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise RuntimeError("broken")
+
+    handle = model.bert.encoder.layer[1].register_forward_hook(fail)
+    b = adapted("bert", model)
+    a, calls[0] = network("bert"), 0
+    modules = dict(a.model.named_modules()), dict(model.named_modules())
+    with pytest.raises(RuntimeError, match="broken"):
+        compared(a, b, TEXTS)
+    handle.remove()
+    assert (dict(a.model.named_modules()), dict(model.named_modules())) == modules
+    assert not any("forward" in vars(module) for each in modules for module in each.values())
+
+
+# -- result and command ------------------------------------------------------------------------------------------------
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    found = compared(network("bert"), adapted("bert", edited("bert", LAYERS["bert"])), TEXTS)
+    found.save(tmp_path / "diff.json")
+    again = Difference.load(tmp_path / "diff.json")
+    assert str(again) == str(found)
+    frame = again.to_pandas()
+    assert list(frame["part"]) == [part.name for part in found.parts] and (frame["causal"] == True).sum() == 1  # noqa: E712
+    found.named("base", "tuned").to_html(tmp_path / "diff.html")
+    page = (tmp_path / "diff.html").read_text()
+    assert "What changed from base to tuned" in page and "base up to here, then tuned" in page
+    assert found.plot().axes
+
+
+CODE = """
+import numpy, torch
+from torch.nn import Conv2d, Flatten, Linear, ReLU, Sequential
+
+
+def pixels(image):
+    return torch.from_numpy(numpy.array(image.convert("L").resize((8, 8)))).float()[None] / 255
+
+
+def net(size=0.0):
+    torch.manual_seed(0)
+    model = Sequential(Conv2d(1, 4, 3, padding=1), ReLU(), Conv2d(4, 4, 3, padding=1), ReLU(), Flatten(), Linear(256, 10))
+    model[2].weight.data += size
+    return model.eval(), pixels
+
+
+def tuned():
+    return net(0.5)
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(CODE)
+    return tmp_path / "nets.py"
+
+
+def test_the_command_conforms(code: Path) -> None:
+    check_command(command, f"{code}:net", f"{code}:net")
+
+
+@pytest.mark.parametrize(("second", "bound", "status"), [
+    ("tuned", None, 0), ("tuned", "KL=.01", 1), ("net", "KL=.01", 0), ("tuned", "KL=1e9", 0), ("tuned", "KLL=1", 2),
+    ("tuned", "KL", 2),
+])  # fmt: skip
+def test_the_command_ends_with_what_it_found(
+    code: Path, second: str, bound: str | None, status: int, tmp_path: Path
+) -> None:  # fmt: skip
+    page = tmp_path / "diff.html"
+    more = [] if bound is None else ["--fail-above", bound]
+    given = ["diff", f"{code}:net", f"{code}:{second}", "--data", "sklearn:digits", "--split", "test", "--max-samples", "40", "--report", str(page), *more]
+    found = CliRunner().invoke(app, given)
+    assert found.exit_code == status, (found.output, found.exception)
+    assert page.exists() == (status < 2)
+    assert ("is" in found.output and "above 0.01" in found.output) == (status == 1)
+
+
+def test_a_bound_on_outputs_needs_data(code: Path) -> None:
+    found = CliRunner().invoke(app, ["diff", f"{code}:net", f"{code}:tuned", "--fail-above", "KL=.01"])
+    assert found.exit_code == 2 and "needs data" in found.output
+
+
+SCRIPT = """
+import runpy, sys
+import torch, hf_stitch
+from hf_stitch_versions import diff
+
+nets = runpy.run_path(sys.argv[1])
+data = hf_stitch.data.read_data("sklearn:digits", split="test")
+a, b = (hf_stitch.load(each[0], processor=each[1], example_inputs=torch.randn(2, 1, 8, 8))
+        for each in (nets["net"](), nets["tuned"]()))
+found = diff(a, b, data, batch_size=40, progress=False)
+print(found.n, *(f"{part.effect.patch} {part.effect.local:.6g} {part.move and part.move.affine:.5g}"
+      for part in found.parts if part.effect), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(code: Path, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    alone = subprocess.run([sys.executable, script, code], capture_output=True, text=True, check=True).stdout
+    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", str(tmp_path / "log")]
+    subprocess.run([*launched, "--redirects", "3", script, code], check=True)
+    assert [path.read_text() for path in sorted(tmp_path.glob("log/**/stdout.log"))] == [alone, alone]
