@@ -4,7 +4,19 @@ import importlib
 import sys
 
 NAMES = (
-    *("atlas", "atoms", "command_line", "cuts", "device", "generation", "gpu", "grid", "least_squares", "listing"),
+    *(
+        "atlas",
+        "atoms",
+        "command_line",
+        "cuts",
+        "device",
+        "diff",
+        "generation",
+        "gpu",
+        "grid",
+        "least_squares",
+        "listing",
+    ),
     *("offload", "permutations", "plans", "relative", "same", "saving", "scaling", "task_loss"),
 )
 

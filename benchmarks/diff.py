@@ -44,7 +44,7 @@ SHARED = Path(os.environ.get("HF_STITCH_SHARED", ROOT.parent / "shared"))
 KEPT = Path(tempfile.gettempdir()) / "hf-stitch-benchmark-diff"
 sys.path += [str(ROOT / "plugins" / "hf-stitch-studies")]
 
-SAMPLES, LENGTH = 100, 64
+SAMPLES, LENGTH = 200, 64
 """Samples of a comparison, and bytes of a text."""
 
 OTHER = 10_000
@@ -103,7 +103,9 @@ def windows(data: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.stack([data[start : start + LENGTH] for start in starts])
 
 
-def train(model: nn.Module, loss: Callable[[torch.Generator], Tensor], only: nn.Module, steps: int, rate: float) -> None:
+def train(
+    model: nn.Module, loss: Callable[[torch.Generator], Tensor], only: nn.Module, steps: int, rate: float
+) -> None:
     """Train a part of a network; norms keep their running statistics."""
     generator = torch.Generator().manual_seed(1)
     parameters = list(only.parameters())
@@ -177,7 +179,7 @@ def bert() -> Case:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=256, hidden_size=96, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        max_position_embeddings=LENGTH, num_labels=6, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        max_position_embeddings=2 * LENGTH, num_labels=6, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = transformers.BertForSequenceClassification(config)
     ids, labels = questions()
@@ -355,7 +357,11 @@ def main() -> None:
         table.add_row(score, kind, *(_count(hits.get((score, kind, top), [])) for top in ("alone", "int8", "int4")))
     for score in dict.fromkeys(score for score, _, _ in hits):
         tops = ("alone", "int8", "int4")
-        table.add_row(score, "all", *(_count([x for (s, _, t), v in hits.items() if (s, t) == (score, top) for x in v]) for top in tops))
+        table.add_row(
+            score,
+            "all",
+            *(_count([x for (s, _, t), v in hits.items() if (s, t) == (score, top) for x in v]) for top in tops),
+        )
     console = Console(width=120)
     console.print(table)
     console.print("findings in other parts than the planted block:", _count(beside))

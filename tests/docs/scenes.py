@@ -254,6 +254,16 @@ def same() -> Namespace:
     return {"original": original, "port": hf_stitch.load(port, processor=plain_tokenizer()), "texts": texts}
 
 
+def changed() -> Namespace:
+    """A network, a copy of which one block is tuned, one that is rounded, and texts."""
+    base = text_network("bert")
+    tuned, rounded = copy.deepcopy(base.model), copy.deepcopy(base.model).to(torch.bfloat16)
+    for value in tuned.bert.encoder.layer[1].parameters():
+        value.data *= 1.5
+    a, b, c = (hf_stitch.load(each, processor=plain_tokenizer()) for each in (base.model, tuned, rounded))
+    return {"base": a, "original": a, "tuned": b, "quantised": c, "texts": [row["text"] for row in sentences(40)]}
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -483,6 +493,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/report.md": report,
     "docs/how-to/programs.md": programs,
     "docs/how-to/same.md": same,
+    "docs/how-to/diff.md": changed,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": partial(stitch, SHORT),

@@ -15,6 +15,7 @@ SHOWS = {
     "compare": "most alike: layer",
     "compare_many": "weight_cosine",
     "cut": "same logits: True",
+    "diff": "vit.layers.1 alone carries",
     "grid": "out of distribution: [[",
     "own_network": "task: image-classification",
     "plan": "layer3.0",

@@ -1,5 +1,10 @@
-from .changes.result import Change as Change, Difference as Difference, Effect as Effect, Estimate as Estimate
-from .changes.result import Outputs as Outputs
+from .changes.result import (
+    Change as Change,
+    Difference as Difference,
+    Effect as Effect,
+    Estimate as Estimate,
+    Outputs as Outputs,
+)
 from .changes.workflow import diff as diff
 from .result import Finding as Finding, Module as Module, Sameness as Sameness
 from .workflow import same as same

@@ -54,4 +54,6 @@ def _bound(text: str) -> tuple[str, float]:
     try:
         return name, float(most)
     except ValueError:
-        raise typer.BadParameter(f"expected NAME=NUMBER, such as KL=.01, got {text!r}", param_hint="--fail-above") from None
+        raise typer.BadParameter(
+            f"expected NAME=NUMBER, such as KL=.01, got {text!r}", param_hint="--fail-above"
+        ) from None

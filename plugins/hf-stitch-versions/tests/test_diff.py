@@ -131,7 +131,9 @@ def test_the_result_does_not_depend_on_batches_and_order() -> None:
 )
 def test_a_planted_block_is_the_finding(family: str, levels: int | None) -> None:
     model = edited(family, LAYERS[family])
-    found = compared(network(family), adapted(family, model if levels is None else rounded(model, levels)), data_of(family))
+    found = compared(
+        network(family), adapted(family, model if levels is None else rounded(model, levels)), data_of(family)
+    )
     assert [part.name for part in found.causes] == [LAYERS[family]], found
     assert found.verdict.startswith(f"{LAYERS[family]} alone carries ")
     if levels is None:
@@ -209,7 +211,8 @@ def test_weight_changes_equal_dense_algebra() -> None:
 
 
 @pytest.mark.parametrize(("levels", "group", "told"), [
-    (127, None, "int8 by row"), (7, None, "int4 by row"), (7, 32, "int4 by group of 32"), (7, 64, "int4 by group of 64"),
+    (127, None, "int8 by row"), (7, None, "int4 by row"), (7, 32, "int4 by group of 32"),
+    (7, 64, "int4 by group of 64"),
 ])  # fmt: skip
 def test_formats_are_recognised(levels: int, group: int | None, told: str) -> None:
     x = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
@@ -259,7 +262,9 @@ def test_another_number_of_classes_is_told() -> None:
 
 
 def test_other_architectures_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"):
+    with pytest.raises(
+        ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"
+    ):
         compared(network("bert"), network("gpt2"))
 
 
@@ -345,7 +350,8 @@ def pixels(image):
 
 def net(size=0.0):
     torch.manual_seed(0)
-    model = Sequential(Conv2d(1, 4, 3, padding=1), ReLU(), Conv2d(4, 4, 3, padding=1), ReLU(), Flatten(), Linear(256, 10))
+    convolutions = Conv2d(1, 4, 3, padding=1), ReLU(), Conv2d(4, 4, 3, padding=1), ReLU()
+    model = Sequential(*convolutions, Flatten(), Linear(256, 10))
     model[2].weight.data += size
     return model.eval(), pixels
 
@@ -374,7 +380,20 @@ def test_the_command_ends_with_what_it_found(
 ) -> None:  # fmt: skip
     page = tmp_path / "diff.html"
     more = [] if bound is None else ["--fail-above", bound]
-    given = ["diff", f"{code}:net", f"{code}:{second}", "--data", "sklearn:digits", "--split", "test", "--max-samples", "40", "--report", str(page), *more]
+    given = [
+        "diff",
+        f"{code}:net",
+        f"{code}:{second}",
+        "--data",
+        "sklearn:digits",
+        "--split",
+        "test",
+        "--max-samples",
+        "40",
+        "--report",
+        str(page),
+        *more,
+    ]
     found = CliRunner().invoke(app, given)
     assert found.exit_code == status, (found.output, found.exception)
     assert page.exists() == (status < 2)
@@ -405,6 +424,14 @@ print(found.n, *(f"{part.effect.patch} {part.effect.local:.6g} {part.move and pa
 def test_two_processes_find_what_one_does(code: Path, tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
     alone = subprocess.run([sys.executable, script, code], capture_output=True, text=True, check=True).stdout
-    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", str(tmp_path / "log")]
+    launched = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        str(tmp_path / "log"),
+    ]
     subprocess.run([*launched, "--redirects", "3", script, code], check=True)
     assert [path.read_text() for path in sorted(tmp_path.glob("log/**/stdout.log"))] == [alone, alone]

@@ -63,7 +63,7 @@ class Effects:
         batches: Number of batches.
         replays: Whether the network can go on from the outputs of its parts.
         order: Modules of the first network that are called once, in the order in which they end.
-        inputs: How the inputs differ that the second network would make of the first batch; it reads those of the first.
+        inputs: How the second network's own inputs of the first batch differ; it reads those of the first.
         moved: Activations behind blocks.
         local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
     """
@@ -119,7 +119,11 @@ class Effects:
         other = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
         reference, second = (self.measure.output(each.output) for each in (own, other))
-        if not self.batches > 1 and self.b.processor is not None and all(not isinstance(x, Tensor) for x in batch.samples):
+        if (
+            not self.batches > 1
+            and self.b.processor is not None
+            and all(not isinstance(x, Tensor) for x in batch.samples)
+        ):
             self.inputs = differences(Feed(tuple(batch.ids), inputs, self.b.preprocess(batch.samples)), self.a, self.b)
         self._check(reference, second, batch.ids)
         found.ids += batch.ids
@@ -166,7 +170,9 @@ class Effects:
         for who, output in (("first", reference), ("second", second)):
             bad = output.flatten(1).isnan().any(1)
             if bool(bad.any()):
-                raise ValueError(f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out")
+                raise ValueError(
+                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out"
+                )
 
     def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
         """Measure the outputs of both networks."""
@@ -215,7 +221,9 @@ class Effects:
                 yield
             return
         modules = {
-            theirs if reverse else mine: (self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs))
+            theirs if reverse else mine: (
+                self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs)
+            )
             for mine, theirs in part.modules.items()
         }
         with exchanged(network.model, modules):

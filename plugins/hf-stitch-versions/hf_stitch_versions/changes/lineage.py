@@ -1,6 +1,11 @@
 from dataclasses import dataclass
+
+
 @dataclass(frozen=True)
 class Lineage:
     verdict: str = ""
     sentence: str = ""
-def lineage(a,b,blocks): return Lineage()
+
+
+def lineage(a, b, blocks):
+    return Lineage()

@@ -93,7 +93,8 @@ class Moved:
         errors = [_error(test, identity, torch.zeros(test.dx, dtype=torch.float64)) / variance]
         for matcher in MAPS.values():
             try:
-                stitch: Any = registries.matchers.build(matcher).fit(train, torch.float64)
+                closed_form: Any = registries.matchers.build(matcher)
+                stitch = closed_form.fit(train, torch.float64)
             except ValueError:  # constant activations
                 errors.append(math.nan)
                 continue

@@ -83,7 +83,6 @@ class Measure:
             values = (reference - other).square().sum(-1)
         return per_sample(values, mask)
 
-
     def spread(self, reference: Tensor, mask: Tensor | None) -> dict[str, Array]:
         """Return sums over which squared differences are relative: of each sample, those of the outputs and squares."""
         rows = reference.reshape(len(reference), -1, reference.shape[-1])
@@ -132,7 +131,10 @@ def quality(
         return found
     asked = torch.as_tensor(labels, device=output.device)
     loss = functional.nll_loss(output, asked, reduction="none")
-    return found | {"cross_entropy": per_sample(loss, None), "right": per_sample((best.indices == asked).double(), None)}
+    return found | {
+        "cross_entropy": per_sample(loss, None),
+        "right": per_sample((best.indices == asked).double(), None),
+    }
 
 
 def agreement(one: Tensor, other: Tensor, mask: Tensor | None) -> Array:

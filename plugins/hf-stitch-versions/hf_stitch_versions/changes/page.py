@@ -25,8 +25,8 @@ def section(result: Difference) -> Section:
     if found := [(part, part.effect) for part in result.parts if part.effect is not None]:
         tables["What each part does"] = Table(EFFECTS, [
             (
-                part.name + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share), f"{effect.noise:.3g}",
-                str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
+                part.name + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share),
+                f"{effect.noise:.3g}", str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
             )
             for part, effect in found
         ])  # fmt: skip
@@ -37,7 +37,10 @@ def section(result: Difference) -> Section:
         rows += [("sample", name, f"{value:.3g}") for name, value in out.worst]
         if out.agreement is not None:
             rows.append(("equal predictions", "", str(out.agreement)))
-        rows += [(name, "first, second", f"{one:.4g}, {two:.4g}; difference {gap}") for name, (one, two, gap) in out.scores.items()]
+        rows += [
+            (name, "first, second", f"{one:.4g}, {two:.4g}; difference {gap}")
+            for name, (one, two, gap) in out.scores.items()
+        ]
         tables["Outputs"] = Table(("what", "of", "value"), rows)
     tables["Weights"] = Table(WEIGHTS, [
         (
@@ -64,10 +67,10 @@ def _reading(result: Difference) -> list[str]:
         return []
     return [
         f"Distances are {result.outputs.what}; intervals are over samples, at {result.confidence:.0%}. "
-        f"A part with a star does, for all parts at once, more than {LEAST_RATIO:g} times what noise does whose norm is, "
-        "weight by weight, that of the change.",
-        "Errors of activations are over the variance of the first network's, on samples that the maps have not seen: what "
-        "a map gets back was moved, the rest is lost or new.",
+        f"A part with a star does, for all parts at once, more than {LEAST_RATIO:g} times what noise does whose norm "
+        "is, weight by weight, that of the change.",
+        "Errors of activations are over the variance of the first network's, on samples that the maps have not seen: "
+        "what a map gets back was moved, the rest is lost or new.",
         f"{result.forwards:.1f} forwards per batch.",
     ]
 

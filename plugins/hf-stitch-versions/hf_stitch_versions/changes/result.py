@@ -225,7 +225,9 @@ class Difference(Result):
             weights += f"; the second network's are {self.weights.format} ({how})"
         if self.outputs is None:
             return f"{weights[0].upper()}{weights[1:]}."
-        same = "" if self.outputs.agreement is None else f", {self.outputs.agreement.value:.1%} of predictions are equal"
+        same = (
+            "" if self.outputs.agreement is None else f", {self.outputs.agreement.value:.1%} of predictions are equal"
+        )
         return f"{self.outputs.measure} {self.outputs.forth}{same}, on {self.n} samples; {weights}."
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -258,7 +260,9 @@ class Difference(Result):
                 Text(part.name), f"{part.weights.change:.2g}", _number(part.weights.rank),
                 *(
                     ("", "", "") if effect is None
-                    else (f"{effect.patch.value:.2g}", f"{effect.share.value:.1%}", Text(str(effect.ratio), style=style))
+                    else (
+                        f"{effect.patch.value:.2g}", f"{effect.share.value:.1%}", Text(str(effect.ratio), style=style)
+                    )
                 ),
                 *(("", "") if move is None else (_number(move.error), _number(move.affine))),
             )  # fmt: skip

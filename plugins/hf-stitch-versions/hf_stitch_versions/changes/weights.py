@@ -83,8 +83,10 @@ def plain(name: str) -> str:
 def _merged(module: nn.Module) -> nn.Module | None:
     """Return the plain layer that computes what a layer of PEFT does; ``None`` for all other modules."""
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
-        (active,) = module.active_adapters or [None]
-        return module.original_module if active is None else module.modules_to_save[active]
+        saved: Any = module  # of what PEFT trains whole
+        (active,) = saved.active_adapters or [None]
+        whole: nn.Module = saved.original_module if active is None else saved.modules_to_save[active]
+        return whole
     base = getattr(module, "base_layer", None)
     if not (hasattr(module, "get_base_layer") and hasattr(module, "merge")):
         return _linear(module, base) if isinstance(base, nn.Module) and hasattr(base, "in_features") else None
@@ -122,7 +124,8 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _made(module: nn.Module) -> list[str]:
     """Return the weights that a module makes of others: parametrised, pruned, normalised, or packed as integers."""
-    made = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+    kept = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
+    made = [name for name, _ in kept.named_children()] if isinstance(kept, nn.Module) else []
     made += [name[:-2] for name in module._parameters if name.endswith("_g") and f"{name[:-2]}_v" in module._parameters]
     return [*made, *_masked(module), *(["weight", "bias"] if _packed(module) else [])]
 
@@ -268,7 +271,7 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
 
 
 def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
-    """Return the format of integers of a matrix, which numbers share a scale, and whether it is another one, rounded."""
+    """Return the format of integers of a matrix, what shares a scale, and whether it is another matrix, rounded."""
     for label, levels in GRIDS.items():
         for where, size in GROUPS.items():
             groups = _grouped(y, size)

@@ -49,8 +49,8 @@ BOUNDS: Mapping[str, Callable[[Difference], float]] = {
 @checked
 def diff(
     a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Data | None = None, *,
-    fail_above: Mapping[str, float] | None = None, confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95,
-    **options: Unpack[RunOptions],
+    fail_above: Mapping[str, float] | None = None,
+    confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95, **options: Unpack[RunOptions],
 ) -> Difference:  # fmt: skip
     """Tell what changed between two versions of a network: in weights, outputs and activations, and which part does it.
 
@@ -112,7 +112,13 @@ def _difference(
     changes = {part.name: weight_change(_of(pairing.a, part), _of(pairing.b, part)) for part in pairing.parts}
     blocks = [part.name for part in pairing.parts if part.block]
     notes = _notes(pairing)
-    outputs, effects, curves, moves, forwards = None, dict[str, Effect](), dict[str, tuple[Estimate, Estimate]](), {}, 0.0
+    outputs, effects, curves, moves, forwards = (
+        None,
+        dict[str, Effect](),
+        dict[str, tuple[Estimate, Estimate]](),
+        {},
+        0.0,
+    )
     if samples is not None:
         measure = Measure.of(a.task or b.task)
         differ = frozenset(part.name for part in pairing.parts if changes[part.name].change or _other_code(a, b, part))
@@ -128,13 +134,15 @@ def _difference(
         forwards = engine.cost / engine.batches
         if len(ids) < FEWEST:
             notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
-        notes += [f"the second network reads the inputs of the first; its own differ: {each}" for each in engine.inputs[:1]]
+        notes += [
+            f"the second network reads the inputs of the first; its own differ: {each}" for each in engine.inputs[:1]
+        ]
         if not engine.replays:
             notes.append("the network cannot go on from outputs of its parts, so that halves were not exchanged")
     parts = [
         Change(
-            part.name, next(iter(part.modules.values()), pairing.names[part.weights[0]]), part.block, changes[part.name],
-            effects.get(part.name), moves.get(part.name),
+            part.name, next(iter(part.modules.values()), pairing.names[part.weights[0]]), part.block,
+            changes[part.name], effects.get(part.name), moves.get(part.name),
         )
         for part in pairing.parts
     ]  # fmt: skip
@@ -150,7 +158,10 @@ def _difference(
 def _notes(pairing: Pairing) -> list[str]:
     """Tell what is not compared."""
     notes = []
-    for names, what in ((pairing.missing, "only the first network has"), (pairing.extra, "only the second network has")):
+    for names, what in (
+        (pairing.missing, "only the first network has"),
+        (pairing.extra, "only the second network has"),
+    ):
         if names:
             notes.append(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
     if pairing.reshaped:
@@ -173,7 +184,8 @@ def _of(weights: Mapping[str, Any], part: Part) -> dict[str, Any]:
 def _other_code(a: Adapter, b: Adapter, part: Part) -> bool:
     """Return whether a part whose weights are equal is of other classes or has other settings."""
     return any(
-        repr(a.model.get_submodule(mine)) != repr(b.model.get_submodule(theirs)) for mine, theirs in part.modules.items()
+        repr(a.model.get_submodule(mine)) != repr(b.model.get_submodule(theirs))
+        for mine, theirs in part.modules.items()
     )
 
 

@@ -1,0 +1,26 @@
+"""Find which block of a tuned network carries the change, although all of it was rounded to int8 afterwards."""
+
+import copy
+
+import torch
+from hf_stitch_versions import diff
+from networks import digits, vit
+
+import hf_stitch
+
+original, images = vit(), digits("test").take(200)
+tuned = copy.deepcopy(original.model)
+optimizer = torch.optim.Adam(tuned.vit.layers[1].parameters(), lr=1e-3)
+batch = next(iter(digits().batches(100)))
+inputs, labels = original.preprocess(batch.samples), torch.tensor(batch.labels)
+for _ in range(10):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(tuned(**inputs).logits, 9 - labels).backward()
+    optimizer.step()
+for weight in tuned.parameters():
+    if weight.dim() > 1:
+        step = weight.data.flatten(1).abs().amax(1).view(-1, *[1] * (weight.dim() - 1)) / 127
+        weight.data = (weight.data / step).round() * step
+
+found = diff(original, hf_stitch.load(tuned, processor=original.processor), images, progress=False)
+print(found.named("original", "tuned and rounded"))
