@@ -6,8 +6,8 @@ from .changes.result import (
     Outputs as Outputs,
 )
 from .changes.workflow import diff as diff
-from .result import Finding as Finding, Module as Module, Sameness as Sameness
-from .workflow import same as same
+from .sameness.result import Finding as Finding, Module as Module, Sameness as Sameness
+from .sameness.workflow import same as same
 
 __all__ = [
     "Change", "Difference", "Effect", "Estimate", "Finding", "Module", "Outputs", "Sameness", "diff", "same"

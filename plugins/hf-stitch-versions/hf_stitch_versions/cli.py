@@ -16,7 +16,7 @@ FILES = (".onnx", ".npz", ".safetensors")
 """Files that can stand in the place of the second network."""
 
 
-@command("hf_stitch_versions.workflow:same", without=["plan"])
+@command("hf_stitch_versions.sameness.workflow:same", without=["plan"])
 def same(job: Job, batch_size: BatchSize = 8) -> None:
     """Compare, show, and end with 0 if the networks are the same and with 1 if they differ; errors end with 2."""
     name = job.given["b"]

@@ -19,7 +19,7 @@ from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.outputs import Array, Measure, agreement, quality
 from hf_stitch_versions.changes.parts import Pairing, Part
 from hf_stitch_versions.changes.weights import dense, packed
-from hf_stitch_versions.distances import rows_of
+from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.inputs import differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
 from hf_stitch_versions.sources import Feed, Network

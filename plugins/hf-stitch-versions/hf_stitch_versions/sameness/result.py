@@ -162,7 +162,7 @@ class Sameness(Result):
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict", "is_same")
-    page: ClassVar[str] = "hf_stitch_versions.page:section"
+    page: ClassVar[str] = "hf_stitch_versions.sameness.page:section"
 
     a: str
     b: str

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hf_stitch_versions.distances import rows_of
+from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.recording import Event, Key
 
 PLACES = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hf_stitch.reports.drawing import curves, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
-from hf_stitch_versions.result import AS_THEY_ARE, LEAST, Sameness
+from hf_stitch_versions.sameness.result import AS_THEY_ARE, LEAST, Sameness
 
 COLUMNS = ("module", "in the second network", "class", "difference", "null", "ratio", "repaired")
 

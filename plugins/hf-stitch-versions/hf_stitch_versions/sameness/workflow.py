@@ -14,8 +14,8 @@ from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.data import Data
 from hf_stitch.options import Positive, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch_versions.comparison import Comparison
-from hf_stitch_versions.result import Sameness
+from hf_stitch_versions.sameness.comparison import Comparison
+from hf_stitch_versions.sameness.result import Sameness
 from hf_stitch_versions.sources import Recorded, Source
 
 BATCH = 8
@@ -79,7 +79,7 @@ def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
     """Return the second network, or what reads its file."""
     place = Path(b) if isinstance(b, (str, Path)) else None
     if place is not None and place.suffix == ".onnx":
-        from hf_stitch_versions.exports import Onnx
+        from hf_stitch_versions.sameness.exports import Onnx
 
         return Onnx(place)
     if place is not None and place.suffix in (".npz", ".safetensors"):

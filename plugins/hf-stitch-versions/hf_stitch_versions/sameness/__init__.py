@@ -1,0 +1,1 @@
+"""Whether two networks are the same, and where they first differ."""
