@@ -152,6 +152,21 @@ def test_copies_have_no_findings(family: str, copied: str) -> None:
     assert found.weights.rounding and found.weights.format.startswith(copied)
 
 
+def test_a_block_is_divided_into_attention_and_mlp() -> None:
+    model = build("bert", 0)
+    block = "bert.encoder.layer.1"
+    inner = edited("bert", f"{block}.attention")
+    model.load_state_dict(inner.state_dict())
+    found = compared(network("bert"), adapted("bert", model), TEXTS, within=[block])
+    names = [part.name for part in found.parts if part.name.startswith(block)]
+    assert names == [f"{block}.attention", f"{block}.intermediate", f"{block}.output"]
+    assert [part.name for part in found.causes] == names[:1]
+    assert found.causes[0].effect is not None and found.causes[0].effect.share.value == pytest.approx(1)
+    assert names[1] in found.curves
+    with pytest.raises(ValueError, match=r"'bert.encoder.layer.7', which is no part of the network; did you mean"):
+        compared(network("bert"), adapted("bert", model), TEXTS, within=["bert.encoder.layer.7"])
+
+
 def test_equal_networks_have_no_difference() -> None:
     found = compared(network("bert"), adapted("bert", build("bert", 0)), TEXTS)
     assert found.verdict.startswith("The outputs are equal on 40 samples.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from hf_stitch import Adapter
+from hf_stitch.options import did_you_mean
 from hf_stitch_versions.changes.weights import Weights, plain
 
 MOST_DEEP = 3
@@ -59,7 +60,9 @@ class Pairing:
     names: Mapping[str, str]
 
 
-def pair(a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights) -> Pairing:
+def pair(
+    a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights, within: Collection[str] = ()
+) -> Pairing:  # fmt: skip
     """Pair the weights of two networks by name and shape, also if one has a prefix more (``bert.``), and divide them.
 
     Args:
@@ -67,12 +70,13 @@ def pair(a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights) -> Pair
         b: The second network.
         weights_a: Its weights, of :func:`hf_stitch_versions.changes.weights.effective`.
         weights_b: Those of the second.
+        within: Names of parts that are divided into the modules in them.
 
     Returns:
         What they have in common, and what not.
 
     Raises:
-        ValueError: If no block has a partner.
+        ValueError: If few weights have a partner, or ``within`` names no part.
     """
     own, other = _prefixes(weights_a, weights_b)
     names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
@@ -91,7 +95,11 @@ def pair(a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights) -> Pair
         )
     real_a, real_b = ({plain(name): name for name, _ in each.model.named_modules()} for each in (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
-    for members in _divided(weights_a, blocks).values():
+    divided = _divided(weights_a, blocks)
+    if unknown := [name for name in within if name not in divided]:
+        hint = did_you_mean(unknown[0], divided) or next(iter(divided))
+        raise ValueError(f"within contains {unknown[0]!r}, which is no part of the network; did you mean {hint!r}?")
+    for members in _finer(divided, within):
         names_of = dict.fromkeys(place for place, _ in members)
         modules = {
             real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in names_of if place in real_a
@@ -159,6 +167,21 @@ def _divided(weights: Weights, blocks: Sequence[str]) -> dict[str, list[tuple[st
         tied = owners.setdefault((value.data_ptr(), value.shape), place)
         parts.setdefault(tied, []).append((place, name))
     return parts
+
+
+def _finer(
+    parts: Mapping[str, list[tuple[str, str]]], within: Collection[str]
+) -> Iterator[list[tuple[str, str]]]:  # fmt: skip
+    """Yield the places and names of the weights of parts, some of which are divided into the modules in them."""
+    for part, members in parts.items():
+        if part not in within:
+            yield members
+            continue
+        children: dict[str, list[tuple[str, str]]] = {}
+        for place, name in members:
+            child = name if name == place else ".".join(name.split(".")[: place.count(".") + 2])
+            children.setdefault(child, []).append((child, name))
+        yield from children.values()
 
 
 def _outermost(name: str, blocks: Sequence[str]) -> str:

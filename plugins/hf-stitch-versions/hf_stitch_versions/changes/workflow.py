@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Unpack
 
@@ -49,7 +49,7 @@ BOUNDS: Mapping[str, Callable[[Difference], float]] = {
 @checked
 def diff(
     a: str | nn.Module | Adapter, b: str | nn.Module | Adapter, data: Data | None = None, *,
-    fail_above: Mapping[str, float] | None = None,
+    within: Iterable[str] = (), fail_above: Mapping[str, float] | None = None,
     confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95, **options: Unpack[RunOptions],
 ) -> Difference:  # fmt: skip
     """Tell what changed between two versions of a network: in weights, outputs and activations, and which part does it.
@@ -67,6 +67,7 @@ def diff(
         b: The second network. Its weights are paired by names and shapes, also under another prefix; adapters of PEFT
             count as merged, quantised weights as what they stand for.
         data: Raw samples, labelled or not; some hundreds. Without them only weights are compared.
+        within: Parts to divide into the modules in them, as a block into attention, MLP and norms.
         fail_above: Bounds: ``KL``, ``squared_difference`` (networks without classes), ``disagreement``,
             ``weight_change`` -> greatest value. What is above is told in ``failed``, and the command ends with 1.
         confidence: Confidence of intervals, between 0 and 1.
@@ -95,7 +96,7 @@ def diff(
         raise ValueError(f"fail_above has no bound {unknown[0]!r}; bounds: {', '.join(BOUNDS)}")
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
         first, second = (load_on(each, run.processes.device) for each in (a, b))
-        pairing = pair(first, second, effective(first.model), effective(second.model))
+        pairing = pair(first, second, effective(first.model), effective(second.model), tuple(within))
         samples = None if data is None else Samples.of(data)
         if samples is None and (needed := [name for name in fail_above or () if name != "weight_change"]):
             raise ValueError(f"fail_above bounds {needed[0]}, which needs data: pass data, or bound weight_change")
