@@ -276,6 +276,27 @@ def test_another_number_of_classes_is_told() -> None:
         compared(a, b, TEXTS)
 
 
+def test_a_longer_vocabulary_is_compared_on_common_tokens() -> None:
+    a, model = network("llama"), edited("llama", LAYERS["llama"])
+    short = compared(a, adapted("llama", copy.deepcopy(model)), TEXTS)
+    model.resize_token_embeddings(90)
+    found = compared(a, adapted("llama", model), TEXTS)
+    assert any("first 80 tokens" in note for note in found.notes)
+    assert len(found.reshaped) == 2 and [part.name for part in found.causes] == [LAYERS["llama"]]
+    assert found.outputs is not None and short.outputs is not None
+    assert found.outputs.forth.value == pytest.approx(short.outputs.forth.value, rel=1e-4)
+
+
+@pytest.mark.parametrize(("setting", "kernel", "told"), [(1e-2, "sdpa", True), (1e-12, "eager", False)])
+def test_other_code_is_a_finding_but_no_rounding_of_it(setting: float, kernel: str, told: bool) -> None:
+    model = build("vit", 0)
+    model.vit.layers[1].layernorm_before.eps = setting
+    model.set_attn_implementation(kernel)
+    found = compared(network("vit"), adapted("vit", model), IMAGES)
+    assert found.weights.change == 0
+    assert [part.name for part in found.causes] == [LAYERS["vit"]] * told, found
+
+
 def test_other_architectures_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"
@@ -294,6 +315,7 @@ def test_few_samples_have_no_intervals() -> None:
     found = compared(network("bert"), adapted("bert", edited("bert", LAYERS["bert"])), TEXTS[:5])
     assert found.outputs is not None and np.isnan(found.outputs.forth.low)
     assert not found.causes and any("5 samples are too few" in note for note in found.notes)
+    assert found.verdict.startswith("bert.encoder.layer.1 alone carries 100% of the change; too few samples")
 
 
 def test_labels_give_scores() -> None:

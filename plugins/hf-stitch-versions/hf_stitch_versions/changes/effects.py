@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.outputs import Array, Measure, agreement, quality
 from hf_stitch_versions.changes.parts import Pairing, Part
 from hf_stitch_versions.changes.weights import dense, packed
-from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.inputs import differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
+from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network
 
 SEEDS = 2
@@ -118,13 +118,9 @@ class Effects:
         own = Recording(self.a, arguments["a"], list(self.modules))
         other = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
+        if self.batches == 1:
+            self._compare_inputs(batch, inputs, own, other)
         reference, second = (self.measure.output(each.output) for each in (own, other))
-        if (
-            not self.batches > 1
-            and self.b.processor is not None
-            and all(not isinstance(x, Tensor) for x in batch.samples)
-        ):
-            self.inputs = differences(Feed(tuple(batch.ids), inputs, self.b.preprocess(batch.samples)), self.a, self.b)
         self._check(reference, second, batch.ids)
         found.ids += batch.ids
         self._outputs(batch, inputs, reference, second, found)
@@ -158,6 +154,15 @@ class Effects:
     def _apart(self, reference: Tensor, output: Any) -> Array:
         """Return how far the output of a hybrid is from that of the first network."""
         return self.measure.apart(reference, self.measure.output(output), self.mask)
+
+    def _compare_inputs(self, batch: Batch, inputs: Mapping[str, Any], own: Recording, other: Recording) -> None:
+        """Tell how the second network's own inputs differ; if not, a longer vocabulary has tokens added at its end."""
+        if self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples):
+            theirs = self.b.preprocess(batch.samples)
+            self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs), self.a, self.b)
+        widths = {self.measure.output(each.output).shape[-1] for each in (own, other)}
+        if len(widths) == 2 and self.measure.per_token and not self.inputs:
+            self.measure = replace(self.measure, width=min(widths))
 
     def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
         """Refuse outputs of other shapes, and outputs without a distance."""

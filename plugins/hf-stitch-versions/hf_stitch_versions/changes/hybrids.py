@@ -14,6 +14,9 @@ from hf_stitch import Adapter
 from hf_stitch_versions.changes.parts import Part
 from hf_stitch_versions.changes.weights import Weights, dense, plain
 
+ROUNDING = 64 * torch.finfo(torch.float32).eps
+"""Least norm of noise, relative to that of the weights: less is rounding of float32, as by merging an adapter."""
+
 LEAST_VARIANCE = 0.1
 """Share of a running variance that is left when noise makes it smaller."""
 
@@ -85,7 +88,8 @@ def valued(model: nn.Module, values: Weights) -> Iterator[None]:
 def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
     """Return the weights of a part of the first network with noise whose norm is that of the change of each weight.
 
-    Tied weights get the same noise.
+    It is at least that of rounding, which is the null of parts that only compute in another way. Tied weights get the
+    same noise.
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
@@ -94,6 +98,7 @@ def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
         value = a[name]
         if value.data_ptr() not in drawn:
             change = torch.linalg.vector_norm(b[name].to(value.device, torch.float32) - value.float())
+            change = change.maximum(ROUNDING * torch.linalg.vector_norm(value.float()))
             random = torch.randn(value.shape, generator=generator).to(value.device)
             noisy = value.float() + random * (change / torch.linalg.vector_norm(random))
             positive = noisy.maximum(LEAST_VARIANCE * value.float())

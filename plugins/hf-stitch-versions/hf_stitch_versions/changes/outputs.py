@@ -35,11 +35,13 @@ class Measure:
         name: ``KL`` or ``squared difference``.
         what: What is compared, in words.
         causal: Whether the next token is the label of each token.
+        width: Number of tokens that both networks have, if their vocabularies differ; the first ones are compared.
     """
 
     name: str
     what: str
     causal: bool = False
+    width: int | None = None
 
     @classmethod
     def of(cls, task: str | None) -> Measure:
@@ -48,6 +50,11 @@ class Measure:
             of = "tokens" if task in (CAUSAL, "fill-mask") else "classes"
             return cls("KL", f"Kullback-Leibler divergence of the {of}, in nats", task == CAUSAL)
         return cls("squared difference", "squared difference of the outputs, over that of the outputs of other samples")
+
+    @property
+    def per_token(self) -> bool:
+        """Whether outputs are probabilities of tokens."""
+        return "tokens" in self.what
 
     @property
     def is_divergence(self) -> bool:
@@ -62,7 +69,7 @@ class Measure:
                     "one network has a head and the other has none: load both with one, or without "
                     "(task='feature-extraction'), or leave out the data to compare weights"
                 )
-            return logits_of(output).double().log_softmax(-1)
+            return logits_of(output)[..., : self.width].double().log_softmax(-1)
         found = next(value for value in values_of(output, whole=True).values() if value.is_floating_point()).double()
         return found if found.dim() > 1 else found[:, None]
 
@@ -123,7 +130,8 @@ def quality(
     found = {"confidence": per_sample(best.values.exp(), mask)}
     if measure.causal and ids is not None and output.shape[:2] == ids.shape and ids.shape[1] > 1:
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device)
-        asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1]
+        asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1] & (ids[:, 1:] < output.shape[-1])
+        asked = asked.where(counted, 0)
         loss = functional.nll_loss(output[:, :-1].flatten(0, 1), asked.flatten(), reduction="none").view_as(asked)
         right = (best.indices[:, :-1] == asked).double()
         return found | {"cross_entropy": per_sample(loss, counted), "right": per_sample(right, counted)}

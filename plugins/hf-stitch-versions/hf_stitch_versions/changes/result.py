@@ -188,10 +188,14 @@ class Difference(Result):
             )
         if not self.outputs.forth.value:
             return f"The outputs are equal on {self.n} samples."
+        known = [part for part in self.parts if part.effect is not None]
+        if not known:
+            return "The outputs differ, and no part can be exchanged."
+        if math.isnan(self.outputs.forth.low):
+            most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
+            assert most.effect is not None
+            return f"{most.name} alone carries {_percent(most.effect.share)} of the change; too few samples to be sure."
         if not self.causes:
-            known = [part for part in self.parts if part.effect is not None]
-            if not known:
-                return "The outputs differ, and no part can be exchanged."
             most = max(known, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
             assert most.effect is not None
             return (

@@ -20,13 +20,10 @@ from hf_stitch_versions.changes.lineage import lineage
 from hf_stitch_versions.changes.outputs import Array, Measure, calibration_error
 from hf_stitch_versions.changes.parts import Pairing, Part, pair
 from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, Effect, Estimate, Outputs
-from hf_stitch_versions.changes.weights import WeightChange, effective, weight_change
+from hf_stitch_versions.changes.weights import effective, weight_change
 
 RESAMPLES = 2000
 """Number of bootstrap resamples of the samples."""
-
-ROUNDING = 1e-6
-"""Relative change of weights up to which a part is never a finding: that of float32, as by merging an adapter."""
 
 FEWEST = 20
 """Least number of samples for intervals; with fewer there are none."""
@@ -129,10 +126,12 @@ def _difference(
         measured = _relative(measured)
         outputs = _outputs(measure, measured, ids, resampling)
         tests = Tests(resampling, len(engine.parts), engine.local)
-        effects = {part.name: tests.effect(part.name, measured, changes[part.name]) for part in engine.parts}
+        effects = {part.name: tests.effect(part.name, measured) for part in engine.parts}
         curves = _curves(engine.order, measured, resampling)
         moves = {name: move for name in blocks if (move := engine.moved.found(name)) is not None}
         forwards = engine.cost / engine.batches
+        if engine.measure.width is not None:
+            notes.append(f"the vocabularies differ: outputs are compared on the first {engine.measure.width} tokens")
         if len(ids) < FEWEST:
             notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
         notes += [
@@ -232,7 +231,7 @@ class Tests:
     count: int  # number of parts, for all of which intervals of ratios hold at once
     local: Mapping[str, list[float]]  # name of a part -> sums of squares of the difference of its outputs, and of them
 
-    def effect(self, name: str, measured: Mapping[str, Array], change: WeightChange) -> Effect:
+    def effect(self, name: str, measured: Mapping[str, Array]) -> Effect:
         """Return what a part does to the outputs."""
         patch, weights = measured[f"patch {name}"], measured[f"weights {name}"]
         noise = np.mean([measured[f"noise {seed} {name}"] for seed in range(SEEDS)], axis=0)
@@ -242,7 +241,7 @@ class Tests:
         return Effect(
             mean(patch), mean(weights), mean(measured[f"revert {name}"]), float(noise.mean()),
             self.resampling.ratio(patch, measured["total"]), ratio, gap / size if size else np.nan,
-            ratio.low > LEAST_RATIO and change.change > ROUNDING,
+            ratio.low > LEAST_RATIO,
         )  # fmt: skip
 
 

@@ -12,11 +12,11 @@ from torch import nn
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.copying import compiled_modules
 from hf_stitch.running import Run
+from hf_stitch_versions.inputs import differences, feeds, for_second
+from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
-from hf_stitch_versions.inputs import differences, feeds, for_second
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness.result import Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 

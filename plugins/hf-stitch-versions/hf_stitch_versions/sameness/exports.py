@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
 from hf_stitch_versions.sameness.distances import partners
 from hf_stitch_versions.sameness.graphs import calls_of, read
-from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
 from hf_stitch_versions.sources import Feed
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}

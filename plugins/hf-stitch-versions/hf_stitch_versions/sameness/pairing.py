@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.recording import Event, Key
+from hf_stitch_versions.sameness.distances import rows_of
 
 PLACES = 1024
 """Number of random places of values that are compared, to see which values are alike."""
