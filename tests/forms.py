@@ -1,4 +1,4 @@
-"""Forms of one network, which all compute the same: as built, wrapped, with LoRA, compiled, in bfloat16, in int8."""
+"""Forms of one network, which all compute the same: wrapped, compiled, pruned, with LoRA, in bfloat16, in int8, …"""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from tests.tiny_networks import build, plain_tokenizer  # isort: skip
 EXACT = ("plain", "wrapped", "compiled")
 """Forms that compute the same bits as the network."""
 
-FORMS = (*EXACT, "lora", "merged", "bf16", "int8", "peft", "peft-merged")
+FORMS = (
+    *EXACT, "pruned", "offloaded", "lora", "merged", "weight-norm", "bf16", "fp16", "int8", "peft", "peft-merged"
+)  # fmt: skip
 
-ROUNDED = ("bf16", "int8")
+ROUNDED = ("bf16", "fp16", "int8")
 """Forms that compute in a lower precision."""
 
 TARGETS = {"bert": ("query", "value"), "llama": ("q_proj", "v_proj")}
@@ -72,6 +74,20 @@ def form_of(family: str, form: str, seed: int = 0) -> nn.Module:
             return compiled
         case "bf16":
             return network.to(torch.bfloat16)
+        case "fp16":
+            return network.half()
+        case "pruned":  # of masks that hide nothing, which hooks apply
+            for _, module in _targets(family, network):
+                nn.utils.prune.identity(module, "weight")
+            return network
+        case "weight-norm":
+            for _, module in _targets(family, network):
+                nn.utils.parametrizations.weight_norm(module)
+            return network
+        case "offloaded":
+            import accelerate
+
+            return accelerate.cpu_offload(network, torch.device("cpu"))
         case "int8":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch.ao.quantization and the tensors of it are deprecated

@@ -93,7 +93,10 @@ def save_the_stitcher(form: str, texts: Any, folder: Path) -> Numbers:
 VERBS: tuple[Callable[..., Numbers], ...] = (
     stitch, stitch_as_target, stitch_grid, audit, extract, save, save_the_stitcher
 )  # fmt: skip
+HOOK = r"has a hook .* remove it \(torch.nn.utils.prune.remove\)"
 REFUSED = {
+    **{(verb, "pruned"): HOOK for verb in VERBS if verb not in (extract, stitch_grid)},
+    (save, "weight-norm"): "its networks were changed by hand",
     (save, "wrapped"): "Wrapper is a class of user code",
     (save, "lora"): "Wrapper is a class of user code",
     (save, "int8"): r"its networks were changed by hand.*Linear', now 'torch.ao",

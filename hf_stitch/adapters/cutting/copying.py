@@ -72,7 +72,7 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
             if foreign:
                 raise ValueError(
                     f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves "
-                    "of a network have no hooks: remove the hook, or move its computation into the module"
+                    "of a network have no hooks: remove it (torch.nn.utils.prune.remove), or compute in the module"
                 )
             hooks.clear()
         vars(module).pop("_output_capturing_hooks_installed", None)  # transformers installs them again on demand

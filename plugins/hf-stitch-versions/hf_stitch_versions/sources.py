@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_stitch import Activations, Adapter
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Id
+from hf_stitch.offloading import is_offloaded
 from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, values_of, watch
 
 EXACT = torch.float64
@@ -26,6 +27,16 @@ class Feed:
     arguments: Mapping[str, Any]  # of the first network
     own: Mapping[str, Any] | None = None  # what the second network makes of the same samples
     mask: Tensor | None = None  # (batch, positions), true for real tokens
+
+
+def check_in_memory(*networks: Adapter) -> None:
+    """Refuse networks whose weights are offloaded: they are not there to be converted or exchanged."""
+    for network in networks:
+        if is_offloaded(network.model):
+            raise ValueError(
+                f"weights of {network.reference} are offloaded by accelerate: versions of a network are compared with "
+                "all weights in memory. Load it without device_map, or compare activations with hf_stitch.compare"
+            )
 
 
 class Source(Protocol):

@@ -65,8 +65,12 @@ def dense(module: nn.Module) -> nn.Module:
     layer = _merged(twin) if not _packed(twin) else _linear(twin, twin)
     if layer is not None:
         return dense(layer)
-    for name in list(getattr(twin, "parametrizations", ())):
-        parametrize.remove_parametrizations(twin, name)
+    if parametrize.is_parametrized(twin):  # its class is that of the original, which removing would change
+        values = {name: getattr(twin, name).detach() for name in _made(twin)}
+        twin.__class__ = parametrize.type_before_parametrizations(twin)
+        del twin._modules["parametrizations"]
+        for name, value in values.items():
+            twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
     for name in _masked(twin):
         prune.remove(twin, name)
     for name, child in twin.named_children():
