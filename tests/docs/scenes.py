@@ -486,7 +486,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/cut.md": cut,
     "docs/how-to/gpu.md": partial(stitch, SHORT),
     "docs/how-to/grid.md": stitch,
-    "docs/how-to/int8.md": int8,
+    "docs/how-to/forms.md": int8,
     "docs/how-to/lora.md": lora,
     "docs/how-to/own-networks.md": own_networks,
     "docs/how-to/relative.md": relative,

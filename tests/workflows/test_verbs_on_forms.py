@@ -123,6 +123,22 @@ def test_a_form_gives_what_the_plain_network_gives(
         torch.testing.assert_close(*pair, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
+ROWS = {
+    "adapters of [PEFT](lora.md), live": "peft", "bfloat16, float16": "bf16", "`torch.compile`, `DataParallel`": "compiled",
+    "a wrapper `forward(*args, **kwargs)` of user code": "wrapped", "`torch.nn.utils.prune`": "pruned",
+    "`torch.nn.utils.parametrizations` (weight norm, orthogonal, …)": "weight-norm",
+    "offloaded by accelerate": "offloaded", "`torch.ao.quantization.quantize_dynamic`": "int8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_page_of_forms_tells_what_is_refused(row: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/forms.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {row} |")]
+    told = [cell.strip().startswith("no") for cell in line.split("|")[3:5]]
+    assert told == [(verb, ROWS[row]) in REFUSED for verb in (stitch, save)]
+
+
 KNOWN: dict[Callable[..., Numbers], Numbers] = {}
 
 
