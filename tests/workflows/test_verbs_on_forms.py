@@ -124,7 +124,8 @@ def test_a_form_gives_what_the_plain_network_gives(
 
 
 ROWS = {
-    "adapters of [PEFT](lora.md), live": "peft", "bfloat16, float16": "bf16", "`torch.compile`, `DataParallel`": "compiled",
+    "adapters of [PEFT](lora.md), live": "peft", "bfloat16, float16": "bf16",
+    "`torch.compile`, `DataParallel`": "compiled",
     "a wrapper `forward(*args, **kwargs)` of user code": "wrapped", "`torch.nn.utils.prune`": "pruned",
     "`torch.nn.utils.parametrizations` (weight norm, orthogonal, …)": "weight-norm",
     "offloaded by accelerate": "offloaded", "`torch.ao.quantization.quantize_dynamic`": "int8",
