@@ -1,0 +1,399 @@
+"""Whether one network was derived from another, from their weights alone.
+
+The null hypothesis is that B was trained apart from A. Units of a hidden layer, and channels of a residual stream, are
+then in an order that nothing ties to A's: B with permuted units is as likely as B itself. Three looks use this, with
+the exact mean and variance over all permutations:
+
+* *by place*: units of A against the units of B at the same places, by the cosines of their weights;
+* *by place, in any basis*: the same by numbers of each unit that no rotation of the residual stream changes, which are
+  the norms of its weights, the cosines between them and its bias;
+* *matched*: units are matched by half of their channels, and the other half of the channels is compared by place. This
+  survives reordered units. What is compared had no part in the matching.
+
+If the units do not match, they are matched once more after the channels of B were brought to those of A. This fourth
+look is exact for untrained networks only: trained ones may agree in a common basis without a common ancestor. It counts
+only if matched weights and first weights agree as well as :data:`COSINE` and :data:`ALIGNED` ask.
+
+A small p-value says that A and B have a common ancestor, not which came first. A large one proves nothing. Matching
+units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
+`arXiv:2502.12292 <https://arxiv.org/abs/2502.12292>`_), where the second matching is compared with the first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from scipy import stats
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+LEVEL = 1e-6
+"""A verdict other than "no evidence" needs a p-value below this."""
+
+COSINE = 0.35
+"""Matched cosine that a network in another basis must reach."""
+
+ALIGNED = 0.7
+"""Cosine that first weights must reach in the common basis, where it was not fitted."""
+
+UNITS = 1024
+"""Most units of a layer that are compared."""
+
+NOTHING = "No layer of hidden units has the same shape in A and B: nothing can be told of their lineage."
+REASONS = {"derived": "units agree place by place", "derived, reordered": "units agree in another order"}
+TURNED = "; the channels between blocks were rotated or permuted"
+
+NO_UNITS = re.compile(r"attn|attention|downsample|shortcut", re.IGNORECASE)
+"""Weights whose units are tied in heads, or that lead around a block."""
+
+
+@dataclass(frozen=True)
+class BlockLineage:
+    """What the hidden units of one block tell: their number, logarithms of p-values as in :class:`Lineage`, cosine."""
+
+    block: str
+    units: int
+    log10_p_place: float
+    log10_p_matched: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Whether B was derived from A.
+
+    Attributes:
+        verdict: "derived" if ``p_place`` is below :data:`LEVEL`, "derived, reordered" if only ``p_matched`` is,
+            otherwise "no evidence".
+        p_place: probability that units agree so well by place if B was trained apart.
+        p_matched: the same after matching units; survives reordered units and a rotated residual stream.
+        log10_p_place: decimal logarithm of ``p_place``, which may be too small for a float.
+        log10_p_matched: that of ``p_matched``.
+        cosine: of the weights of matched units, on channels that had no part in matching; 0 if there are none.
+        cosine_null: the same with shifted channels of B: what ``cosine`` must beat.
+        rotated: whether the residual stream was rotated or permuted.
+        aligned: cosine of the first weights (embedding or stem) in the common basis, on samples that had no part in
+            finding it; none if it was not looked for.
+        blocks: the values of blocks with hidden units.
+        sentence: the result in plain English.
+    """
+
+    verdict: str
+    p_place: float
+    p_matched: float
+    log10_p_place: float
+    log10_p_matched: float
+    cosine: float
+    cosine_null: float
+    rotated: bool
+    aligned: float | None
+    blocks: tuple[BlockLineage, ...]
+    sentence: str
+
+
+# -- layers of hidden units --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Layer:
+    """A layer of hidden units: rows of the weights before it, columns of the weight after it.
+
+    The channels that these read and write have names. Channels without a name (colours, pixels, positions, classes)
+    have the same order in all networks.
+    """
+
+    block: str
+    before: tuple[str, ...]
+    after: str
+    units: int
+    reads: str = ""
+    writes: str = ""
+
+    def weights(self, of: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the weights of the units, (units, channels, places in a kernel): before, then after."""
+        before = [part for name in self.before for part in of[name].detach().double().split(self.units)]
+        return [x.reshape(*x.shape[:2], -1) for x in (*before, of[self.after].detach().double().transpose(0, 1))]
+
+
+def layers(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[str]) -> list[Layer]:
+    """Find layers of hidden units: in each block, or along a network whose blocks have none."""
+    shared = {name: x for name, x in a.items() if x.dim() in (2, 4) and x.shape[1] > 1 and name in b}
+    names = [name for name, x in shared.items() if x.shape == b[name].shape and not NO_UNITS.search(name)]
+    found: list[Layer] = []
+    for block in blocks:
+        inside = [name for name in names if name.startswith(f"{block}.")]
+        links = list(_along(a, inside, block))  # those as wide as the input of the block may be its residual stream
+        found += [link for link in links if link.units != a[inside[0]].shape[1]] or links
+    streams = {layer.units for layer in found}.union(*(x.shape[:2] for x in list(shared.values())[:1]))
+    return _named(a, found, streams) if found else _named(a, list(_along(a, names, "")), set())
+
+
+def _along(a: Mapping[str, Tensor], names: Sequence[str], block: str) -> Iterator[Layer]:
+    """Yield a layer where a weight reads as many units as the one before it gives; a gate gives them, too."""
+    for i, after in enumerate(names[1:], 1):
+        (rows, columns), units = a[names[i - 1]].shape[:2], a[after].shape[1]
+        if rows == units or (rows == 2 * units and a[after].dim() == 2):
+            gated = i > 1 and a[names[i - 2]].shape == a[names[i - 1]].shape and rows != columns
+            yield Layer(block or names[i - 1].rpartition(".")[0], tuple(names[i - 1 - gated : i]), after, units)
+
+
+def _named(a: Mapping[str, Tensor], found: Sequence[Layer], streams: set[int]) -> list[Layer]:
+    """Name the channels of layers: the units of the layer beside it, or a residual stream of one of these sizes."""
+    units = {layer.before[-1]: f"units before {layer.after}" for layer in found}
+    given = {layer.after: f"units before {layer.after}" for layer in found}
+
+    def stream(size: int) -> str:
+        return f"stream of {size}" if size in streams else ""
+
+    return [
+        replace(
+            layer,
+            reads=given.get(layer.before[0]) or stream(a[layer.before[0]].shape[1]),
+            writes=units.get(layer.after) or stream(len(a[layer.after])),
+        )
+        for layer in found
+    ]
+
+
+# -- tests by place ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Evidence:
+    """A sum that is standard normal under the null; decimal logarithm of the smallest share of the permutations."""
+
+    z: float
+    least: float
+
+    @property
+    def log10_p(self) -> float:
+        """Decimal logarithm of the probability of such a sum or a larger one."""
+        return max(float(stats.norm.logsf(self.z)) / math.log(10), self.least)
+
+
+def joined(parts: Sequence[Evidence]) -> Evidence:
+    """Put independent evidence together (Stouffer)."""
+    return Evidence(sum(part.z for part in parts) / math.sqrt(max(len(parts), 1)), sum(part.least for part in parts))
+
+
+def standard(s: Tensor) -> Tensor:
+    """Scale a square matrix so that its trace has mean 0 and variance 1 over all orders of its columns."""
+    s = s - s.mean(0) - s.mean(1, keepdim=True) + s.mean()
+    size = float(s.norm())
+    return s * (math.sqrt(len(s) - 1) / size) if size > 1e-12 else torch.zeros_like(s)
+
+
+def place(s: Tensor) -> Evidence:
+    """Test whether a similarity matrix is larger on its diagonal than if its columns came in any order.
+
+    >>> place(torch.eye(5)).z
+    2.0
+    """
+    return Evidence(float(standard(s).trace()), -math.lgamma(len(s) + 1) / math.log(10))
+
+
+def by_cosines(one: Sequence[Tensor], two: Sequence[Tensor]) -> Evidence:
+    """Test units by place, by the mean cosine of their weights before and after."""
+    return place(sum((_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)), torch.zeros(())))
+
+
+def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Evidence:
+    """Test units by place, by what no rotation changes: norms of their weights, cosines between them, biases."""
+    biases = [name for name in (f"{x.removesuffix('weight')}bias" for x in layer.before) if name in a and name in b]
+    tables = []
+    for of in (a, b):
+        found = [x[:UNITS] for x in layer.weights(of)]
+        pairs = [(x, y) for i, x in enumerate(found) for y in found[:i] if x.shape == y.shape]
+        columns = [x.flatten(1).norm(dim=1) for x in found] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
+        columns += [part[:UNITS] for x in biases for part in of[x].detach().double().split(layer.units)]
+        tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
+    return place(tables[0].T @ tables[1])
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x.flatten(1), dim=1)
+
+
+# -- matched units -----------------------------------------------------------------------------------------------------
+@dataclass
+class Match:
+    """Units of B for those of A, and how well channels agree that did not decide it."""
+
+    order: Tensor
+    channels: dict[int, Tensor]  # number of channels -> their standard similarity
+    products: Tensor  # of the compared weights: A with B, A with A, B with B, A with shifted B
+
+
+def match(one: Sequence[Tensor], two: Sequence[Tensor], tested: Sequence[bool]) -> Match:
+    """Match units by half of the channels of tested weights and by all of the others; compare the other half."""
+    halves = {
+        size: torch.randperm(size, generator=torch.Generator().manual_seed(size)).tensor_split(2)
+        for size in {x.shape[1] for x in one}
+    }
+    similarity = torch.zeros(())
+    for x, y, test in zip(one, two, tested, strict=True):
+        by = halves[x.shape[1]][0] if test else torch.arange(x.shape[1])
+        similarity = similarity + _unit(x[:UNITS, by]) @ _unit(y[:, by]).T
+    found = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
+    for x, y, test in zip(one, two, tested, strict=True):
+        if test:
+            size, rest = x.shape[1], halves[x.shape[1]][1]
+            x, y = x[:UNITS, rest], y[found.order][:, rest]
+            s = torch.einsum("ucp,udp->cd", x, y)
+            found.channels[size] = found.channels.get(size, 0) + standard(s)
+            found.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
+    return found
+
+
+def matched(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], found: Sequence[Layer], bases: dict[str, Tensor] | None = None
+) -> list[Match]:
+    """Match the units of all layers: as they are or, with bases, with the channels of B brought to those of A.
+
+    Args:
+        a: weights of A.
+        b: weights of B.
+        found: layers of hidden units.
+        bases: name of channels -> matrix that brings them from B to A. Those that are missing are found on the way, as
+            the order of the units that write them.
+    """
+    matches = []
+    for layer in found:
+        one, two = layer.weights(a), layer.weights(b)
+        names = [layer.reads] * (len(one) - 1) + [layer.writes]
+        missing = bases is not None and layer.writes != "" and layer.writes not in bases
+        moved = [_moved(x, (bases or {}).get(name)) for x, name in zip(two, names, strict=True)]
+        n = len(one) - missing
+        matches.append(match(one[:n], moved[:n], [name != "" for name in names[:n]]))
+        order = matches[-1].order
+        if bases is not None and len(order) == layer.units:
+            bases[f"units before {layer.after}"] = _permutation(order)
+            if missing and layer.writes.startswith("stream"):
+                x, y = one[-1].transpose(0, 1), two[-1][order].transpose(0, 1)
+                bases[layer.writes] = _permutation(_assigned(_unit(x) @ _unit(y).T))
+    return matches
+
+
+def _moved(x: Tensor, basis: Tensor | None) -> Tensor:
+    """Return weights (units, channels, places) in another basis of the channels."""
+    return x if basis is None else torch.einsum("ucp,cd->udp", x, basis)
+
+
+def _assigned(similarity: Tensor) -> Tensor:
+    """Return which columns are assigned to the rows."""
+    return torch.as_tensor(linear_sum_assignment(similarity.numpy(), maximize=True)[1])
+
+
+def _permutation(order: Tensor) -> Tensor:
+    return torch.eye(len(order), dtype=torch.float64)[order].T
+
+
+def _summary(matches: Sequence[Match]) -> tuple[float, float, float]:
+    """Return the logarithm of the p-value of all layers, their cosine and that of shifted channels.
+
+    Channels of one number are tested once, as some are those of one residual stream.
+    """
+    sizes = {size for each in matches for size in each.channels}
+    sums = [sum((x.channels[size] for x in matches if size in x.channels), torch.zeros(())) for size in sorted(sizes)]
+    both, one, two, shifted = sum((x.products for x in matches), torch.zeros(4)).tolist()
+    size = math.sqrt(one * two) or 1.0
+    return joined([place(x) for x in sums]).log10_p, both / size, shifted / size
+
+
+# -- another basis -----------------------------------------------------------------------------------------------------
+def first_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) -> tuple[Tensor, Tensor] | None:
+    """Return the weights that write the residual stream first, (samples, channels): of an embedding or a stem."""
+    name = next(name for name, x in a.items() if name in b and x.dim() in (2, 4))
+    one, two, width = a[name].detach().double(), b[name].detach().double(), a[layer.before[0]].shape[1]
+    if not layer.reads.startswith("stream") or one.shape[1:] != two.shape[1:] or width not in one.shape[:2]:
+        return None
+    one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))
+    rows = min(len(one), len(two))
+    return one[:rows], two[:rows]
+
+
+def basis(x: Tensor, y: Tensor, permuted: bool) -> tuple[Tensor, float]:
+    """Find the permutation or the rotation of the columns of y that gives x, and the cosine on rows held out."""
+    find = _reordering if permuted else _rotation
+    held = torch.nn.functional.cosine_similarity(x[1::2].flatten(), (y[1::2] @ find(x[::2], y[::2])).flatten(), dim=0)
+    return find(x, y), float(held)
+
+
+def _rotation(x: Tensor, y: Tensor) -> Tensor:
+    """Return the rotation by orthogonal Procrustes."""
+    left, _, right = torch.linalg.svd(y.T @ x)
+    return left @ right
+
+
+def _reordering(x: Tensor, y: Tensor) -> Tensor:
+    return _permutation(_assigned(_unit(x.T) @ _unit(y.T).T))
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[str]) -> Lineage:
+    """Test whether network B was derived from network A: tuned, rounded, pruned, merged, reordered or rotated.
+
+    Args:
+        a: name of parameter -> weight of A, floating, outputs first; embeddings are (vocabulary, width).
+        b: weights of B under the names of A; those that only one of them has tell nothing.
+        blocks: names of the blocks of A, in order.
+
+    Raises:
+        ValueError: if a common weight has numbers that are not finite.
+
+    >>> network = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    >>> a = dict(network.named_parameters())
+    >>> lineage(a, {name: weight.bfloat16() for name, weight in a.items()}, []).verdict
+    'derived'
+    """
+    for name, of in ((name, of) for name in a if name in b for of in (a, b)):
+        if not of[name].isfinite().all():
+            raise ValueError(f"{name} of {'A' if of is a else 'B'} has numbers that are not finite: leave it out.")
+    found = layers(a, b, blocks)
+    looks = [
+        [by_cosines(layer.weights(a), layer.weights(b)) for layer in found],
+        [by_invariants(layer, a, b) for layer in found],
+    ]
+    log_place = _least([joined(parts).log10_p for parts in looks])
+    better = min(looks, key=lambda parts: joined(parts).log10_p)
+    matches, aligned, rotated = matched(a, b, found), None, False
+    log_matched = _summary(matches)[0]
+    if found and log_matched >= math.log10(LEVEL):
+        bases: dict[str, Tensor] = {}
+        if weights := first_weights(a, b, found[0]):
+            permuted = a[found[0].after].dim() == 4 or len(weights[0]) < 2 * weights[0].shape[1]
+            bases[found[0].reads], aligned = basis(*weights, permuted)
+        again = matched(a, b, found, bases)
+        log_p, cosine, _ = _summary(again)
+        rotated = log_p < math.log10(LEVEL) and cosine >= COSINE and (aligned is None or aligned >= ALIGNED)
+        log_matched = _least([log_matched, log_p if rotated else 0.0])
+        matches = again if cosine > _summary(matches)[1] else matches
+    _, cosine, null = _summary(matches)
+    rows = []
+    for block in dict.fromkeys(layer.block for layer in found):
+        inside = [i for i, layer in enumerate(found) if layer.block == block]
+        log_p, agreement, _ = _summary([matches[i] for i in inside])
+        units = sum(found[i].units for i in inside)
+        rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
+    derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
+    verdict = "derived" if derived else "derived, reordered" if reordered else "no evidence"
+    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if found else NOTHING
+    return Lineage(
+        verdict, 10**log_place, 10**log_matched, log_place, log_matched, cosine, null, rotated, aligned, tuple(rows), sentence
+    )
+
+
+def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float, cosine: float) -> str:
+    """Return a result in plain English."""
+    if verdict == "no evidence":
+        return (
+            "Nothing in the weights shows that B was derived from A, or both from one network "
+            f"(p = {10**log_place:.2g} by place, {10**log_matched:.2g} matched). This does not prove that they were trained apart."
+        )
+    how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
+    return f"B was derived from A, or both from one network: {how}{TURNED if rotated else ''}."
+
+
+def _least(logs: Sequence[float]) -> float:
+    """Return the logarithm of the least p-value, corrected for the number of looks."""
+    return min(0.0, min(logs) + math.log10(len(logs)))
