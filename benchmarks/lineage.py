@@ -2,11 +2,11 @@
 
 Usage: python -m benchmarks.lineage FOLDER
 
-The folder has a folder for each family (architecture) of ``AXES`` in ``kin.py``, the corpus of the tests
-of ``plugins/hf-stitch-versions``: weights with outputs first, in the order of the modules. ``x.pt`` is a network that was trained apart from
-the others, ``untrained*.pt`` one that was not trained, and ``x+y.pt`` a tuning of x. Other relatives
-are made here: rounded, pruned, noisy, reordered, rotated and mixed networks. Families without a folder are named and
-left out.
+The folder has a folder for each family (architecture) of ``AXES`` in ``kin.py``, the corpus of the tests of
+``plugins/hf-stitch-versions``. In it are saved dictionaries of weights with outputs first, in the order of the modules:
+``x.pt`` is a network that was trained apart from the others, ``untrained*.pt`` one that was not trained, ``x+y.pt`` a
+tuning of x. Other relatives are made here: rounded, pruned, noisy, reordered, rotated and mixed networks. Families
+without a folder are named and left out.
 
 What is to be beaten are the cosine of all weights by place, and linear CKA of the weights with units as rows. A
 threshold of the cosine of matched weights is set halfway between the two groups on every other family, in alphabetical
@@ -27,7 +27,6 @@ import pandas as pd
 import torch
 from hf_stitch_versions.changes.lineage import lineage
 from rich.console import Console
-
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
@@ -131,7 +130,7 @@ def measured(pair: Pair) -> dict[str, object]:
     return {
         "family": pair.family, "kind": pair.kind, "right": pair.right, "verdict": found.verdict,
         "place": found.log10_p_place, "matched": found.log10_p_matched, "cosine": found.cosine,
-        "null": found.cosine_null, "rotated": found.rotated, "aligned": found.aligned,
+        "null": found.cosine_null, "rotated": found.rotated,
         "by place": plain_cosine(pair.a, pair.b), "CKA": weight_cka(pair.a, pair.b),
         "seconds": time.process_time() - start,
     }  # fmt: skip
@@ -170,7 +169,15 @@ def report(table: pd.DataFrame, console: Console) -> None:
         for score in ("place", "matched"):
             p = 10 ** table[table.kind == kind][score]
             # Twice the smaller p-value of two looks is capped at 1: uniform up to 1/2 at most.
-            console.print(kind, score, len(p), "smallest", f"{p.min():.2g}", "KS", stats.kstest(p, "uniform", alternative="greater"))
+            console.print(
+                kind,
+                score,
+                len(p),
+                "smallest",
+                f"{p.min():.2g}",
+                "KS",
+                stats.kstest(p, "uniform", alternative="greater"),
+            )
 
 
 def main() -> None:

@@ -149,7 +149,10 @@ def rotated(weights: Weights, family: str, g: torch.Generator) -> Weights:
     norms = {name for name in weights if name.endswith("norm.weight")}
     for norm in norms:
         block, _, kind = norm.removesuffix(".weight").rpartition(".")
-        readers = {"input_layernorm": rf"{block}\..*(q|k|v)_proj", "post_attention_layernorm": rf"{block}\..*(gate|up)_proj"}
+        readers = {
+            "input_layernorm": rf"{block}\..*(q|k|v)_proj",
+            "post_attention_layernorm": rf"{block}\..*(gate|up)_proj",
+        }
         for name in [name for name in done if re.match(rf"({readers.get(kind, 'lm_head')})\.weight", name)]:
             done[name] = done[name] * done[norm]
     return turned(done, family, "d", rotation(g)) | {norm: torch.ones_like(done[norm]) for norm in norms}
@@ -157,6 +160,7 @@ def rotated(weights: Weights, family: str, g: torch.Generator) -> Weights:
 
 def rounded(weights: Weights, bits: int) -> Weights:
     """Round the rows of matrices to so many bits."""
+
     def one(x: Tensor) -> Tensor:
         if x.dim() < 2:
             return x
