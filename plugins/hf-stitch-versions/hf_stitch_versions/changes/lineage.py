@@ -37,8 +37,8 @@ from hf_stitch_versions.changes.units import Layer, layers
 LEVEL = 1e-6
 """A verdict other than "no evidence" needs a p-value below this."""
 
-COSINE = 0.35
-"""Matched cosine that a network in another basis must reach."""
+COSINE = 0.5
+"""Matched cosine that a network in another basis must reach: between networks trained apart and relatives."""
 
 UNITS = 1024
 """Most units of a layer that are compared."""
@@ -308,8 +308,9 @@ def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float,
     """Return a result in plain English."""
     if verdict == "no evidence":
         return (
-            f"Nothing in the weights shows that B was derived from A, or both from one network (p = {10**log_place:.2g} by "
-            f"place, {10**log_matched:.2g} matched). This does not prove that they were trained apart."
+            "Nothing in the weights shows that B was derived from A, or both from one network "
+            f"(p = {10**log_place:.2g} by place, {10**log_matched:.2g} matched). "
+            "This does not prove that they were trained apart."
         )
     how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
     return f"B was derived from A, or both from one network: {how}{TURNED if rotated else ''}."
