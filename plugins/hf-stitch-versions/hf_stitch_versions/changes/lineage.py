@@ -41,7 +41,10 @@ COSINE = 0.5
 """Matched cosine that a network in another basis must reach: between networks trained apart and relatives."""
 
 UNITS = 1024
-"""Most units of a layer that are compared."""
+"""Most units of A that are compared in a layer."""
+
+CHANNELS = 256
+"""Most channels by which they are matched, and most that are compared."""
 
 NOTHING = "No layer of hidden units has the same shape in A and B: nothing can be told of their lineage."
 REASONS = {"derived": "units agree place by place", "derived, reordered": "units agree in another order"}
@@ -110,6 +113,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
 
 def standard(s: Tensor) -> Tensor:
     """Scale a square matrix so that its trace has mean 0 and variance 1 over all orders of its columns."""
+    s = s.double()
     s = s - s.mean(0) - s.mean(1, keepdim=True) + s.mean()
     size = float(s.norm())
     return s * (math.sqrt(len(s) - 1) / size) if size > 1e-12 else torch.zeros_like(s)
@@ -126,7 +130,8 @@ def place(s: Tensor) -> Evidence:
 
 def by_cosines(one: Sequence[Tensor], two: Sequence[Tensor]) -> Evidence:
     """Test units by place, by the mean cosine of their weights before and after."""
-    return place(sum((_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)), torch.zeros(())))
+    cosines = [_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)]
+    return place(torch.stack(cosines).sum(0))
 
 
 def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Evidence:
@@ -137,7 +142,7 @@ def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
         found = [x[:UNITS] for x in layer.own(of)]
         pairs = [(x, y) for i, x in enumerate(found) for y in found[:i] if x.shape == y.shape]
         columns = [x.flatten(1).norm(dim=1) for x in found] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
-        columns += [part[:UNITS] for x in biases for part in of[x].detach().double().split(layer.units)]
+        columns += [part[:UNITS] for x in biases for part in of[x].detach().cpu().float().split(layer.units)]
         tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
     return place(tables[0].T @ tables[1])
 
@@ -156,25 +161,29 @@ class Match:
     products: Tensor  # of the compared weights: A with B, A with A, B with B, A with shifted B
 
 
-def match(one: Sequence[Tensor], two: Sequence[Tensor], tested: Sequence[bool]) -> Match:
-    """Match units by half of the channels of tested weights and by all of the others; compare the other half."""
-    halves = {
-        size: torch.randperm(size, generator=torch.Generator().manual_seed(size)).tensor_split(2)
-        for size in {x.shape[1] for x in one}
-    }
-    similarity = torch.zeros(())
-    for x, y, test in zip(one, two, tested, strict=True):
-        by = halves[x.shape[1]][0] if test else torch.arange(x.shape[1])
-        similarity = similarity + _unit(x[:UNITS, by]) @ _unit(y[:, by]).T
+def match(
+    one: Sequence[Tensor], two: Sequence[Tensor], names: Sequence[str], bases: Mapping[str, Tensor] | None = None
+) -> Match:
+    """Match units by half of their named channels and by all of those without a name; compare the other half."""
+    similarity, halves = torch.zeros(()), []
+    for x, y, name in zip(one, two, names, strict=True):
+        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(x.shape[1]))
+        by, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
+        halves.append(rest)
+        similarity = similarity + _unit(x[:UNITS, by]) @ _unit(_turned(y, by, name, bases)).T
     found = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
-    for x, y, test in zip(one, two, tested, strict=True):
-        if test:
-            size, rest = x.shape[1], halves[x.shape[1]][1]
-            x, y = x[:UNITS, rest], y[found.order][:, rest]
-            s = torch.einsum("ucp,udp->cd", x, y)
+    for x, y, name, rest in zip(one, two, names, halves, strict=True):
+        if name:
+            x, y = x[:UNITS, rest].double(), _turned(y[found.order], rest, name, bases).double()
+            s, size = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
             found.channels[size] = found.channels.get(size, 0) + standard(s)
             found.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
     return found
+
+
+def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
+    """Return some channels of weights (units, channels, places), in another basis if there is one."""
+    return torch.einsum("ucp,cd->udp", x, bases[name][:, channels]) if bases and name in bases else x[:, channels]
 
 
 def matched(
@@ -194,9 +203,8 @@ def matched(
         one, two = layer.weights(a), layer.weights(b)
         names = [layer.reads] * (len(one) - 1) + [layer.writes]
         missing = bases is not None and layer.writes != "" and layer.writes not in bases
-        moved = [_moved(x, (bases or {}).get(name)) for x, name in zip(two, names, strict=True)]
         n = len(one) - missing
-        matches.append(match(one[:n], moved[:n], [name != "" for name in names[:n]]))
+        matches.append(match(one[:n], two[:n], names[:n], bases))
         order = matches[-1].order
         if bases is not None and len(order) == layer.units:
             bases[f"units before {layer.after}"] = _permutation(order)
@@ -206,18 +214,13 @@ def matched(
     return matches
 
 
-def _moved(x: Tensor, basis: Tensor | None) -> Tensor:
-    """Return weights (units, channels, places) in another basis of the channels."""
-    return x if basis is None else torch.einsum("ucp,cd->udp", x, basis)
-
-
 def _assigned(similarity: Tensor) -> Tensor:
     """Return which columns are assigned to the rows."""
     return torch.as_tensor(linear_sum_assignment(similarity.numpy(), maximize=True)[1])
 
 
 def _permutation(order: Tensor) -> Tensor:
-    return torch.eye(len(order), dtype=torch.float64)[order].T
+    return torch.eye(len(order))[order].T
 
 
 def _summary(matches: Sequence[Match]) -> tuple[float, float, float]:
@@ -236,7 +239,7 @@ def _summary(matches: Sequence[Match]) -> tuple[float, float, float]:
 def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) -> dict[str, Tensor]:
     """Find the basis of the residual stream that the first layer reads, by what writes it first: embedding or stem."""
     name = next(name for name, x in a.items() if name in b and x.dim() in (2, 4))
-    one, two, width = *(x[name].detach().cpu().double() for x in (a, b)), a[layer.before[0]].shape[1]
+    one, two, width = *(x[name].detach().cpu().float() for x in (a, b)), a[layer.before[0]].shape[1]
     if not layer.reads.startswith("stream") or one.shape[1:] != two.shape[1:] or width not in one.shape[:2]:
         return {}
     one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))

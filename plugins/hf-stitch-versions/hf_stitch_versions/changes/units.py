@@ -31,7 +31,7 @@ class Layer:
         """Return the weights of the units, (units, channels, places in a kernel): before, then after."""
         before = [part for name in self.before for part in of[name].split(self.units)]
         both = (*before, of[self.after].transpose(0, 1))
-        return [x.detach().cpu().double().reshape(*x.shape[:2], -1) for x in both]
+        return [x.detach().cpu().float().reshape(*x.shape[:2], -1) for x in both]
 
     def own(self, of: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the same without the weight after if that is before another layer: it is to count once."""
