@@ -7,11 +7,15 @@ of a family, as regular expressions; axes of one name have their units in one or
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from tests import tiny_networks  # isort: skip
 
 Weights = dict[str, Tensor]
 
@@ -43,6 +47,7 @@ AXES: dict[str, list[tuple[str, tuple[str | None, ...]]]] = {
         (r"intermediate\.dense\.weight", ("h{}", "d")), (r"intermediate\.dense\.bias", ("h{}",)),
         (r"\d\.output\.dense\.weight", ("d", "h{}")),
         (r"transform\.dense\.weight", ("d", "d")), (r"transform\.dense\.bias", ("d",)),
+        (r"pooler\.dense\.weight", (ANY, "d")),
     ],
     "vit": [
         (r"(cls_token|position_embeddings)$", (ANY, ANY, "d")), (r"projection\.weight", ("d", ANY)),
@@ -74,6 +79,9 @@ AXES: dict[str, list[tuple[str, tuple[str | None, ...]]]] = {
 }  # fmt: skip
 AXES["qwen2"] = AXES["llama"]
 
+CONVOLUTIONAL = {"mlp", "vgg", "resnet20"}
+"""Families that are built here."""
+
 CHAINS = {"mlp", "vgg", "tiny10"}
 """Families without a residual stream: all units are hidden."""
 
@@ -83,22 +91,80 @@ HEADS = {"llama": 4, "bert": 4, "vit": 4}
 ROTATED = {"llama", "qwen2"}
 """Families whose residual stream can be rotated."""
 
-BLOCKS = re.compile(r"(.*?\.(?:layers|layer|h)\.\d+|layer\d\.\d)\.")
+BLOCKS = re.compile(r"(.*\b(?:blocks?|layers?|layer\d|h)\.\d+)\.")
 """Prefix of what is in a block."""
 
 
+class ResidualBlock(nn.Module):
+    """The block of ResNet-20."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        stride = 1 if before == width else 2
+        self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        down = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.downsample = nn.Identity() if before == width else down
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(inside + self.downsample(x))
+
+
+def convolutional(family: str) -> nn.Sequential:
+    """Build a small network: "mlp", "vgg" or "resnet20"."""
+    layers: list[nn.Module] = []
+    if family == "mlp":
+        sizes = (48, 64, 64, 64)
+        for one, two in pairwise(sizes):
+            layers += [nn.Linear(one, two), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 5))
+    if family == "vgg":
+        for one, two in pairwise((3, 24, 24, 48, 48, 48)):
+            layers += [nn.Conv2d(one, two, 3, 1 if one == two else 2, 1), nn.BatchNorm2d(two), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 5))
+    stages = {"layer1": (16, 16), "layer2": (16, 32), "layer3": (32, 64)}
+    made = {"conv1": nn.Conv2d(3, 16, 3, 1, 1, bias=False), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU()}
+    made |= {
+        name: nn.Sequential(ResidualBlock(*widths), ResidualBlock(widths[1], widths[1]))
+        for name, widths in stages.items()
+    }
+    made |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(64, 5)}
+    return nn.Sequential(OrderedDict(made))
+
+
+def build(family: str, seed: int) -> nn.Module:
+    """Build a small network with scales and biases as if it were trained, in evaluation mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = convolutional(family) if family in CONVOLUTIONAL else tiny_networks.build(family, seed)
+        with torch.no_grad():
+            for name, x in kept(model).items():
+                if x.dim() == 1:
+                    x += 0.2 * torch.rand_like(x)
+                elif family not in CONVOLUTIONAL:
+                    x *= 3 if "bias" not in name else 1
+    return model.eval()
+
+
+def kept(network: nn.Module) -> Weights:
+    """Return parameters and floating buffers, in the order of the modules."""
+    both = (*network.named_parameters(), *network.named_buffers())
+    return {name: x for name, x in both if x.is_floating_point() and "inv_freq" not in name}
+
+
 def read(network: nn.Module) -> Weights:
-    """Return the parameters of a network with outputs first."""
-    turned = {id(module.weight) for module in network.modules() if isinstance(module, Conv1D)}
-    return {name: x.detach().T if id(x) in turned else x.detach() for name, x in network.named_parameters()}
+    """Return the weights of a network with outputs first."""
+    sideways = {id(module.weight) for module in network.modules() if isinstance(module, Conv1D)}
+    return {name: (x.T if id(x) in sideways else x).detach().clone() for name, x in kept(network).items()}
 
 
 def write(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Put weights into a network."""
-    turned = {id(module.weight) for module in network.modules() if isinstance(module, Conv1D)}
+    sideways = {id(module.weight) for module in network.modules() if isinstance(module, Conv1D)}
     with torch.no_grad():
-        for name, x in network.named_parameters():
-            x.copy_(weights[name].T if id(x) in turned else weights[name])
+        for name, x in kept(network).items():
+            x.copy_(weights[name].T if id(x) in sideways else weights[name])
     return network
 
 

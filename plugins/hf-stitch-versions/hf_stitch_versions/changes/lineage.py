@@ -223,7 +223,7 @@ def _permutation(order: Tensor) -> Tensor:
     return torch.eye(len(order))[order].T
 
 
-def _summary(matches: Sequence[Match]) -> tuple[float, float, float]:
+def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
     """Return the logarithm of the p-value of all layers, their cosine and that of shifted channels.
 
     Channels of one number are tested once, as some are those of one residual stream.
@@ -284,19 +284,19 @@ def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[s
     log_place = _least([joined(parts).log10_p for parts in looks])
     better = min(looks, key=lambda parts: joined(parts).log10_p)
     matches, rotated = matched(a, b, found), False
-    log_matched = _summary(matches)[0]
+    log_matched = summary(matches)[0]
     if found and log_matched >= math.log10(LEVEL):
         again = matched(a, b, found, first_bases(a, b, found[0]))
-        log_again, cosine, _ = _summary(again)
+        log_again, cosine, _ = summary(again)
         agree = log_again < math.log10(LEVEL) and cosine >= COSINE
         rotated = agree and found[0].reads != ""
         log_matched = _least([log_matched, log_again if agree else 0.0])
-        matches = again if cosine > _summary(matches)[1] else matches
-    _, cosine, null = _summary(matches)
+        matches = again if cosine > summary(matches)[1] else matches
+    _, cosine, null = summary(matches)
     rows = []
     for block in dict.fromkeys(layer.block for layer in found):
         inside = [i for i, layer in enumerate(found) if layer.block == block]
-        log_p, agreement, _ = _summary([matches[i] for i in inside])
+        log_p, agreement, _ = summary([matches[i] for i in inside])
         units = sum(found[i].units for i in inside)
         rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
     derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
