@@ -141,6 +141,25 @@ def test_place_has_the_mean_and_the_variance_of_all_orders() -> None:
     assert place(s).z == pytest.approx(float((s.trace() - sums.mean()) / sums.std(correction=0)))
 
 
+def test_the_smaller_p_value_of_two_looks_is_doubled() -> None:
+    a, b = network("llama"), network("llama", 1)
+    parts = layers(a, b, kin.blocks(a))
+    looks = [[by_cosines(x.own(a), x.own(b)) for x in parts], [by_invariants(x, a, b) for x in parts]]
+    least = min(10 ** module.joined(look).log10_p for look in looks)
+    assert lineage(a, b, kin.blocks(a)).p_place == pytest.approx(min(1, 2 * least))
+
+
+def test_a_weak_agreement_in_another_basis_does_not_count() -> None:
+    """Networks trained apart may reach such values after their channels were fitted to each other."""
+    a = network("llama")
+    b = reordered(kin.noisy(a, 1.4, generator()), "llama", "hd")
+    parts = layers(a, b, kin.blocks(a))
+    log_p, cosine, _ = module.summary(module.matched(a, b, parts, module.first_bases(a, b, parts[0])))
+    assert log_p < -10
+    assert 0.2 < cosine < module.COSINE
+    assert told("llama", b).verdict == "no evidence"
+
+
 @pytest.mark.parametrize("family", ["llama", "vgg"])
 def test_p_values_are_uniform_if_only_the_order_is_random(family: str) -> None:
     """The strictest null: B computes what A computes, and only its order has nothing to do with that of A."""
@@ -186,6 +205,30 @@ def test_experts_are_apart_and_fused_gates_are_split() -> None:
     ]  # fmt: skip
     assert [tuple(x.shape) for x in found[0].weights(a)] == [(12, 8, 1)] * 3
     torch.testing.assert_close(found[0].weights(a)[1][..., 0], a["h.0.one.in"][12:])
+
+
+def test_heads_and_shortcuts_are_no_hidden_units() -> None:
+    a = shapes(embed=(50, 8), h_0_attn_q=(24, 8), h_0_attn_o=(8, 24), h_0_in=(12, 8), h_0_out=(8, 12))
+    assert [layer.before for layer in layers(a, a, ["h.0"])] == [("h.0.in",)]
+    a = shapes(stem=(16, 3, 3, 3), h_0_shortcut=(16, 16, 1, 1), h_0_in=(16, 16, 3, 3), h_0_out=(16, 16, 3, 3))
+    assert [layer.before for layer in layers(a, a, ["h.0"])] == [("h.0.in",)]
+
+
+def test_a_weight_between_two_layers_counts_once() -> None:
+    """As weights of units before it and after it, its agreement would count twice, as if found twice."""
+    chain = layers(network("vgg"), network("vgg", 1), [])
+    assert [len(layer.own(network("vgg"))) for layer in chain] == [1, 1, 1, 1, 2]
+    assert [len(layer.weights(network("vgg"))) for layer in chain] == [2] * 5
+
+
+def test_channels_that_few_samples_write_are_reordered() -> None:
+    """A stem of 27 numbers for each of 40 channels determines their order, but no rotation of them."""
+    a = shapes(stem=(40, 3, 3, 3), h_0_in=(160, 40), h_0_out=(40, 160))
+    order = torch.randperm(40, generator=generator())
+    b = {"stem": a["stem"][order], "h.0.in": a["h.0.in"][:, order], "h.0.out": a["h.0.out"][order]}
+    found = lineage(a, b, ["h.0"])
+    assert (found.verdict, found.rotated) == ("derived", True)
+    assert found.cosine == pytest.approx(1)
 
 
 def test_positions_and_classes_are_no_channels() -> None:
