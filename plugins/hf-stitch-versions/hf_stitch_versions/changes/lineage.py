@@ -1,11 +1,324 @@
+"""Whether one network was derived from another, from their weights alone.
+
+The null hypothesis is that B was trained apart from A. Units of a hidden layer, and channels of a residual stream, are
+then in an order that nothing ties to A's: B with permuted units is as likely as B itself. Three looks use this, with
+the exact mean and variance over all permutations:
+
+* *by place*: units of A against the units of B at the same places, by the cosines of their weights;
+* *by place, in any basis*: the same by numbers of each unit that no rotation of the residual stream changes, which are
+  the norms of its weights, the cosines between them and its bias;
+* *matched*: units are matched by half of their channels, and the other half of the channels is compared by place. This
+  survives reordered units. What is compared had no part in the matching.
+
+If the units do not match, they are matched once more after the channels of B were brought to those of A. This fourth
+look is exact for untrained networks only: trained ones may agree in a common basis without a common ancestor. It counts
+only if the cosine of matched weights reaches :data:`COSINE`.
+
+The null does not hold for units that training puts in an order: nested widths, or "Matryoshka" representations.
+
+A small p-value says that A and B have a common ancestor, not which came first. A large one proves nothing. Matching
+units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
+`arXiv:2502.12292 <https://arxiv.org/abs/2502.12292>`_), where the second matching is compared with the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from hf_stitch_versions.changes.units import Layer, layers
+
+LEVEL = 1e-6
+"""A verdict other than "no evidence" needs a p-value below this."""
+
+COSINE = 0.5
+"""Matched cosine that a network in another basis must reach: between networks trained apart and relatives."""
+
+UNITS = 1024
+"""Most units of A that are compared in a layer."""
+
+CHANNELS = 256
+"""Most channels by which they are matched, and most that are compared."""
+
+NOTHING = "No layer of hidden units has the same shape in A and B: nothing can be told of their lineage."
+REASONS = {"derived": "units agree place by place", "derived, reordered": "units agree in another order"}
+TURNED = "; the channels between blocks were rotated or permuted"
+
+
+@dataclass(frozen=True)
+class BlockLineage:
+    """What the hidden units of one block tell: their number, logarithms of p-values as in :class:`Lineage`, cosine."""
+
+    block: str
+    units: int
+    log10_p_place: float
+    log10_p_matched: float
+    cosine: float
 
 
 @dataclass(frozen=True)
 class Lineage:
-    verdict: str = ""
-    sentence: str = ""
+    """Whether B was derived from A.
+
+    Attributes:
+        verdict: "derived" if ``p_place`` is below :data:`LEVEL`, "derived, reordered" if only ``p_matched`` is,
+            otherwise "no evidence".
+        p_place: probability that units agree so well by place if B was trained apart.
+        p_matched: the same after matching units; survives reordered units and a rotated residual stream.
+        log10_p_place: decimal logarithm of ``p_place``, which may be too small for a float.
+        log10_p_matched: that of ``p_matched``.
+        cosine: of the weights of matched units, on channels that had no part in matching; 0 if there are none.
+        cosine_null: the same with shifted channels of B: what ``cosine`` must beat.
+        rotated: whether the residual stream was rotated or permuted.
+        blocks: the values of blocks with hidden units.
+        sentence: the result in plain English.
+    """
+
+    verdict: str
+    p_place: float
+    p_matched: float
+    log10_p_place: float
+    log10_p_matched: float
+    cosine: float
+    cosine_null: float
+    rotated: bool
+    blocks: tuple[BlockLineage, ...]
+    sentence: str
 
 
-def lineage(a, b, blocks):
-    return Lineage()
+# -- tests by place ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Evidence:
+    """A sum that is standard normal under the null; decimal logarithm of the smallest share of the permutations."""
+
+    z: float
+    least: float
+
+    @property
+    def log10_p(self) -> float:
+        """Decimal logarithm of the probability of such a sum or a larger one."""
+        return max(float(stats.norm.logsf(self.z)) / math.log(10), self.least)
+
+
+def joined(parts: Sequence[Evidence]) -> Evidence:
+    """Put independent evidence together (Stouffer)."""
+    return Evidence(sum(part.z for part in parts) / math.sqrt(max(len(parts), 1)), sum(part.least for part in parts))
+
+
+def standard(s: Tensor) -> Tensor:
+    """Scale a square matrix so that its trace has mean 0 and variance 1 over all orders of its columns."""
+    s = s.double()
+    s = s - s.mean(0) - s.mean(1, keepdim=True) + s.mean()
+    size = float(s.norm())
+    return s * (math.sqrt(len(s) - 1) / size) if size > 1e-12 else torch.zeros_like(s)
+
+
+def place(s: Tensor) -> Evidence:
+    """Test whether a similarity matrix is larger on its diagonal than if its columns came in any order.
+
+    >>> round(place(torch.eye(5)).z, 6)  # five fixed points, where one is the mean and the variance
+    4.0
+    """
+    return Evidence(float(standard(s).trace()), -math.lgamma(len(s) + 1) / math.log(10))
+
+
+def by_cosines(one: Sequence[Tensor], two: Sequence[Tensor]) -> Evidence:
+    """Test units by place, by the mean cosine of their weights before and after."""
+    cosines = [_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)]
+    return place(torch.stack(cosines).sum(0))
+
+
+def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Evidence:
+    """Test units by place, by what no rotation changes: norms of their weights, cosines between them, biases."""
+    biases = [name for name in (f"{x.removesuffix('weight')}bias" for x in layer.before) if name in a and name in b]
+    tables = []
+    for of in (a, b):
+        found = [x[:UNITS] for x in layer.own(of)]
+        pairs = [(x, y) for i, x in enumerate(found) for y in found[:i] if x.shape == y.shape]
+        columns = [x.flatten(1).norm(dim=1) for x in found] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
+        columns += [part[:UNITS] for x in biases for part in of[x].detach().cpu().float().split(layer.units)]
+        tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
+    return place(tables[0].T @ tables[1])
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x.flatten(1), dim=1)
+
+
+# -- matched units -----------------------------------------------------------------------------------------------------
+@dataclass
+class Match:
+    """Units of B for those of A, and how well channels agree that did not decide it."""
+
+    order: Tensor
+    channels: dict[int, Tensor]  # number of channels -> their standard similarity
+    products: Tensor  # of the compared weights: A with B, A with A, B with B, A with shifted B
+
+
+def match(
+    one: Sequence[Tensor], two: Sequence[Tensor], names: Sequence[str], bases: Mapping[str, Tensor] | None = None
+) -> Match:
+    """Match units by half of their named channels and by all of those without a name; compare the other half."""
+    similarity, halves = torch.zeros(()), []
+    for x, y, name in zip(one, two, names, strict=True):
+        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(x.shape[1]))
+        by, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
+        halves.append(rest)
+        similarity = similarity + _unit(x[:UNITS, by]) @ _unit(_turned(y, by, name, bases)).T
+    found = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
+    for x, y, name, rest in zip(one, two, names, halves, strict=True):
+        if name:
+            x, y = x[:UNITS, rest].double(), _turned(y[found.order], rest, name, bases).double()
+            s, size = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
+            found.channels[size] = found.channels.get(size, 0) + standard(s)
+            found.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
+    return found
+
+
+def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
+    """Return some channels of weights (units, channels, places), in another basis if there is one."""
+    return torch.einsum("ucp,cd->udp", x, bases[name][:, channels]) if bases and name in bases else x[:, channels]
+
+
+def matched(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], found: Sequence[Layer], bases: dict[str, Tensor] | None = None
+) -> list[Match]:
+    """Match the units of all layers: as they are or, with bases, with the channels of B brought to those of A.
+
+    Args:
+        a: weights of A.
+        b: weights of B.
+        found: layers of hidden units.
+        bases: name of channels -> matrix that brings them from B to A. Those that are missing are found on the way, as
+            the order of the units that write them.
+    """
+    matches = []
+    for layer in found:
+        one, two = layer.weights(a), layer.weights(b)
+        names = [layer.reads] * (len(one) - 1) + [layer.writes]
+        missing = bases is not None and layer.writes != "" and layer.writes not in bases
+        n = len(one) - missing
+        matches.append(match(one[:n], two[:n], names[:n], bases))
+        order = matches[-1].order
+        if bases is not None and len(order) == layer.units:
+            bases[f"units before {layer.after}"] = _permutation(order)
+            if missing and layer.writes.startswith("stream"):
+                x, y = one[-1].transpose(0, 1), two[-1][order].transpose(0, 1)
+                bases[layer.writes] = _permutation(_assigned(_unit(x) @ _unit(y).T))
+    return matches
+
+
+def _assigned(similarity: Tensor) -> Tensor:
+    """Return which columns are assigned to the rows."""
+    return torch.as_tensor(linear_sum_assignment(similarity.numpy(), maximize=True)[1])
+
+
+def _permutation(order: Tensor) -> Tensor:
+    return torch.eye(len(order))[order].T
+
+
+def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
+    """Return the logarithm of the p-value of all layers, their cosine and that of shifted channels.
+
+    Channels of one number are tested once, as some are those of one residual stream.
+    """
+    sizes = {size for each in matches for size in each.channels}
+    sums = [sum((x.channels[size] for x in matches if size in x.channels), torch.zeros(())) for size in sorted(sizes)]
+    both, one, two, shifted = sum((x.products for x in matches), torch.zeros(4)).tolist()
+    size = math.sqrt(one * two) or 1.0
+    return joined([place(x) for x in sums]).log10_p, both / size, shifted / size
+
+
+# -- another basis -----------------------------------------------------------------------------------------------------
+def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) -> dict[str, Tensor]:
+    """Find the basis of the residual stream that the first layer reads, by what writes it first: embedding or stem."""
+    name = next(name for name, x in a.items() if name in b and x.dim() in (2, 4))
+    one, two, width = *(x[name].detach().cpu().float() for x in (a, b)), a[layer.before[0]].shape[1]
+    if not layer.reads.startswith("stream") or one.shape[1:] != two.shape[1:] or width not in one.shape[:2]:
+        return {}
+    one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))
+    rows = min(len(one), len(two))
+    return {layer.reads: basis(one[:rows], two[:rows], permuted=a[layer.after].dim() == 4 or rows < 2 * width)}
+
+
+def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
+    """Find the permutation or the rotation (orthogonal Procrustes) of the columns of y that comes nearest to x."""
+    if permuted:
+        return _permutation(_assigned(_unit(x.T) @ _unit(y.T).T))
+    left, _, right = torch.linalg.svd(y.T @ x)
+    return left @ right
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[str]) -> Lineage:
+    """Test whether network B was derived from network A: tuned, rounded, pruned, merged, reordered or rotated.
+
+    Args:
+        a: name of parameter -> weight of A, floating, outputs first; embeddings are (vocabulary, width).
+        b: weights of B under the names of A; those that only one of them has tell nothing.
+        blocks: names of the blocks of A, in order.
+
+    Raises:
+        ValueError: if a common weight has numbers that are not finite.
+
+    >>> network = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    >>> a = dict(network.named_parameters())
+    >>> lineage(a, {name: weight.bfloat16() for name, weight in a.items()}, []).verdict
+    'derived'
+    """
+    for name, of in ((name, of) for name in a if name in b for of in (a, b)):
+        if not of[name].isfinite().all():
+            side = "A" if of is a else "B"
+            raise ValueError(f"{name} of {side} has numbers that are not finite: repair the network or leave it out.")
+    found = layers(a, b, blocks)
+    looks = [
+        [by_cosines(layer.own(a), layer.own(b)) for layer in found],
+        [by_invariants(layer, a, b) for layer in found],
+    ]
+    log_place = _least([joined(parts).log10_p for parts in looks])
+    better = min(looks, key=lambda parts: joined(parts).log10_p)
+    matches, rotated = matched(a, b, found), False
+    log_matched = summary(matches)[0]
+    if found and log_matched >= math.log10(LEVEL):
+        again = matched(a, b, found, first_bases(a, b, found[0]))
+        log_again, cosine, _ = summary(again)
+        agree = log_again < math.log10(LEVEL) and cosine >= COSINE
+        rotated = agree and found[0].reads != ""
+        log_matched = _least([log_matched, log_again if agree else 0.0])
+        matches = again if cosine > summary(matches)[1] else matches
+    _, cosine, null = summary(matches)
+    rows = []
+    for block in dict.fromkeys(layer.block for layer in found):
+        inside = [i for i, layer in enumerate(found) if layer.block == block]
+        log_p, agreement, _ = summary([matches[i] for i in inside])
+        units = sum(found[i].units for i in inside)
+        rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
+    derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
+    verdict = "derived" if derived else "derived, reordered" if reordered else "no evidence"
+    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if found else NOTHING
+    return Lineage(
+        verdict, 10**log_place, 10**log_matched, log_place, log_matched, cosine, null, rotated, tuple(rows), sentence
+    )
+
+
+def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float, cosine: float) -> str:
+    """Return a result in plain English."""
+    if verdict == "no evidence":
+        return (
+            "Nothing in the weights shows that B was derived from A, or both from one network "
+            f"(p = {10**log_place:.2g} by place, {10**log_matched:.2g} matched). "
+            "This does not prove that they were trained apart."
+        )
+    how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
+    return f"B was derived from A, or both from one network: {how}{TURNED if rotated else ''}."
+
+
+def _least(logs: Sequence[float]) -> float:
+    """Return the logarithm of the least p-value, corrected for the number of looks."""
+    return min(0.0, min(logs) + math.log10(len(logs)))

@@ -1,0 +1,59 @@
+"""In what shares a network was merged from others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A network as a sum of parents: the share of each, and what is left, over its distance from the nearest parent."""
+
+    shares: tuple[float, ...]
+    residual: float
+
+
+def mixture(network: Mapping[str, Tensor], parents: Sequence[Mapping[str, Tensor]]) -> Mixture:
+    """Find the shares of parents in a merged network, by least squares over all common weights.
+
+    Task arithmetic is such a sum, too: with the base among the parents, the share of each other one is its coefficient.
+
+    Args:
+        network: name of parameter -> weight of the merged network.
+        parents: weights of two networks or more under the same names.
+
+    Raises:
+        ValueError: if there are fewer than two parents, if there is no weight of one shape in all networks, or if the
+            parents are linearly dependent, so that shares are not determined.
+
+    >>> one, two = {"weight": torch.tensor([1.0, 0.0])}, {"weight": torch.tensor([0.0, 1.0])}
+    >>> mixture({"weight": torch.tensor([0.25, 0.75])}, [one, two])
+    Mixture(shares=(0.25, 0.75), residual=0.0)
+    """
+    everyone = [network, *parents]
+    if len(parents) < 2:
+        raise ValueError(f"mixture takes two parents or more, got {len(parents)}.")
+    names = [name for name, x in network.items() if all(name in y and y[name].shape == x.shape for y in parents)]
+    if not names:
+        raise ValueError("No weight has one name and one shape in the network and all parents: are these its parents?")
+    # All is told from the first parent, whose share is what the others leave: parents of one base are nearly parallel.
+    products = torch.zeros(len(everyone), len(everyone), dtype=torch.float64)
+    for name in names:
+        flat = torch.stack([x[name].detach().cpu().double().flatten() for x in everyone])
+        products += (flat - flat[1]) @ (flat - flat[1]).T
+    among, target = products[2:, 2:], products[2:, 0]
+    if int(torch.linalg.matrix_rank(among, hermitian=True)) < len(among):
+        raise ValueError(
+            "The parents are linearly dependent (are two of them the same?): their shares are not determined."
+        )
+    shares = torch.linalg.solve(among, target)
+    left = max(float(products[0, 0] - target @ shares), 0.0)
+    nearest = min(float(products[0, 0] - 2 * products[0, i] + products[i, i]) for i in range(1, len(everyone)))
+    return Mixture(
+        (1 - float(shares.sum()), *shares.tolist()), math.sqrt(left / nearest) if nearest > left else float(left > 0)
+    )
