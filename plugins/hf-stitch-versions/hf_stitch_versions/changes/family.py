@@ -22,7 +22,7 @@ from hf_stitch_versions.changes.effects import Measured
 from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family, Pair
 from hf_stitch_versions.changes.hybrids import run as forward
 from hf_stitch_versions.changes.outputs import Array, Measure, per_sample
-from hf_stitch_versions.changes.parts import pair
+from hf_stitch_versions.changes.parts import named
 from hf_stitch_versions.changes.weights import Weights, effective
 from hf_stitch_versions.changes.workflow import FEWEST, Resampling
 from hf_stitch_versions.inputs import for_second
@@ -117,9 +117,8 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     places = [*combinations(range(len(versions)), 2), (0, len(versions))]
     changes, notes = {}, list[str]()
     for i, j in places:
-        pairing = pair(every[i].network, every[j].network, weights[i], weights[j])
-        changes[i, j] = weight_distance(pairing.a, pairing.b)
-        if left := len(pairing.missing) + len(pairing.extra) + len(pairing.reshaped):
+        changes[i, j], left = weight_distance(weights[i], weights[j])
+        if left:
             notes.append(f"{left} weights of {names[i]} and {names[j]} have no partner and are left out")
     if samples is None:
         return Family(
@@ -147,17 +146,24 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     )  # fmt: skip
 
 
-def weight_distance(a: Weights, b: Weights) -> tuple[float, float]:
-    """Return the norm of the change over that of the first weights, and the cosine, of weights that both have."""
+def weight_distance(a: Weights, b: Weights) -> tuple[tuple[float, float], int]:
+    """Compare the weights that two networks have in common.
+
+    Returns:
+        The norm of the change over that of the first network's weights, and the cosine; and how many have no partner.
+    """
+    *_, names, reshaped = named(a, b)
     gap = size = other = product = 0.0
-    for name, value in b.items():
-        x, y = a[name].double(), value.to(a[name].device).double()
-        gap, size = gap + float((y - x).square().sum()), size + float(x.square().sum())
-        other, product = other + float(y.square().sum()), product + float((x * y).sum())
-    if not math.isfinite(gap):
-        bad = next(name for name in b if not bool((b[name].isfinite().all() & a[name].isfinite().all()).item()))
-        raise ValueError(f"{bad} has a weight that is not finite: no change is defined. Leave this network out")
-    return math.sqrt(gap / size) if size else math.nan, product / math.sqrt(size * other) if size * other else math.nan
+    for mine, theirs in names.items():
+        if mine not in reshaped:
+            x, y = a[mine].double(), b[theirs].to(a[mine].device).double()
+            if not bool((x.isfinite().all() & y.isfinite().all()).item()):
+                raise ValueError(f"{mine} has a weight that is not finite: no change is defined. Leave this network out")
+            gap, size = gap + float((y - x).square().sum()), size + float(x.square().sum())
+            other, product = other + float(y.square().sum()), product + float((x * y).sum())
+    change = math.sqrt(gap / size) if size else math.nan
+    cosine = product / math.sqrt(size * other) if size * other else math.nan
+    return (change, cosine), len(a) + len(b) - 2 * len(names) + len(reshaped)
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------

@@ -224,9 +224,12 @@ class Family(Result):
             {"values": values[np.ix_(leaves, leaves)], "row_labels": names, "column_labels": names, "label": label}
             for label, values in panels.items()
         ])  # fmt: skip
-        above = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.4))
-        dendrogram(self.linkage, ax=above, no_labels=True, link_color_func=lambda node: "black")
+        figure.set_figheight(1.25 * figure.get_figheight())
+        figure.get_layout_engine().set(rect=(0, 0, 1, 0.78))
+        above = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.28))
+        above.set_in_layout(False)
         above.set_axis_off()
+        dendrogram(self.linkage, ax=above, no_labels=True, link_color_func=lambda node: "black")
         return figure
 
 
