@@ -158,7 +158,9 @@ def weight_distance(a: Weights, b: Weights) -> tuple[tuple[float, float], int]:
         if mine not in reshaped:
             x, y = a[mine].double(), b[theirs].to(a[mine].device).double()
             if not bool((x.isfinite().all() & y.isfinite().all()).item()):
-                raise ValueError(f"{mine} has a weight that is not finite: no change is defined. Leave this network out")
+                raise ValueError(
+                    f"{mine} has a weight that is not finite: no change is defined. Leave this network out"
+                )
             gap, size = gap + float((y - x).square().sum()), size + float(x.square().sum())
             other, product = other + float(y.square().sum()), product + float((x * y).sum())
     change = math.sqrt(gap / size) if size else math.nan
