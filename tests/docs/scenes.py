@@ -268,7 +268,10 @@ def distil() -> Namespace:
     """A teacher of six blocks that change much, a student that is made of its first three, and texts."""
     torch.manual_seed(0)
     deep, flat = (transformers.BertConfig(**{**TEXT, "num_hidden_layers": n}, num_labels=3) for n in (6, 3))
-    teacher, student = transformers.BertForSequenceClassification(deep), transformers.BertForSequenceClassification(flat)
+    teacher, student = (
+        transformers.BertForSequenceClassification(deep),
+        transformers.BertForSequenceClassification(flat),
+    )
     for value in teacher.bert.encoder.parameters():
         value.data *= 8 if value.dim() > 1 else 1
     student.load_state_dict(teacher.state_dict(), strict=False)

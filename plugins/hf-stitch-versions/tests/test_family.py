@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,18 @@ def test_a_loop_of_ones_own_measures_and_compares() -> None:
     assert callback.family is None
 
 
+def test_weights_are_told_apart_where_casts_are_kept() -> None:
+    own, callback = adapted("bert", build("bert", 0)), DiffCallback(TEXTS)
+    callback.measure(own, step=0)
+    for value in own.model.parameters():
+        value.data *= 2
+    alone = callback.measure(own, step=1)["diff/KL"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert callback.measure(own, step=2)["diff/KL"] == pytest.approx(alone, rel=0.1) != 0
+        pair = callback.to_family().between("0", "1")
+    assert pair.forth is not None and pair.forth.value == pytest.approx(alone, rel=0.1)
+
+
 # -- command ----------------------------------------------------------------------------------------------------------
 CODE = """
 import numpy, torch
@@ -374,3 +388,27 @@ def test_the_command_compares_all_networks_and_refuses_unnamed_ones(tmp_path: Pa
     assert "versions of a network apart" in page.read_text()
     wrong = CliRunner().invoke(app, [*given, f"{code}:net"])
     assert wrong.exit_code == 2 and "expected NAME=NETWORK" in wrong.output
+
+
+SCRIPT = """
+import runpy, sys
+import torch, hf_stitch
+from hf_stitch_versions import diff_all
+
+nets = runpy.run_path(sys.argv[1])
+data = hf_stitch.data.read_data("sklearn:digits", split="test")
+networks = {name: hf_stitch.load(nets[name]()[0], processor=nets[name]()[1], example_inputs=torch.randn(2, 1, 8, 8))
+            for name in ("net", "tuned")}
+found = diff_all(networks, data, batch_size=40, progress=False)
+print(found.verdict, found.largest, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
+    (code := tmp_path / "nets.py").write_text(CODE)
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    alone = subprocess.run([sys.executable, script, code], capture_output=True, text=True, check=True).stdout
+    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    subprocess.run([*launched, "--log-dir", str(tmp_path / "log"), "--redirects", "3", script, code], check=True)
+    assert [path.read_text() for path in sorted(tmp_path.glob("log/**/stdout.log"))] == [alone, alone]

@@ -90,6 +90,9 @@ class Version:
         """Put the other weights into the network."""
         own = tensors_of(self.network.model)
         with ExitStack() as stack:
+            if self.values:  # casts of other weights, that autocast keeps
+                torch.clear_autocast_cache()
+                stack.callback(torch.clear_autocast_cache)
             for name, value in self.values.items():
                 stack.callback(setattr, own[name], "data", own[name].data)
                 own[name].data = value.to(own[name].data)
@@ -113,11 +116,10 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     rounded = {name: value.detach().bfloat16() for name, value in own.items() if value.is_floating_point()}
     with_rounded = {**versions, ROUNDED: Version(first.network, rounded)}
     names, every = list(with_rounded), list(with_rounded.values())
-    weights = [version.weights() for version in every]
     places = [*combinations(range(len(versions)), 2), (0, len(versions))]
     changes, notes = {}, list[str]()
     for i, j in places:
-        changes[i, j], left = weight_distance(weights[i], weights[j])
+        changes[i, j], left = weight_distance(every[i].weights(), every[j].weights())
         if left:
             notes.append(f"{left} weights of {names[i]} and {names[j]} have no partner and are left out")
     if samples is None:
