@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_stitch.reports.drawing import curves, heat_map, layout_of, numbers, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
-from hf_stitch_versions.changes.family_result import CONFIDENCE, Family, Pair
+from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family, Pair
 
 
 def section(result: Family) -> Section:
@@ -50,8 +50,9 @@ def section(result: Family) -> Section:
 def _way(result: Family) -> Figure:
     """Draw the distance of each network from the first and from the previous one."""
     series: dict[str, dict[float, tuple[float, float, float]]] = {}
+    labels = "from the first", "from the previous", f"the first in {ROUNDED}"
     for place, pairs in enumerate(result.curve.values()):
-        for name, pair in zip(("from the first", "from the previous"), pairs, strict=True):
+        for name, pair in zip(labels, (*pairs, result.rounding), strict=True):
             ends = (pair.forth.value, pair.forth.low, pair.forth.high) if pair.forth else (pair.weight_change,) * 3
             series.setdefault(name, {})[float(place)] = ends
     names = texts(result.curve)
@@ -60,5 +61,5 @@ def _way(result: Family) -> Figure:
         "yaxis": {"automargin": True, "rangemode": "tozero",
                   "title": {"text": result.measure or "change of the weights"}},
     }  # fmt: skip
-    caption = "The way from the first network: where the lower curve is high, a step is large."
+    caption = "The way from the first network, its steps, and what rounding makes."
     return Figure([View("", caption, curves(series), Table(result.columns, result.rows))], layout)

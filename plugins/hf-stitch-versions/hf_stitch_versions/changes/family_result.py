@@ -225,7 +225,7 @@ class Family(Result):
             for label, values in panels.items()
         ])  # fmt: skip
         figure.set_figheight(1.25 * figure.get_figheight())
-        figure.get_layout_engine().set(rect=(0, 0, 1, 0.78))
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.78))
         above = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.28))
         above.set_in_layout(False)
         above.set_axis_off()
