@@ -25,7 +25,7 @@ from hf_stitch_versions.changes.outputs import Array, Measure, per_sample
 from hf_stitch_versions.changes.parts import named
 from hf_stitch_versions.changes.weights import Weights, effective
 from hf_stitch_versions.changes.workflow import FEWEST, Resampling
-from hf_stitch_versions.inputs import for_second
+from hf_stitch_versions.inputs import differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype
 from hf_stitch_versions.sources import Feed, Network
 
@@ -127,6 +127,7 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
             tuple(versions), 0, None, "", "", tuple(Pair(names[i], names[j], *changes[i, j]) for i, j in places[:-1]),
             Pair(names[0], ROUNDED, *changes[places[-1]]), {}, tuple(notes),
         )  # fmt: skip
+    notes += _other_inputs(versions, next(samples.batches(run.batch_size)))
     measure = Measure.of(next(filter(None, (version.network.task for version in every)), None))
     apart, agreement = distances(with_rounded, samples, measure, run)
     resampling = Resampling(len(apart), CONFIDENCE, run.seed)
@@ -146,6 +147,22 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
         tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(found[:-1]), found[-1],
         shares, tuple(notes),
     )  # fmt: skip
+
+
+def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
+    """Tell how the inputs differ that other networks would make of the same samples."""
+    (start, first), *others = ((name, version.network) for name, version in versions.items())
+    if any(isinstance(each, Tensor) for each in batch.samples):
+        return []
+    inputs, found = first.preprocess(batch.samples), list[str]()
+    for name, network in others:
+        if network is not first and network.processor is not None:
+            feed = Feed(tuple(batch.ids), inputs, network.preprocess(batch.samples), _mask(first, inputs))
+            found += [
+                f"{name} reads the inputs of {start}; its own differ: {why}"
+                for why in differences(feed, first, network)[:1]
+            ]
+    return found
 
 
 def weight_distance(a: Weights, b: Weights) -> tuple[tuple[float, float], int]:
@@ -207,8 +224,7 @@ def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure
     """Measure one batch."""
     start, first = next((name, version.network) for name, version in versions.items())
     inputs = first.preprocess(batch.samples)
-    given = inputs.get(first.interface.mask)
-    mask = given.bool() if isinstance(given, Tensor) and given.dim() == 2 else None
+    mask = _mask(first, inputs)
     outputs = list[Tensor]()
     for name, version in versions.items():
         own = inputs if version.network is first else for_second(inputs, first, version.network)
@@ -230,6 +246,12 @@ def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure
     found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
     for name, values in measure.spread(outputs[0], mask).items():
         found.add(name, values)
+
+
+def _mask(network: Adapter, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens are real; ``None`` if all are."""
+    found = inputs.get(network.interface.mask)
+    return found.bool() if isinstance(found, Tensor) and found.dim() == 2 else None
 
 
 def _divergences(logs: Tensor) -> Tensor:
