@@ -264,6 +264,21 @@ def changed() -> Namespace:
     return {"base": a, "original": a, "tuned": b, "quantised": c, "texts": [row["text"] for row in sentences(40)]}
 
 
+def distil() -> Namespace:
+    """A teacher of six blocks that change much, a student that is made of its first three, and texts."""
+    torch.manual_seed(0)
+    deep, flat = (transformers.BertConfig(**{**TEXT, "num_hidden_layers": n}, num_labels=3) for n in (6, 3))
+    teacher, student = (
+        transformers.BertForSequenceClassification(deep),
+        transformers.BertForSequenceClassification(flat),
+    )
+    for value in teacher.bert.encoder.parameters():
+        value.data *= 8 if value.dim() > 1 else 1
+    student.load_state_dict(teacher.state_dict(), strict=False)
+    a, b = (hf_stitch.load(each.eval(), processor=plain_tokenizer()) for each in (teacher, student))
+    return {"teacher": a, "student": b, "texts": [row["text"] for row in sentences(200)]}
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -494,6 +509,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/programs.md": programs,
     "docs/how-to/same.md": same,
     "docs/how-to/diff.md": changed,
+    "docs/how-to/distil.md": distil,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": partial(stitch, SHORT),

@@ -1,3 +1,6 @@
+from .changes.callback import DiffCallback as DiffCallback
+from .changes.family import diff_all as diff_all
+from .changes.family_result import Family as Family, Pair as Pair
 from .changes.result import (
     Change as Change,
     Difference as Difference,
@@ -10,5 +13,6 @@ from .sameness.result import Finding as Finding, Module as Module, Sameness as S
 from .sameness.workflow import same as same
 
 __all__ = [
-    "Change", "Difference", "Effect", "Estimate", "Finding", "Module", "Outputs", "Sameness", "diff", "same"
+    "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Module", "Outputs", "Pair",
+    "Sameness", "diff", "diff_all", "same"
 ]  # fmt: skip

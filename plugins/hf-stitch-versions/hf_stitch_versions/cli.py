@@ -1,4 +1,4 @@
-"""``hf-stitch same`` and ``hf-stitch diff``: two versions of a network, for people and for continuous integration."""
+"""``hf-stitch same``, ``diff`` and ``diff-all``: versions of a network, for people and for continuous integration."""
 
 from __future__ import annotations
 
@@ -57,3 +57,19 @@ def _bound(text: str) -> tuple[str, float]:
         raise typer.BadParameter(
             f"expected NAME=NUMBER, such as KL=.01, got {text!r}", param_hint="--fail-above"
         ) from None
+
+
+Versions = Annotated[list[str], typer.Argument(help="Versions as NAME=NETWORK, in their order; at least two.")]
+
+
+@command("hf_stitch_versions.changes.family:diff_all", without=["plan"])
+def diff_all(job: Job, networks: Versions) -> None:
+    """Compare all versions, and show."""
+    if unnamed := [each for each in networks if not each.partition("=")[0] or not each.partition("=")[2]]:
+        raise typer.BadParameter(f"expected NAME=NETWORK, such as step100=runs/checkpoint-100, got {unnamed[0]!r}")
+    places = dict(each.split("=", 1) for each in networks)
+    try:
+        found = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
+    except (ValueError, OSError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from error
+    job.finish(found, "diff_all.json", {"diff_all.png": {}})

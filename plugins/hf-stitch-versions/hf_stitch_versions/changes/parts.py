@@ -16,6 +16,9 @@ from hf_stitch_versions.changes.weights import Weights, plain
 MOST_DEEP = 3
 """Number of modules that may be wrapped around a network of which the other one has nothing."""
 
+Reshaped = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+"""Name of a weight in the first network -> its shapes in both."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -56,7 +59,7 @@ class Pairing:
     parts: tuple[Part, ...]
     missing: tuple[str, ...]
     extra: tuple[str, ...]
-    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    reshaped: Reshaped
     names: Mapping[str, str]
 
 
@@ -78,21 +81,8 @@ def pair(
     Raises:
         ValueError: If few weights have a partner, or ``within`` names no part.
     """
-    own, other = _prefixes(weights_a, weights_b)
-    names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
-    names = {mine: theirs for mine, theirs in names.items() if mine in weights_a}
-    reshaped = {
-        mine: (tuple(weights_a[mine].shape), tuple(weights_b[theirs].shape))
-        for mine, theirs in names.items() if weights_a[mine].shape != weights_b[theirs].shape
-    }  # fmt: skip
+    own, other, names, reshaped = named(weights_a, weights_b)
     found = {mine: theirs for mine, theirs in names.items() if mine not in reshaped}
-    if 2 * len(found) < min(len(weights_a), len(weights_b)):
-        example = next(iter(reshaped.items()), None)
-        why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
-        raise ValueError(
-            f"only {len(found)} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
-            "these are no versions of one network. Compare their activations with hf_stitch.compare"
-        )
     real_a, real_b = ({plain(name): name for name, _ in each.model.named_modules()} for each in (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
     divided = _divided(weights_a, blocks)
@@ -113,6 +103,37 @@ def pair(
         tuple(name for name in weights_a if name not in names),
         tuple(name for name in weights_b if name not in names.values()), reshaped, found,
     )  # fmt: skip
+
+
+def named(weights_a: Weights, weights_b: Weights) -> tuple[str, str, dict[str, str], Reshaped]:
+    """Pair the weights of two networks by name, also if one has a prefix more.
+
+    Args:
+        weights_a: Weights of the first network.
+        weights_b: Those of the second.
+
+    Returns:
+        The prefixes of both; name of a weight in the first network -> its name in the second; and of those whose shapes
+        differ, the shapes.
+
+    Raises:
+        ValueError: If fewer than half of the weights have the same name and shape.
+    """
+    own, other = _prefixes(weights_a, weights_b)
+    names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
+    names = {mine: theirs for mine, theirs in names.items() if mine in weights_a}
+    reshaped = {
+        mine: (tuple(weights_a[mine].shape), tuple(weights_b[theirs].shape))
+        for mine, theirs in names.items() if weights_a[mine].shape != weights_b[theirs].shape
+    }  # fmt: skip
+    if 2 * (count := len(names) - len(reshaped)) < min(len(weights_a), len(weights_b)):
+        example = next(iter(reshaped.items()), None)
+        why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
+        raise ValueError(
+            f"only {count} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
+            "these are no versions of one network. Compare their activations with hf_stitch.compare"
+        )
+    return own, other, names, reshaped
 
 
 def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:

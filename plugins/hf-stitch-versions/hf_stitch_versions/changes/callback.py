@@ -1,0 +1,135 @@
+"""How far training has moved a network from its start: :class:`DiffCallback`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
+
+from hf_stitch import Samples
+from hf_stitch.data import Data
+from hf_stitch.options import Count, checked
+from hf_stitch.processes import Processes
+from hf_stitch.running import Run
+from hf_stitch.training import ProbingCallback
+from hf_stitch.training.callback import Every
+from hf_stitch.training.probe import unnoticed
+from hf_stitch_versions.changes.family import Version, distances, family_of, tensors_of, weight_distance
+from hf_stitch_versions.changes.family_result import Family
+from hf_stitch_versions.changes.outputs import Measure
+
+
+class DiffCallback(ProbingCallback):
+    """Compares a network in training with itself at the start, on fixed samples.
+
+    Logs ``diff/KL`` (or ``diff/squared_difference`` of networks without classes), ``diff/agreement`` and
+    ``diff/weight_change``. Training is the same as without it. The weights of the start are copied to the CPU, and at
+    each measurement those that have changed, from which :attr:`family` is made at the end: with full training as many
+    copies of the network as measurements, with an adapter of PEFT copies of the adapter.
+
+    Args:
+        data: Raw samples, some hundreds.
+        every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
+        batch_size: Number of samples per forward.
+        name: First part of the name of every value.
+
+    Attributes:
+        family: All measured steps, at the end of a ``Trainer``'s training, which also writes it to ``diff.json`` in its
+            ``output_dir``; ``None`` before. After resuming it has the start and the steps from there on.
+
+    Raises:
+        ValueError: As in :class:`hf_stitch.training.ProbingCallback`.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
+        >>> callback = DiffCallback(torch.randn(50, 4))
+        >>> _ = callback.measure(adapter, step=0)
+        >>> _ = net[2].weight.data.mul_(1.1)
+        >>> sorted(callback.measure(adapter, step=10))
+        ['diff/squared_difference', 'diff/weight_change']
+        >>> callback.to_family().networks
+        ('0', '10')
+    """
+
+    @checked
+    def __init__(self, data: Data, every: Every = "eval", *, batch_size: Count = 64, name: str = "diff") -> None:
+        super().__init__(name, every)
+        self._samples, self._batch_size = Samples.of(data), batch_size
+        self.family: Family | None = None
+        self._start: Mapping[str, Tensor] = {}
+        self._changed: dict[int, dict[str, Tensor]] = {}  # step -> weights other than at the start
+
+    def to_family(self) -> Family:
+        """Compare all steps that were measured so far; each runs once per batch.
+
+        Returns:
+            The comparison, by the numbers of the steps.
+
+        Raises:
+            ValueError: If fewer than two steps were measured.
+        """
+        return self._family(Processes.of(None))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compare all measured steps, and write the result."""
+        if len(self._changed) > 1:
+            self.family = self._family(Processes(self._attached.accelerator))
+            self.family.save(Path(str(args.output_dir), f"{self.name}.json"))
+
+    def _family(self, processes: Processes) -> Family:
+        if len(self._changed) < 2:
+            raise ValueError(f"{self.name} compares at least two measured steps, got {len(self._changed)}: train on")
+        versions = {str(step): self._version(step) for step in self._changed}
+        with processes.together(self.name), unnoticed(self._model, processes):
+            return family_of(versions, self._samples, self._run(processes))
+
+    # -- internals of ProbingCallback ---------------------------------------------------------------------------------
+    def _prepare(self, processes: Processes) -> None:
+        self._measure_of = Measure.of(self._loaded.task)
+
+    def _begin(self) -> None:
+        self._start, self._changed, self.family = {}, {}, None
+
+    def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
+        now = {name: value.detach().to("cpu", copy=True) for name, value in tensors_of(self._model).items()}
+        if not self._changed:
+            self._start, self._changed = now, {step: {}}
+            return {}
+        self._changed[step] = {name: value for name, value in now.items() if not torch.equal(value, self._start[name])}
+        first = next(iter(self._changed))
+        versions = {str(first): self._version(first), str(step): self._version(step)}
+        apart, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
+        (change, _), _ = weight_distance(*(version.weights() for version in versions.values()))
+        found = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
+        return found if agreement is None else found | {"agreement": float(agreement[:, 0, 1].mean())}
+
+    def _save(self, folder: Path) -> None:
+        save_file({name: value.contiguous() for name, value in self._start.items()}, folder / self._file)
+
+    def _resume(self, folder: Path, step: int) -> None:
+        if not (folder / self._file).is_file():
+            raise ValueError(
+                f"{self.name}: training resumes from step {step}, but the weights of the start are not in the "
+                f"checkpoint (expected {folder / self._file}). Was the callback attached when the checkpoint was saved?"
+            )
+        self._start, self._changed = load_file(folder / self._file), {0: {}}
+
+    @property
+    def _file(self) -> str:
+        return f"{self.name}-start.safetensors"
+
+    def _version(self, step: int) -> Version:
+        return Version(self._loaded, {**self._start, **self._changed[step]})
+
+    def _run(self, processes: Processes) -> Run:
+        return Run(batch_size=self._batch_size, progress=False, processes=processes)

@@ -1,0 +1,266 @@
+"""What changed between several versions of a network: :func:`diff_all`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.adapters import load_on
+from hf_stitch.data import Batch, Data, PairedSamples
+from hf_stitch.options import checked
+from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch_versions.changes.effects import Measured
+from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family, Pair
+from hf_stitch_versions.changes.hybrids import run as forward
+from hf_stitch_versions.changes.outputs import Array, Measure, per_sample
+from hf_stitch_versions.changes.parts import named
+from hf_stitch_versions.changes.weights import Weights, effective
+from hf_stitch_versions.changes.workflow import FEWEST, Resampling
+from hf_stitch_versions.inputs import differences, for_second
+from hf_stitch_versions.recording import dtype_of, in_dtype
+from hf_stitch_versions.sources import Feed, Network
+
+LEAST = math.log(torch.finfo(torch.float64).tiny)
+"""Log-probabilities below this, of classes that a network excludes, count as this."""
+
+
+@checked
+def diff_all(
+    networks: Mapping[str, str | nn.Module | Adapter], data: Data | None = None, **options: Unpack[RunOptions]
+) -> Family:
+    """Tell how far several versions of a network are apart: checkpoints of a run, or releases of a family.
+
+    Each network runs once per batch, not once for each pair, and the first one once more with its weights rounded to
+    bfloat16: what this does is noise. All networks are in memory at once, in float32, as are their outputs of one
+    batch, in float64: of language models take a small ``batch_size``.
+
+    Args:
+        networks: Name -> network, as in :func:`diff`, in the order of the run; at least two.
+        data: Raw samples, some hundreds. Without them only weights are compared.
+        **options: Options of the run: ``batch_size``, ``seed`` (of resamples), ``progress`` and ``accelerator``, as in
+            :class:`hf_stitch.running.RunOptions`. Processes share the samples.
+
+    Returns:
+        The distances of all pairs in outputs and weights, a tree of the networks, and their way from the first one.
+
+    Raises:
+        ValueError: If there are fewer than two networks, two have few weights in common or outputs of other classes,
+            or weights or outputs are not finite.
+
+    Example:
+        >>> import copy, torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> net = Sequential(Linear(4, 9), ReLU(), Linear(9, 3))
+        >>> run = {"0": copy.deepcopy(net)}
+        >>> for step in (10, 20):
+        ...     _ = net[2].weight.data.add_(step / 100)
+        ...     run[str(step)] = copy.deepcopy(net)
+        >>> run = {step: hf_stitch.load(each, example_inputs=torch.randn(2, 4)) for step, each in run.items()}
+        >>> found = diff_all(run, torch.randn(50, 4), progress=False)
+        >>> [(pair.a, pair.b) for pair in found.pairs]
+        [('0', '10'), ('0', '20'), ('10', '20')]
+        >>> found.verdict[:28]
+        '0 and 10 are nearest of 3: s'
+    """
+    if len(networks) < 2:
+        raise ValueError(f"diff_all compares at least two networks, got {len(networks)}")
+    with Run.of(diff_all, options, takes=WITHOUT_STATE) as run:
+        versions = {name: Version(load_on(each, run.processes.device)) for name, each in networks.items()}
+        return family_of(versions, None if data is None else Samples.of(data), run)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A network with its own weights, or with others, by the names of its parameters and buffers."""
+
+    network: Adapter
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """Put the other weights into the network."""
+        own = tensors_of(self.network.model)
+        with ExitStack() as stack:
+            if self.values:  # casts of other weights, that autocast keeps
+                torch.clear_autocast_cache()
+                stack.callback(torch.clear_autocast_cache)
+            for name, value in self.values.items():
+                stack.callback(setattr, own[name], "data", own[name].data)
+                own[name].data = value.to(own[name].data)
+            yield
+
+    def weights(self) -> Weights:
+        """Return the weights with which it computes."""
+        with self.put():
+            return effective(self.network.model)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name; tied ones have one name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run) -> Family:
+    """Compare versions in weights and, with samples, in outputs."""
+    first = next(iter(versions.values()))
+    own = {**tensors_of(first.network.model), **first.values}
+    rounded = {name: value.detach().bfloat16() for name, value in own.items() if value.is_floating_point()}
+    with_rounded = {**versions, ROUNDED: Version(first.network, rounded)}
+    names, every = list(with_rounded), list(with_rounded.values())
+    places = [*combinations(range(len(versions)), 2), (0, len(versions))]
+    changes, notes = {}, list[str]()
+    for i, j in places:
+        changes[i, j], left = weight_distance(every[i].weights(), every[j].weights())
+        if left:
+            notes.append(f"{left} weights of {names[i]} and {names[j]} have no partner and are left out")
+    if samples is None:
+        return Family(
+            tuple(versions), 0, None, "", "", tuple(Pair(names[i], names[j], *changes[i, j]) for i, j in places[:-1]),
+            Pair(names[0], ROUNDED, *changes[places[-1]]), {}, tuple(notes),
+        )  # fmt: skip
+    notes += _other_inputs(versions, next(samples.batches(run.batch_size)))
+    measure = Measure.of(next(filter(None, (version.network.task for version in every)), None))
+    apart, agreement = distances(with_rounded, samples, measure, run)
+    resampling = Resampling(len(apart), CONFIDENCE, run.seed)
+    if len(apart) < FEWEST:
+        notes.append(f"{len(apart)} samples are too few for intervals: pass {FEWEST} or more")
+    found = [
+        Pair(
+            names[i], names[j], *changes[i, j], resampling.mean(apart[:, i, j]), resampling.mean(apart[:, j, i]),
+            None if agreement is None else resampling.mean(agreement[:, i, j]),
+        )
+        for i, j in places
+    ]  # fmt: skip
+    steps = np.stack([apart[:, i, i + 1] for i in range(len(versions) - 1)], 1)
+    largest = (resampling.weights @ steps)[1:].argmax(1)
+    shares = {name: float((largest == i).mean()) for i, name in enumerate(names[1:-1]) if len(largest)}
+    return Family(
+        tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(found[:-1]), found[-1],
+        shares, tuple(notes),
+    )  # fmt: skip
+
+
+def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
+    """Tell how the inputs differ that other networks would make of the same samples."""
+    (start, first), *others = ((name, version.network) for name, version in versions.items())
+    if any(isinstance(each, Tensor) for each in batch.samples):
+        return []
+    inputs, found = first.preprocess(batch.samples), list[str]()
+    for name, network in others:
+        if network is not first and network.processor is not None:
+            feed = Feed(tuple(batch.ids), inputs, network.preprocess(batch.samples), _mask(first, inputs))
+            found += [
+                f"{name} reads the inputs of {start}; its own differ: {why}"
+                for why in differences(feed, first, network)[:1]
+            ]
+    return found
+
+
+def weight_distance(a: Weights, b: Weights) -> tuple[tuple[float, float], int]:
+    """Compare the weights that two networks have in common.
+
+    Returns:
+        The norm of the change over that of the first network's weights, and the cosine; and how many have no partner.
+    """
+    *_, names, reshaped = named(a, b)
+    gap = size = other = product = 0.0
+    for mine, theirs in names.items():
+        if mine not in reshaped:
+            x, y = a[mine].double(), b[theirs].to(a[mine].device).double()
+            if not bool((x.isfinite().all() & y.isfinite().all()).item()):
+                raise ValueError(
+                    f"{mine} has a weight that is not finite: no change is defined. Leave this network out"
+                )
+            gap, size = gap + float((y - x).square().sum()), size + float(x.square().sum())
+            other, product = other + float(y.square().sum()), product + float((x * y).sum())
+    change = math.sqrt(gap / size) if size else math.nan
+    cosine = product / math.sqrt(size * other) if size * other else math.nan
+    return (change, cosine), len(a) + len(b) - 2 * len(names) + len(reshaped)
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+def distances(
+    versions: Mapping[str, Version], samples: Samples, measure: Measure, run: Run
+) -> tuple[Array, Array | None]:
+    """Run each version once per batch.
+
+    Returns:
+        (samples, versions, versions): the distance from each output, whose expectation it is, to each other one, and
+        the share of equal predictions; ``None`` without classes.
+    """
+    found, names = Measured(), list(versions)
+    networks = {id(version.network): version.network for version in versions.values()}.values()
+    dtypes = [dtype_of(network.model) for network in networks]
+    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    with ExitStack() as stack:
+        for network, dtype in zip(networks, dtypes, strict=True):
+            stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
+        for _, batch, _ in PairedSamples(samples, samples).batches(run, "running networks"):
+            _add(found, versions, batch, measure)
+    parts = run.processes.gather(found.joined())
+    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    apart = values["apart"]
+    if not np.isfinite(apart).all():
+        i, j = np.argwhere(~np.isfinite(apart).all(0))[-1]
+        raise ValueError(f"the outputs of {names[i]} or {names[j]} are not finite for some samples: leave it out")
+    if measure.is_divergence:
+        return apart, values["agreement"]
+    spread = float(values["squares"].mean() - np.square(values["means"].mean(0)).sum())
+    if not spread > 0:
+        raise ValueError(f"the outputs of {names[0]} are equal for all samples: a difference has no scale")
+    return apart / spread, None
+
+
+def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
+    """Measure one batch."""
+    start, first = next((name, version.network) for name, version in versions.items())
+    inputs = first.preprocess(batch.samples)
+    mask = _mask(first, inputs)
+    outputs = list[Tensor]()
+    for name, version in versions.items():
+        own = inputs if version.network is first else for_second(inputs, first, version.network)
+        with version.put():
+            output = forward(version.network, Network(version.network).arguments(Feed((), own)))
+        outputs.append(measure.output(output).to(first.device))
+        if outputs[-1].shape != outputs[0].shape:
+            raise ValueError(
+                f"the outputs of {start} and {name} have the shapes {tuple(outputs[0].shape)} and "
+                f"{tuple(outputs[-1].shape)}: outputs of other classes or tokens cannot be compared. Leave out the "
+                "data to compare weights"
+            )
+    if measure.is_divergence:
+        kl = torch.stack([_divergences(torch.stack(each)) for each in zip(*outputs, strict=True)], 2)
+        best = [output.argmax(-1) for output in outputs]
+        found.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
+        found.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
+        return
+    found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
+    for name, values in measure.spread(outputs[0], mask).items():
+        found.add(name, values)
+
+
+def _mask(network: Adapter, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens are real; ``None`` if all are."""
+    found = inputs.get(network.interface.mask)
+    return found.bool() if isinstance(found, Tensor) and found.dim() == 2 else None
+
+
+def _divergences(logs: Tensor) -> Tensor:
+    """Return the divergences (from, to, …) of log-probabilities (versions, …, classes), by their cross-entropies."""
+    cross = torch.einsum("i...c,j...c->ij...", logs.exp(), logs.clamp(min=LEAST))
+    entropies = torch.stack([cross[i, i] for i in range(len(logs))])
+    return (entropies[:, None] - cross).clamp(min=0)
+
+
+def _table(count: int, value: Callable[[int, int], Any]) -> Array:
+    """Return values of all pairs: (samples, count, count)."""
+    return np.stack([np.stack([value(i, j) for j in range(count)], -1) for i in range(count)], -2)

@@ -1,0 +1,244 @@
+"""The answer: how far several versions of a network are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_stitch.results import Result
+from hf_stitch_versions.changes.result import Estimate
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+CONFIDENCE = 0.95
+"""Confidence of intervals."""
+
+ROUNDED = "bfloat16"
+"""Name of the first network with its weights rounded."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How far two networks are apart.
+
+    Attributes:
+        a: The first network.
+        b: The second network.
+        weight_change: Norm of the difference of all weights that both have, over that of the first network's.
+        cosine: Cosine of these weights, as one vector each.
+        forth: Distance of the outputs of the second network from those of the first, whose expectation it is; ``None``
+            without data.
+        back: Distance the other way round; ``None`` without data.
+        agreement: Share of equal predictions; ``None`` without classes.
+    """
+
+    a: str
+    b: str
+    weight_change: float
+    cosine: float
+    forth: Estimate | None = None
+    back: Estimate | None = None
+    agreement: Estimate | None = None
+
+    @property
+    def distance(self) -> float:
+        """Distance of the outputs, mean of both directions; of the weights if there are no outputs."""
+        return self.weight_change if not (self.forth and self.back) else (self.forth.value + self.back.value) / 2
+
+
+@dataclass(frozen=True)
+class Family(Result):
+    """How far several versions of a network are apart, returned by :func:`diff_all`.
+
+    Attributes:
+        networks: Names of the networks, in their order.
+        n: Number of samples; 0 without data.
+        data: Fingerprint of the samples; ``None`` without data.
+        measure: ``KL``, or ``squared difference`` of networks without classes; empty without data.
+        what: The same in words.
+        pairs: All pairs, earlier networks first.
+        rounding: The first network and what rounding its weights to bfloat16 makes of it: distances as small are noise.
+        largest: Name of a network -> share of bootstrap resamples in which the step from the one before it to it is
+            the largest in outputs. Empty without data, or with fewer than 20 samples.
+        notes: What was left out, and why.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("verdict", "tree")
+    page: ClassVar[str] = "hf_stitch_versions.changes.family_page:section"
+
+    networks: Sequence[str]
+    n: int
+    data: str | None
+    measure: str
+    what: str
+    pairs: Sequence[Pair]
+    rounding: Pair
+    largest: Mapping[str, float]
+    notes: Sequence[str]
+
+    def between(self, a: str, b: str) -> Pair:
+        """Return a pair, whose first network is the earlier one.
+
+        Args:
+            a: Name of a network.
+            b: Name of another network.
+
+        Returns:
+            How far they are apart.
+
+        Raises:
+            KeyError: If there is no such pair.
+        """
+        if (found := next((pair for pair in self.pairs if {pair.a, pair.b} == {a, b}), None)) is None:
+            raise KeyError(f"there is no pair of {a!r} and {b!r}; the networks are {', '.join(self.networks)}")
+        return found
+
+    @property
+    def curve(self) -> dict[str, tuple[Pair, Pair]]:
+        """Name of each network but the first -> its pairs with the first and with the previous one."""
+        first, *rest = self.networks
+        steps = zip(self.networks, rest, strict=False)
+        return {name: (self.between(first, name), self.between(before, name)) for before, name in steps}
+
+    def matrix(self, value: Callable[[Pair], float]) -> NDArray[np.float64]:
+        """Return a value of all pairs as a symmetric matrix with 0 on its diagonal.
+
+        Args:
+            value: What to take of a pair.
+
+        Returns:
+            (networks, networks) float64.
+        """
+        found = np.zeros((len(self.networks),) * 2)
+        places = {name: place for place, name in enumerate(self.networks)}
+        for pair in self.pairs:
+            found[places[pair.a], places[pair.b]] = found[places[pair.b], places[pair.a]] = value(pair)
+        return found
+
+    @property
+    def linkage(self) -> NDArray[np.float64]:
+        """Average linkage of the changes of weights, in the form of SciPy (``scipy.cluster.hierarchy``)."""
+        from scipy.cluster.hierarchy import linkage
+        from scipy.spatial.distance import squareform
+
+        return np.asarray(linkage(squareform(self.matrix(lambda pair: pair.weight_change)), "average"))
+
+    @property
+    def tree(self) -> str:
+        """The tree of :attr:`linkage` as text in the Newick format; the root is at half the largest distance."""
+        from scipy.cluster.hierarchy import to_tree
+
+        def text(node: Any, height: float) -> str:
+            length = f":{height - node.dist / 2:.6g}"
+            if node.is_leaf():
+                return _quoted(self.networks[node.id]) + length
+            return f"({text(node.left, node.dist / 2)},{text(node.right, node.dist / 2)}){length}"
+
+        root: Any = to_tree(self.linkage)
+        return text(root, root.dist / 2).rpartition(":")[0] + ";"
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a few sentences."""
+        near = min(self.pairs, key=lambda pair: pair.distance)
+        many = f" are nearest of {len(self.networks)}" if len(self.networks) > 2 else " are apart"
+        told = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
+        if len(self.networks) > 2:
+            steps = (step for _, step in self.curve.values())
+            step = max(steps, key=lambda each: each.forth.value if each.forth else each.weight_change)
+            sure = f"; it is the largest in {self.largest[step.b]:.0%} of resamples" if self.largest else ""
+            told.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
+        told.append(f"Rounding {self.networks[0]} to {ROUNDED} makes {self._told(self.rounding)}.")
+        return " ".join(told)
+
+    def _told(self, pair: Pair) -> str:
+        """Tell how far two networks are apart."""
+        weights = f"{pair.weight_change:.2g} of the norm of the weights"
+        return f"{self.measure} {pair.forth}, {weights}" if pair.forth else weights
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per pair, and a last one for the rounding, with distances and their intervals in columns."""
+        import pandas
+
+        measure, rows = self.measure.replace(" ", "_"), []
+        for pair in (*self.pairs, self.rounding):
+            row: dict[str, object] = {"a": pair.a, "b": pair.b}
+            for name, found in ((measure, pair.forth), (f"{measure}_back", pair.back), ("agreement", pair.agreement)):
+                if found is not None:
+                    row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append(row | {"weight_change": pair.weight_change, "cosine": pair.cosine})
+        return pandas.DataFrame(rows)
+
+    def __rich__(self) -> Table:
+        """Return a table of the way from the first network, under the answer."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(self.verdict))
+        for column in self.columns:
+            table.add_column(Text(column), justify="left" if column == "network" else "right")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        table.caption = Text("\n".join(self.notes))
+        return table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table as text."""
+        outputs = [self.measure] * bool(self.n) + ["agreement"] * (self.rounding.agreement is not None)
+        first, *more = [*outputs, "weights changed"]
+        return ("network", f"{first} from the first", *more, f"{first} from the previous", *more)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Rows of the table as text: the networks, and the first one rounded."""
+        found = [(name, *_cells(first), *_cells(previous)) for name, (first, previous) in self.curve.items()]
+        noise = _cells(self.rounding)
+        return [*found, (f"{self.rounding.a} in {ROUNDED}", *noise, *[""] * len(noise))]
+
+    def plot(self) -> Figure:
+        """Plot distances as heat maps, of weights under their tree, and of outputs in the same order.
+
+        Returns:
+            The matplotlib figure.
+        """
+        from scipy.cluster.hierarchy import dendrogram
+
+        from hf_stitch.plots import heatmaps
+
+        leaves = dendrogram(self.linkage, no_plot=True)["leaves"]
+        names = [self.networks[leaf] for leaf in leaves]
+        panels = {"change of the weights, %": self.matrix(lambda pair: 100 * pair.weight_change)}
+        if self.n:
+            with np.errstate(divide="ignore"):
+                logs = np.log10(self.matrix(lambda pair: pair.distance))
+            panels[f"log10 of {self.measure}"] = np.where(np.isfinite(logs), logs, np.nan)
+        figure = heatmaps([
+            {"values": values[np.ix_(leaves, leaves)], "row_labels": names, "column_labels": names, "label": label}
+            for label, values in panels.items()
+        ])  # fmt: skip
+        figure.set_figheight(1.25 * figure.get_figheight())
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.78))
+        above = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.28))
+        above.set_in_layout(False)
+        above.set_axis_off()
+        dendrogram(self.linkage, ax=above, no_labels=True, link_color_func=lambda node: "black")
+        return figure
+
+
+def _cells(pair: Pair) -> list[str]:
+    """Return distances as text."""
+    agreement = [] if pair.agreement is None else [f"{pair.agreement.value:.1%}"]
+    return [*([str(pair.forth)] if pair.forth else []), *agreement, f"{pair.weight_change:.2g}"]
+
+
+def _quoted(name: str) -> str:
+    """Return a name as the Newick format writes it."""
+    return name if name.replace("_", "").isalnum() else "'" + name.replace("'", "''") + "'"
