@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import transformers
 from hf_stitch_versions import same
-from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.inputs import for_second, random_feeds
 from hf_stitch_versions.recording import Event, Key
+from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network, Recorded, Source
 from rich.console import Console
 from rich.table import Table
