@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -318,6 +319,35 @@ def first(found: Difference) -> dict[str, str]:
     return best
 
 
+def cost() -> dict[str, float]:
+    """Return what a comparison of networks with 12 blocks takes, over one pass of the first network."""
+    config = transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=256
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config).eval()
+    a, b = (hf_stitch.load(each, example_inputs={"input_ids": torch.ones(2, LENGTH, dtype=torch.long)})
+            for each in (model, rounded(model, 8)))  # fmt: skip
+    ids = torch.randint(256, (500, LENGTH))
+    found: dict[str, float] = {}
+    for count in (100, 500):
+        chosen = ids[:count]
+        began = time.process_time()
+        for batch in chosen.split(64):
+            a.forward({"input_ids": batch})
+        forward = time.process_time() - began
+        began = time.process_time()
+        result = diff(a, b, chosen, progress=False)
+        found |= {
+            f"{count} texts, s of a pass": forward, f"{count} texts, passes by time": (time.process_time() - began) / forward,
+            f"{count} texts, passes by parts": result.forwards,
+            f"{count} texts, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }  # fmt: skip
+    began = time.process_time()
+    diff(a, b, progress=False)
+    return found | {"weights alone, s": time.process_time() - began}
+
+
 def _finite(value: float) -> float:
     return value if np.isfinite(value) else 0.0
 
@@ -328,6 +358,7 @@ def main() -> None:
         print(f"skipped: no data in {SHARED}")
         return
     torch.set_num_threads(1)
+    print({name: round(value, 1) for name, value in cost().items()}, flush=True)
     hits: dict[tuple[str, str, str], list[bool]] = defaultdict(list)
     beside, false, cost = [], defaultdict(list), defaultdict(list)
     for name, make in CASES.items():
