@@ -244,7 +244,7 @@ def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) 
         return {}
     one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))
     rows = min(len(one), len(two))
-    return {layer.reads: basis(one[:rows], two[:rows], permuted=a[layer.after].dim() == 4 or rows < 2 * width)}
+    return {layer.reads: basis(one[:rows], two[:rows], permuted=rows < 2 * width)}
 
 
 def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
