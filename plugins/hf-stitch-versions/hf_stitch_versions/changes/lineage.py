@@ -17,7 +17,9 @@ only if the cosine of matched weights reaches :data:`COSINE`.
 The null does not hold for units that training puts in an order: nested widths, or "Matryoshka" representations.
 
 A small p-value says that A and B have a common ancestor, be it only the same initial weights; it does not say which
-came first. A large one proves nothing. Matching units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
+came first. A large one proves nothing.
+
+Matching units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
 `arXiv:2502.12292 <https://arxiv.org/abs/2502.12292>`_), where the second matching is compared with the first.
 """
 
