@@ -16,8 +16,10 @@ only if the cosine of matched weights reaches :data:`COSINE`.
 
 The null does not hold for units that training puts in an order: nested widths, or "Matryoshka" representations.
 
-A small p-value says that A and B have a common ancestor, not which came first. A large one proves nothing. Matching
-units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
+A small p-value says that A and B have a common ancestor, be it only the same initial weights; it does not say which
+came first. A large one proves nothing.
+
+Matching units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
 `arXiv:2502.12292 <https://arxiv.org/abs/2502.12292>`_), where the second matching is compared with the first.
 """
 
@@ -244,7 +246,7 @@ def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) 
         return {}
     one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))
     rows = min(len(one), len(two))
-    return {layer.reads: basis(one[:rows], two[:rows], permuted=a[layer.after].dim() == 4 or rows < 2 * width)}
+    return {layer.reads: basis(one[:rows], two[:rows], permuted=rows < 2 * width)}
 
 
 def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
