@@ -338,7 +338,7 @@ def test_of_an_adapter_only_its_weights_are_kept(tmp_path: Path) -> None:
     )
 
 
-def test_a_loop_of_ones_own_measures_and_compares() -> None:
+def test_a_loop_of_ones_own_measures_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
     own, callback = adapted("bert", build("bert", 0)), DiffCallback(TEXTS, name="moved")
     assert callback.measure(own, step=0) == {}
     with pytest.raises(ValueError, match=r"moved compares at least two measured steps, got 1"):
@@ -346,7 +346,13 @@ def test_a_loop_of_ones_own_measures_and_compares() -> None:
     for value in own.model.parameters():
         value.data *= 1.01
     assert callback.measure(own, step=3)["moved/weight_change"] == pytest.approx(0.01, rel=1e-4)
-    assert callback.to_family().networks == ("0", "3")
+    preprocess, drawn = own.preprocess, list[Any]()
+    monkeypatch.setattr(own, "preprocess", lambda samples: drawn.append(torch.rand(1)) or preprocess(samples))
+    before = torch.get_rng_state(), {name: value.clone() for name, value in own.model.state_dict().items()}
+    own.model.train()
+    assert callback.to_family().networks == ("0", "3") and drawn
+    assert torch.equal(torch.get_rng_state(), before[0]) and own.model.training
+    assert all(torch.equal(value, before[1][name]) for name, value in own.model.state_dict().items())
     assert callback.family is None
 
 

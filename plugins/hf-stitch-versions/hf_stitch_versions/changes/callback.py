@@ -93,7 +93,6 @@ class DiffCallback(ProbingCallback):
         with processes.together(self.name), unnoticed(self._model, processes):
             return family_of(versions, self._samples, self._run(processes))
 
-    # -- internals of ProbingCallback ---------------------------------------------------------------------------------
     def _prepare(self, processes: Processes) -> None:
         self._measure_of = Measure.of(self._loaded.task)
 
