@@ -319,7 +319,7 @@ def first(found: Difference) -> dict[str, str]:
     return best
 
 
-def cost() -> dict[str, float]:
+def takes() -> dict[str, float]:
     """Return what a comparison of networks with 12 blocks takes, over one pass of the first network."""
     config = transformers.BertConfig(
         hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=256
@@ -339,7 +339,8 @@ def cost() -> dict[str, float]:
         began = time.process_time()
         result = diff(a, b, chosen, progress=False)
         found |= {
-            f"{count} texts, s of a pass": forward, f"{count} texts, passes by time": (time.process_time() - began) / forward,
+            f"{count} texts, s of a pass": forward,
+            f"{count} texts, passes by time": (time.process_time() - began) / forward,
             f"{count} texts, passes by parts": result.forwards,
             f"{count} texts, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }  # fmt: skip
@@ -358,7 +359,7 @@ def main() -> None:
         print(f"skipped: no data in {SHARED}")
         return
     torch.set_num_threads(1)
-    print({name: round(value, 1) for name, value in cost().items()}, flush=True)
+    print({name: round(value, 1) for name, value in takes().items()}, flush=True)
     hits: dict[tuple[str, str, str], list[bool]] = defaultdict(list)
     beside, false, cost = [], defaultdict(list), defaultdict(list)
     for name, make in CASES.items():

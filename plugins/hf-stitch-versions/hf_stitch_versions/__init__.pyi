@@ -1,6 +1,8 @@
 from .changes.callback import DiffCallback as DiffCallback
 from .changes.family import diff_all as diff_all
 from .changes.family_result import Family as Family, Pair as Pair
+from .changes.lineage import BlockLineage as BlockLineage, Lineage as Lineage
+from .changes.moved import Move as Move
 from .changes.result import (
     Change as Change,
     Difference as Difference,
@@ -8,11 +10,12 @@ from .changes.result import (
     Estimate as Estimate,
     Outputs as Outputs,
 )
+from .changes.weights import WeightChange as WeightChange
 from .changes.workflow import diff as diff
 from .sameness.result import Finding as Finding, Module as Module, Sameness as Sameness
 from .sameness.workflow import same as same
 
 __all__ = [
-    "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Module", "Outputs", "Pair",
-    "Sameness", "diff", "diff_all", "same"
+    "BlockLineage", "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Lineage",
+    "Module", "Move", "Outputs", "Pair", "Sameness", "WeightChange", "diff", "diff_all", "same"
 ]  # fmt: skip

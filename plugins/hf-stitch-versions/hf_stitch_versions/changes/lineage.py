@@ -313,12 +313,12 @@ def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float,
     """Return a result in plain English."""
     if verdict == "no evidence":
         return (
-            "Nothing in the weights shows that B was derived from A, or both from one network "
+            "Nothing in the weights shows that the second network comes from the first, or both from one "
             f"(p = {10**log_place:.2g} by place, {10**log_matched:.2g} matched). "
             "This does not prove that they were trained apart."
         )
     how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
-    return f"B was derived from A, or both from one network: {how}{TURNED if rotated else ''}."
+    return f"The second network comes from the first, or both from one: {how}{TURNED if rotated else ''}."
 
 
 def _least(logs: Sequence[float]) -> float:

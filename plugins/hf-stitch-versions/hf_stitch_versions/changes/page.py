@@ -19,6 +19,10 @@ MOVES = ("block", "error", "after an orthogonal map", "after an affine map", "co
 """Columns of the table of activations."""
 
 
+LINEAGE = ("block", "hidden units", "p by place", "p matched", "cosine of matched weights")
+"""Columns of the table of lineage."""
+
+
 def section(result: Difference) -> Section:
     """Describe what changed: the two curves of hybrids, then effects, outputs, weights, activations and lineage."""
     tables = {}
@@ -53,6 +57,14 @@ def section(result: Difference) -> Section:
         tables["Activations behind each block: moved, or lost"] = Table(MOVES, [
             (name, *(_number(each) for each in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
             for name, move in moved
+        ])  # fmt: skip
+    if result.lineage.blocks:
+        tables["Lineage"] = Table(LINEAGE, [
+            (
+                row.block, str(row.units), f"1e{row.log10_p_place:.1f}", f"1e{row.log10_p_matched:.1f}",
+                _number(row.cosine),
+            )
+            for row in result.lineage.blocks
         ])  # fmt: skip
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
     notes = [*result.failed, *result.notes, *_reading(result)]
