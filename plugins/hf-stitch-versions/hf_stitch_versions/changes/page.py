@@ -67,7 +67,7 @@ def section(result: Difference) -> Section:
             for row in result.lineage.blocks
         ])  # fmt: skip
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
-    notes = [*result.failed, *result.notes, *_reading(result)]
+    notes = [*result.failed, *result.notes, *_reading(result), result.lineage.sentence]
     asked = f"What changed from {first} to {second}, and which part does it?"
     figures = [_figure(result)] if result.curves else []
     return Section("Two versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)

@@ -173,7 +173,8 @@ class Difference(Result):
     @property
     def verdict(self) -> str:
         """The answer in a few sentences."""
-        return " ".join(filter(None, [self._cause(), self._sum(), self._size(), self.lineage.sentence]))
+        kin = "" if self.lineage.verdict == "derived" else self.lineage.sentence  # expected of two versions
+        return " ".join(filter(None, [self._cause(), self._sum(), self._size(), kin]))
 
     def _cause(self) -> str:
         """Tell which part carries the change."""
