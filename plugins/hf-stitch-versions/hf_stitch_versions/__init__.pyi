@@ -9,10 +9,11 @@ from .changes.result import (
     Outputs as Outputs,
 )
 from .changes.workflow import diff as diff
+from .metrics import RelativeChange as RelativeChange, UpdateRank as UpdateRank, WeightCosine as WeightCosine
 from .sameness.result import Finding as Finding, Module as Module, Sameness as Sameness
 from .sameness.workflow import same as same
 
 __all__ = [
     "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Module", "Outputs", "Pair",
-    "Sameness", "diff", "diff_all", "same"
+    "RelativeChange", "Sameness", "UpdateRank", "WeightCosine", "diff", "diff_all", "same"
 ]  # fmt: skip
