@@ -53,12 +53,15 @@ class _OfModules(WeightMetric):
     axes: ClassVar[int] = 1
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Copy the weights with which each module computes, without those of the modules in it."""
+        """Copy the weights with which each module computes, without those of the modules in it.
+
+        Weights of the network itself, such as position embeddings, are layers of their own names.
+        """
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
             if value.dim() >= self.axes:
                 layer, _, own = name.rpartition(".")
-                found.setdefault(layer, {})[own] = value.to("cpu", copy=True).contiguous()
+                found.setdefault(layer or own, {})[own] = value.to("cpu", copy=True).contiguous()
         if not found:
             raise ValueError(f"{self.name} reads {self.read_weights}, but {type(model).__name__} has none")
         return {layer: Weights(layer, tensors) for layer, tensors in found.items()}
