@@ -42,15 +42,10 @@ def _update_rank(x: Weights, y: Weights) -> float:
 
 
 class _OfModules(WeightMetric):
-    """A metric that compares the weights of two modules, which must have the same names and shapes.
+    """A metric that compares the weights of two modules, which must have the same names and shapes."""
 
-    Attributes:
-        read_weights: What it reads, in text.
-        axes: Least number of axes of a weight that it reads.
-    """
-
-    read_weights: ClassVar[str] = "weights"
-    axes: ClassVar[int] = 1
+    _reads: ClassVar[str] = "weights"
+    _axes: ClassVar[int] = 1  # least number of axes of a weight that is read
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
         """Copy the weights with which each module computes, without those of the modules in it.
@@ -59,11 +54,11 @@ class _OfModules(WeightMetric):
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
-            if value.dim() >= self.axes:
+            if value.dim() >= self._axes:
                 layer, _, own = name.rpartition(".")
                 found.setdefault(layer or own, {})[own] = value.to("cpu", copy=True).contiguous()
         if not found:
-            raise ValueError(f"{self.name} reads {self.read_weights}, but {type(model).__name__} has none")
+            raise ValueError(f"{self.name} reads {self._reads}, but {type(model).__name__} has none")
         return {layer: Weights(layer, tensors) for layer, tensors in found.items()}
 
     def check_shared(self, a: Weights, b: Weights) -> None:
@@ -97,8 +92,8 @@ class WeightCosine(_OfModules):
     name, title = "weight_cosine", "cosine of the weights"
     function = staticmethod(_weight_cosine)
     range = (-1.0, 1.0)
-    read_weights = "matrices, kernels and embeddings"
-    axes = 2
+    _reads = "matrices, kernels and embeddings"
+    _axes = 2
 
 
 class RelativeChange(_OfModules):
@@ -149,8 +144,8 @@ class UpdateRank(_OfModules):
     name, title, papers = "update_rank", "effective rank of the change of the weights", (ROY_2007,)
     function = staticmethod(_update_rank)
     higher_is_better = False
-    read_weights = "matrices, kernels and embeddings"
-    axes = 2
+    _reads = "matrices, kernels and embeddings"
+    _axes = 2
 
     def check_shared(self, a: Weights, b: Weights) -> None:
         """Check that two modules have one name, and weights of the same names and shapes."""

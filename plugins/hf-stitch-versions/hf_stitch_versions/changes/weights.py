@@ -41,8 +41,9 @@ EXACTLY = 1e-6
 def effective(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights with which a network computes, by their names in the plain network.
 
-    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied. Plain
-    weights are not copied. Tied weights have all their names. Running statistics of norms count as weights.
+    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied, and weights
+    that the class of a layer makes of others (a property) are made. Plain weights are not copied. Tied weights have all
+    their names. Running statistics of norms count as weights.
     """
     found: dict[str, Tensor] = {}
     inside: set[str] = set()
