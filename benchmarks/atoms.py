@@ -6,7 +6,7 @@ probing images; figure 3a, table 1), and continual learning (10 tasks, AlexNet w
 least. Times are processor seconds, which on one thread equal wall-clock seconds on an idle machine. All pairs of a
 setting are computed from their parts: networks times forward or reading, plus pairs times comparison.
 
-Install the metrics of atoms with ``pip install hf-stitch-filter-atoms``.
+Install the metrics with ``pip install hf-stitch-filter-atoms hf-stitch-versions``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from functools import partial
 from math import comb
 
 import torch
-from hf_stitch_filter_atoms import FilterAtoms, WeightCosine, atomize
+from hf_stitch_filter_atoms import FilterAtoms, atomize
+from hf_stitch_versions import WeightCosine
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn

@@ -64,7 +64,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "name", "distribution"),
     [
         ("detectors", "energy", "hf-stitch-studies"),
-        ("metrics", "weight_cosine", "hf-stitch-filter-atoms"),
+        ("metrics", "weight_cosine", "hf-stitch-versions"),
         ("matchers", "diagonal:x=1", "hf-stitch-diagonal"),
         ("results", "Bench", "hf-stitch-studies"),
     ],

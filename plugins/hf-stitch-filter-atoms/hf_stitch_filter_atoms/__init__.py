@@ -7,14 +7,7 @@ from hf_stitch_filter_atoms.coefficients import share_coefficients, train_atoms_
 from hf_stitch_filter_atoms.convolution import AtomConv2d
 from hf_stitch_filter_atoms.decorrelation import channel_decorrelation
 from hf_stitch_filter_atoms.gauge import gauge_bounds, set_gauge
-from hf_stitch_filter_atoms.metrics import (
-    FilterAtomAngle,
-    FilterAtoms,
-    FilterGram,
-    Grassmann,
-    PatchCosine,
-    WeightCosine,
-)
+from hf_stitch_filter_atoms.metrics import FilterAtomAngle, FilterAtoms, FilterGram, Grassmann, PatchCosine
 from hf_stitch_filter_atoms.patches import PatchCovariance
 
 __all__ = [
@@ -27,7 +20,6 @@ __all__ = [
     "PatchCosine",
     "PatchCovariance",
     "Truncation",
-    "WeightCosine",
     "atomize",
     "atomized",
     "channel_decorrelation",

@@ -47,10 +47,6 @@ def _grassmann(x: Weights, y: Weights) -> float:
     return torch.linalg.svdvals(bases[0].T @ bases[1]).mean().item()
 
 
-def _weight_cosine(x: Weights, y: Weights) -> float:
-    return cosine(x.layer, x.tensors["weight"], y.tensors["weight"])
-
-
 def _patch_cosine(x: Weights, y: Weights, *, covariance: str | os.PathLike[str] = "", key: str = "") -> float:
     return cosine(x.layer, x.tensors["outputs"], y.tensors["outputs"])
 
@@ -130,24 +126,6 @@ class Grassmann(_OfConvolutions):
         return {
             name: Weights(name, _space(in_double(conv.atoms)), shape_of(conv, atoms=str(len(conv.atoms))))
             for name, conv in spatial(model).items()
-        }
-
-
-class WeightCosine(_OfConvolutions):
-    """The cosine of the weights of two convolutions of one shape, plain or with atoms.
-
-    For weight-standardized convolutions, these are the weights before standardization.
-    """
-
-    name, title = "weight_cosine", "cosine of the weights"
-    function = staticmethod(_weight_cosine)
-    range = (-1.0, 1.0)
-
-    def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read the weights of all convolutions."""
-        return {
-            name: Weights(name, {"weight": in_double(conv.weight)}, shape_of(conv))
-            for name, conv in convolutions(model).items()
         }
 
 

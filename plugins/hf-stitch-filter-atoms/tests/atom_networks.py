@@ -31,6 +31,13 @@ def pair(atoms: int | None = None, move: float = 0.5, seed: int = 0) -> tuple[nn
     return a, b
 
 
+def weight_cosines(a: nn.Module, b: nn.Module) -> dict[str, float]:
+    """The cosine of the weights of each convolution, with atoms or without."""
+    names = [name for name, module in a.named_modules() if isinstance(module, nn.Conv2d)]
+    pairs = {name: [net.get_submodule(name).weight.detach().double().flatten() for net in (a, b)] for name in names}
+    return {name: torch.cosine_similarity(*pair, 0).item() for name, pair in pairs.items()}
+
+
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """Relative distance of two tensors."""
     return ((a - b).norm() / b.norm()).item()

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from atom_networks import pair, plain
+from atom_networks import pair, plain, weight_cosines
 from hf_stitch_filter_atoms import (
     FilterAtomAngle,
     FilterAtoms,
@@ -15,10 +15,8 @@ from hf_stitch_filter_atoms import (
     Grassmann,
     PatchCosine,
     PatchCovariance,
-    WeightCosine,
     atomize,
     channel_decorrelation,
-    deatomize,
 )
 from hf_stitch_testing import check_weight_metric
 from hypothesis import given, settings, strategies as st
@@ -33,7 +31,6 @@ METRICS = {
     "filter_gram": FilterGram,
     "grassmann": Grassmann,
     "patch_cosine": PatchCosine,
-    "weight_cosine": WeightCosine,
 }
 
 
@@ -75,7 +72,7 @@ def test_fulfils_the_contract_of_metrics_of_weights(name: str, atoms: int | None
     check_weight_metric(name, a, b, **({"covariance": covariance} if name == "patch_cosine" else {}))
     if name.startswith("filter_atom"):
         check_weight_metric(name, a, b, gauge="orthonormal")
-    if name in ("weight_cosine", "filter_gram"):
+    if name == "filter_gram":
         check_weight_metric(name, plain(1), plain(2))
 
 
@@ -91,7 +88,6 @@ def test_values_of_the_definitions() -> None:
     x, y = (f.T @ f for f in grams)
     assert values("filter_gram", a, b)["0"] == pytest.approx(((x * y).sum() / (x.norm() * y.norm())).item())
     assert list(values("filter_atoms", a, b)) == ["0", "3"]
-    assert list(values("weight_cosine", a, b)) == ["0", "3", "5"]
 
 
 def test_orthonormal_atoms_have_at_most_the_grassmann_similarity() -> None:
@@ -104,12 +100,9 @@ def test_orthonormal_atoms_have_at_most_the_grassmann_similarity() -> None:
 def test_the_orthonormal_gauge_is_the_cosine_of_weights() -> None:
     for atoms in (None, 4):
         a, b = pair(atoms)
-        weights = values("weight_cosine", a, b)
+        weights = weight_cosines(a, b)
         found = values("filter_atoms", a, b, gauge="orthonormal")
         assert found == pytest.approx({layer: weights[layer] for layer in found}, abs=1e-6)
-        for net in (a, b):
-            deatomize(net)
-        assert values("weight_cosine", a, b) == pytest.approx(weights, abs=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -123,8 +116,7 @@ def test_which_metrics_gauges_change(seed: int) -> None:
     moved = apply_gauge(a, m), apply_gauge(b, m)
     with torch.no_grad():
         moved[1][0].coefficients.copy_(moved[0][0].coefficients)
-    for name, options in (("grassmann", {}), ("weight_cosine", {}), ("filter_gram", {}),
-                          ("filter_atoms", {"gauge": "orthonormal"})):  # fmt: skip
+    for name, options in (("grassmann", {}), ("filter_gram", {}), ("filter_atoms", {"gauge": "orthonormal"})):
         assert values(name, *moved, **options)["0"] == pytest.approx(values(name, a, b, **options)["0"], abs=1e-4)
     assert values("filter_atoms", *moved)["0"] != pytest.approx(values("filter_atoms", a, b)["0"], abs=1e-6)
 
@@ -158,8 +150,10 @@ def test_unequal_numbers_of_channels() -> None:
     with torch.no_grad():
         twice[0].weight.copy_(a[0].weight.repeat(2, 1, 1, 1).flip(0))
     assert values("filter_gram", a, twice)["0"] == pytest.approx(1)
+    for net in (a, b):
+        atomize(net)
     with pytest.raises(NotComparable, match=r"channels 3 -> 8 v. 3 -> 12"):
-        values("weight_cosine", a, b)
+        values("filter_atoms", a, b)
 
 
 def folded(net: nn.Module) -> nn.Module:
@@ -183,27 +177,24 @@ def test_what_is_not_comparable() -> None:
             values(name, a, c)
     with pytest.raises(NotComparable, match=r"9 atoms span all kernels of 9 entries.*atomize\(model, atoms=6\)"):
         values("grassmann", a, b)
-    for name in ("weight_cosine", "filter_atoms"):
-        one, other = without_bias(), folded(without_bias())
-        for net in (one, other):
-            atomize(net)
-        with pytest.raises(NotComparable, match="only one has a bias; if batch normalization was folded"):
-            values(name, one, other)
+    one, other, strided = without_bias(), folded(without_bias()), plain()
+    strided[0] = nn.Conv2d(3, 8, 3, padding=1, stride=2)
+    for net in (one, other, strided):
+        atomize(net)
+    with pytest.raises(NotComparable, match="only one has a bias; if batch normalization was folded"):
+        values("filter_atoms", one, other)
+    with pytest.raises(NotComparable, match=r"stride 1×1 v. 2×2"):
+        values("filter_atoms", a, strided)
     few, _ = pair(atoms=4)
     with pytest.raises(NotComparable, match=r"atoms 9 v. 4"):
         values("filter_atoms", a, few)
-    strided = plain()
-    strided[0] = nn.Conv2d(3, 8, 3, padding=1, stride=2)
-    with pytest.raises(NotComparable, match=r"stride 1×1 v. 2×2"):
-        values("weight_cosine", plain(), strided)
     big = plain()
     big[0] = nn.Conv2d(3, 8, 5, padding=2)
-    for name in ("weight_cosine", "filter_gram"):
-        with pytest.raises(NotComparable, match=r"kernel 3×3 v. 5×5"):
-            values(name, plain(), big)
+    with pytest.raises(NotComparable, match=r"kernel 3×3 v. 5×5"):
+        values("filter_gram", plain(), big)
     with torch.no_grad():
         b[0].atoms.zero_()
-    for name in ("filter_atoms", "filter_atom_angle", "weight_cosine", "filter_gram"):
+    for name in ("filter_atoms", "filter_atom_angle", "filter_gram"):
         with pytest.raises(NotComparable, match="layer '0': the weights of one network are zero"):
             values(name, a, b)
     flat, _ = pair(atoms=4)
@@ -219,7 +210,7 @@ def test_numbers_that_are_not_finite_are_refused_with_the_network_that_has_them(
     with torch.no_grad():
         b[0].atoms[2, 1, 1] = number
     read = {
-        "filter_atoms": "atoms", "filter_atom_angle": "atoms", "weight_cosine": "weight", "filter_gram": "gram",
+        "filter_atoms": "atoms", "filter_atom_angle": "atoms", "filter_gram": "gram",
         "grassmann": "basis of the atoms", "patch_cosine": "outputs",
     }  # fmt: skip
     for name, tensor in read.items():
@@ -265,7 +256,7 @@ def test_networks_without_atoms_are_refused() -> None:
     with pytest.raises(ValueError, match="1×1"):
         registries.metrics.build("filter_atoms").read(numbers)
     with pytest.raises(ValueError, match="has no convolution"):
-        registries.metrics.build("weight_cosine").read(nn.Linear(2, 2))
+        registries.metrics.build("filter_gram").read(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="gauge must be one of 'trained', 'orthonormal'"):
         registries.metrics.build("filter_atoms", gauge="orthogonal")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from atom_networks import pair, plain
-from hf_stitch_filter_atoms import PatchCosine, PatchCovariance, WeightCosine, atomize
+from atom_networks import pair, plain, weight_cosines
+from hf_stitch_filter_atoms import PatchCosine, PatchCovariance, atomize
 from timm.layers import Conv2dSame
 from torch import nn
 
@@ -48,10 +48,7 @@ def test_the_identity_gives_the_cosine_of_weights(tmp_path) -> None:
     measured = PatchCovariance.of(a, [torch.randn(2, 3, 12, 12)])
     eyes = {name: torch.eye(f.shape[1]).expand_as(f).contiguous() for name, f in measured.factors.items()}
     PatchCovariance(eyes).save(tmp_path / "c")
-    metric = WeightCosine()
-    x, y = metric.read(a), metric.read(b)
-    weights = {layer: metric.value(x[layer], y[layer]) for layer in x}
-    assert cosines(str(tmp_path / "c"), a, b) == pytest.approx(weights, abs=1e-12)
+    assert cosines(str(tmp_path / "c"), a, b) == pytest.approx(weight_cosines(a, b), abs=1e-12)
 
 
 def test_measuring_changes_nothing_and_batches_add_up() -> None:

@@ -12,10 +12,12 @@ from .changes.result import (
 )
 from .changes.weights import WeightChange as WeightChange
 from .changes.workflow import diff as diff
+from .metrics import RelativeChange as RelativeChange, UpdateRank as UpdateRank, WeightCosine as WeightCosine
 from .sameness.result import Finding as Finding, Module as Module, Sameness as Sameness
 from .sameness.workflow import same as same
 
 __all__ = [
     "BlockLineage", "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Lineage",
-    "Module", "Move", "Outputs", "Pair", "Sameness", "WeightChange", "diff", "diff_all", "same"
+    "Module", "Move", "Outputs", "Pair", "RelativeChange", "Sameness", "UpdateRank", "WeightChange", "WeightCosine",
+    "diff", "diff_all", "same"
 ]  # fmt: skip

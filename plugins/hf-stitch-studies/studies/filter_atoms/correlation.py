@@ -31,7 +31,8 @@ from filter_atoms.pairwise import (
     upper,
 )
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes, Task
-from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, PatchCovariance, WeightCosine, set_gauge
+from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, PatchCovariance, set_gauge
+from hf_stitch_versions import WeightCosine
 from matplotlib.figure import Figure
 from study import parser, table
 from torch import nn

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize, prune
 
 Weights = Mapping[str, Tensor]
@@ -40,8 +41,9 @@ EXACTLY = 1e-6
 def effective(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights with which a network computes, by their names in the plain network.
 
-    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied. Plain
-    weights are not copied. Tied weights have all their names. Running statistics of norms count as weights.
+    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied, and weights
+    that the class of a layer makes of others (a property) are made. Plain weights are not copied. Tied weights have all
+    their names. Running statistics of norms count as weights.
     """
     found: dict[str, Tensor] = {}
     inside: set[str] = set()
@@ -73,6 +75,8 @@ def dense(module: nn.Module) -> nn.Module:
             twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
     for name in _masked(twin):
         prune.remove(twin, name)
+    if _composed(twin):
+        _decompose(twin)
     for name, child in twin.named_children():
         setattr(twin, name, dense(child))
     return twin
@@ -117,7 +121,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     turned = type(module).__name__ == "Conv1D"  # of transformers, whose first axis are the inputs
     hidden = {f"{name}{end}" for name in _made(module) for end in ("_orig", "_mask", "_g", "_v")}
     names = dict.fromkeys([*module._parameters, *module._buffers, *_made(module)])
-    for name in names:
+    for name in ("bias", "weight") if _composed(module) else names:
         if name in hidden or name in module._non_persistent_buffers_set:
             continue
         value = getattr(module, name)
@@ -132,6 +136,23 @@ def _made(module: nn.Module) -> list[str]:
     made = [name for name, _ in kept.named_children()] if isinstance(kept, nn.Module) else []
     made += [name[:-2] for name in module._parameters if name.endswith("_g") and f"{name[:-2]}_v" in module._parameters]
     return [*made, *_masked(module), *(["weight", "bias"] if _packed(module) else [])]
+
+
+def _composed(module: nn.Module) -> bool:
+    """Return whether the class of a linear layer or a convolution makes its weight of other parameters."""
+    own = isinstance(module, (nn.Linear, _ConvNd)) and "weight" not in module._parameters
+    return own and isinstance(getattr(type(module), "weight", None), property)
+
+
+def _decompose(module: Any) -> None:
+    """Turn such a layer into one of the class above, whose weight is a parameter, in place."""
+    weight, bias = module.weight.detach(), module.bias
+    kinds = type(module).__mro__
+    maker = next(place for place, kind in enumerate(kinds) if "weight" in vars(kind))
+    module.__class__ = kinds[maker + 1]
+    module._parameters.clear()
+    module.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+    module.register_parameter("bias", bias)
 
 
 def _masked(module: nn.Module) -> list[str]:

@@ -1,0 +1,173 @@
+"""Metrics of the weights of two networks, of any kind, without data."""
+
+from __future__ import annotations
+
+import math
+from operator import mul
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from hf_stitch.metrics import NotComparable, WeightMetric
+from hf_stitch.papers import Paper
+from hf_stitch.statistics import Weights
+from hf_stitch_versions.changes.weights import effective, update_rank_of
+
+ROY_2007 = Paper(
+    "Roy & Vetterli: The effective rank: A measure of effective dimensionality",
+    "https://www.eurasip.org/Proceedings/Eusipco/Eusipco2007/Papers/a5p-h05.pdf",
+)
+
+
+def _weight_cosine(x: Weights, y: Weights) -> float:
+    one, other = _in_double(x), _in_double(y)
+    length = _norm(one) * _norm(other)
+    if not length:
+        raise NotComparable(x.layer, f"its weights, or those of {y.layer!r}, are zero, so there is no cosine")
+    return sum(float(value.flatten() @ other[name].flatten()) for name, value in one.items()) / length
+
+
+def _relative_change(x: Weights, y: Weights) -> float:
+    size, change = _norm(_in_double(x)), _norm(_change(x, y))
+    if change and not size:
+        raise NotComparable(x.layer, "its weights are zero in the first network, so no change is relative to them")
+    return change / size if change else 0.0
+
+
+def _update_rank(x: Weights, y: Weights) -> float:
+    changed = [change.flatten(1) for change in _change(x, y).values() if change.any()]
+    energies = [float(change.square().sum()) for change in changed]
+    ranks = [update_rank_of(change) for change in changed]
+    return sum(map(mul, ranks, energies)) / sum(energies) if changed else 0.0
+
+
+class _OfModules(WeightMetric):
+    """A metric that compares the weights of two modules, which must have the same names and shapes."""
+
+    _reads: ClassVar[str] = "weights"
+    _axes: ClassVar[int] = 1  # least number of axes of a weight that is read
+
+    def read(self, model: nn.Module) -> dict[str, Weights]:
+        """Copy the weights with which each module computes, without those of the modules in it.
+
+        Weights of the network itself, such as position embeddings, are layers of their own names.
+        """
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, value in effective(model).items():
+            if value.dim() >= self._axes:
+                layer, _, own = name.rpartition(".")
+                found.setdefault(layer or own, {})[own] = value.to("cpu", copy=True).contiguous()
+        if not found:
+            raise ValueError(f"{self.name} reads {self._reads}, but {type(model).__name__} has none")
+        return {layer: Weights(layer, tensors) for layer, tensors in found.items()}
+
+    def check_shared(self, a: Weights, b: Weights) -> None:
+        """Check that two modules have weights of the same names and shapes, as in ``WeightMetric``."""
+        one, other = ({name: tuple(value.shape) for name, value in side.tensors.items()} for side in (a, b))
+        if one != other:
+            raise NotComparable(
+                a.layer, f"it has {_listed(one)}, but {b.layer!r} has {_listed(other)}; compare modules of one shape"
+            )
+
+
+class WeightCosine(_OfModules):
+    """The cosine of the weights of two modules of one shape: matrices, kernels of convolutions, embeddings.
+
+    Several weights of one module count as one vector. Biases and weights of norms are not read. Adapters of PEFT count
+    as merged, quantised weights as what they stand for, parametrised and pruned ones as what the module computes with.
+    The value of networks is the mean of their modules.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hf_stitch_versions import WeightCosine
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> _ = one.weight.data.copy_(torch.eye(2)), other.weight.data.copy_(torch.ones(2, 2))
+        >>> metric = WeightCosine()
+        >>> x, y = (metric.read(nn.Sequential(each))["0"] for each in (one, other))
+        >>> round(metric.value(x, y), 4)
+        0.7071
+    """
+
+    name, title = "weight_cosine", "cosine of the weights"
+    function = staticmethod(_weight_cosine)
+    range = (-1.0, 1.0)
+    _reads = "matrices, kernels and embeddings"
+    _axes = 2
+
+
+class RelativeChange(_OfModules):
+    """The norm of the difference b − a of all weights of a module, over the norm of a; not symmetric.
+
+    Norms, biases and running statistics count, too. 0: nothing changed. Weights are read as by
+    :class:`WeightCosine`. The value of networks is the mean of their modules.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hf_stitch_versions import RelativeChange
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> _ = other.load_state_dict({name: 1.5 * value for name, value in one.state_dict().items()})
+        >>> metric = RelativeChange()
+        >>> x, y = (metric.read(nn.Sequential(each))["0"] for each in (one, other))
+        >>> round(metric.value(x, y), 4), round(metric.value(y, x), 4)
+        (0.5, 0.3333)
+    """
+
+    name, title = "relative_change", "change of the weights, relative to those of the first network"
+    function = staticmethod(_relative_change)
+    range = (0.0, math.inf)
+    higher_is_better = False
+    symmetric = False
+
+
+class UpdateRank(_OfModules):
+    """The effective rank of the change b − a of the matrices of a module, over the largest possible one.
+
+    The effective rank is the exponential of the entropy of the normalised singular values (Roy and Vetterli 2007). Low:
+    few directions changed, as by an adapter of low rank; 1: all alike; 0: nothing changed. Kernels of convolutions are
+    matrices with one row for each output. Of several matrices in a module, the value is the mean, weighted by the
+    squared norms of their changes. Only modules of one name are compared: others are no versions of each other.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hf_stitch_versions import UpdateRank
+        >>> one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+        >>> _ = other.weight.data.copy_(one.weight.data + torch.ones(4, 4))
+        >>> metric = UpdateRank()
+        >>> x, y = (metric.read(nn.Sequential(each))["0"] for each in (one, other))
+        >>> round(metric.value(x, y), 3)
+        0.25
+    """
+
+    name, title, papers = "update_rank", "effective rank of the change of the weights", (ROY_2007,)
+    function = staticmethod(_update_rank)
+    higher_is_better = False
+    _reads = "matrices, kernels and embeddings"
+    _axes = 2
+
+    def check_shared(self, a: Weights, b: Weights) -> None:
+        """Check that two modules have one name, and weights of the same names and shapes."""
+        if a.layer != b.layer:
+            raise NotComparable(
+                a.layer, f"{b.layer!r} is another layer; an update is between versions of one layer, by its name"
+            )
+        super().check_shared(a, b)
+
+
+def _in_double(weights: Weights) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in weights.tensors.items()}
+
+
+def _change(x: Weights, y: Weights) -> dict[str, Tensor]:
+    """Return what was added to each weight from the first module to the second, in float64."""
+    return {name: y.tensors[name].double() - value for name, value in _in_double(x).items()}
+
+
+def _norm(tensors: dict[str, Tensor]) -> float:
+    return math.hypot(*(float(value.norm()) for value in tensors.values()))
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
