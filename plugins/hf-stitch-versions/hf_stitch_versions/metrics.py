@@ -55,8 +55,8 @@ class _OfModules(WeightMetric):
         """
         if is_offloaded(model):
             raise ValueError(
-                f"{self.name} reads weights in memory, but accelerate offloads those of {type(model).__name__}; load it "
-                "without a device_map"
+                f"{self.name} reads weights in memory, but accelerate offloads those of {type(model).__name__}; load "
+                "the network without a device_map"
             )
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
