@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hf_stitch.metrics import NotComparable, WeightMetric
+from hf_stitch.offloading import is_offloaded
 from hf_stitch.papers import Paper
 from hf_stitch.statistics import Weights
 from hf_stitch_versions.changes.weights import effective, update_rank_of
@@ -52,6 +53,11 @@ class _OfModules(WeightMetric):
 
         Weights of the network itself, such as position embeddings, are layers of their own names.
         """
+        if is_offloaded(model):
+            raise ValueError(
+                f"{self.name} reads weights in memory, but accelerate offloads those of {type(model).__name__}; load "
+                "the network without a device_map"
+            )
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
             if value.dim() >= self._axes:

@@ -188,6 +188,12 @@ def test_weights_that_are_not_finite_are_told(name: str, number: float) -> None:
     assert np.isfinite(atlas[name].diagonal()).sum() == len(atlas.layers_a) - 1
 
 
+def test_offloaded_weights_are_refused() -> None:
+    for metric in METRICS.values():
+        with pytest.raises(ValueError, match="reads weights in memory, but accelerate offloads those of Bert"):
+            metric().read(form_of("bert", "offloaded"))
+
+
 # -- forms -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("family", TARGETS)
