@@ -57,7 +57,7 @@ def diff(
     the same part and has the norm of their change, weight by weight: rounding acts as such noise, tuning does more. A
     part is a finding if the lower end of this ratio, over samples and for all parts at once, is above 3.
 
-    Hybrids go on from the recorded outputs of the parts before them, so that a network of n blocks takes about 3 n + 2
+    Hybrids go on from the recorded outputs of the parts before them, so that a network of n parts takes about 3 n + 2
     forwards per batch. Both networks compute in float32, or in float64 if one has such weights.
 
     Args:
