@@ -23,8 +23,8 @@ def same(job: Job, batch_size: BatchSize = 8) -> None:
     is_file = Path(name).suffix in FILES and not is_function(name) and not Path(name).is_dir()
     try:
         found = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
-    except (ValueError, OSError, ImportError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except Exception as error:  # of any kind: 1 is an answer
+        raise typer.BadParameter(str(error) or type(error).__name__) from error
     job.finish(found, "same.json", {"same.png": {}})
     if not found.is_same:
         raise typer.Exit(1)
@@ -41,8 +41,8 @@ def diff(job: Job, fail_above: Bound = None) -> None:
     bounds = dict(map(_bound, fail_above or []))
     try:
         found = job.run(fail_above=bounds)
-    except (ValueError, OSError, ImportError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except Exception as error:  # of any kind: 1 is an answer
+        raise typer.BadParameter(str(error) or type(error).__name__) from error
     job.finish(found, "diff.json", {"diff.png": {}} if found.curves else {})
     if found.failed:
         raise typer.Exit(1)
@@ -70,6 +70,6 @@ def diff_all(job: Job, networks: Versions) -> None:
     places = dict(each.split("=", 1) for each in networks)
     try:
         found = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
-    except (ValueError, OSError, ImportError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except Exception as error:  # of any kind: 1 is an answer
+        raise typer.BadParameter(str(error) or type(error).__name__) from error
     job.finish(found, "diff_all.json", {"diff_all.png": {}})

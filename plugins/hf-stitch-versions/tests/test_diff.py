@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hf_stitch_testing import check_command
 from hf_stitch_versions import Difference, diff
 from hf_stitch_versions.changes.weights import effective, weight_change
@@ -23,7 +24,7 @@ from hf_stitch import Adapter
 from hf_stitch.cli import app
 
 from tests.forms import load_form  # isort: skip
-from tests.tiny_networks import LAYERS, SIZE, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
+from tests.tiny_networks import LAYERS, SIZE, TEXT, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "cnn", "swin", "t5")
 TEXTS = [" ".join(WORDS[i : i + 2 + i % 6]) for i in range(40)]
@@ -302,6 +303,120 @@ def test_other_code_is_a_finding_but_no_rounding_of_it(setting: float, kernel: s
     assert [part.name for part in found.causes] == [LAYERS["vit"]] * told, found
 
 
+def bert_for_tokens() -> nn.Module:
+    torch.manual_seed(0)
+    return transformers.BertForMaskedLM(transformers.BertConfig(**TEXT)).eval()
+
+
+def test_a_tied_weight_takes_no_other_along() -> None:
+    a, b = bert_for_tokens(), bert_for_tokens()
+    draw = torch.Generator().manual_seed(0)
+    head = b.cls.predictions.transform.dense.weight
+    head.data += 0.1 * torch.randn(head.shape, generator=draw)
+    b.bert.embeddings.LayerNorm.bias.data[0] += 1e-6
+    found = compared(*(hf_stitch.load(each, processor=plain_tokenizer()) for each in (a, b)), TEXTS)
+    shares = {part.name: part.effect.share.value for part in found.parts if part.effect is not None}
+    assert shares["cls"] == pytest.approx(1, rel=1e-3) and abs(shares["bert.embeddings"]) < 1e-4
+
+
+def test_a_weight_that_is_tied_in_one_network_only() -> None:
+    b = build("gpt2", 0)
+    b.lm_head.weight = nn.Parameter(rounded(b, 127).lm_head.weight.data.clone())
+    found = compared(network("gpt2"), hf_stitch.load(b, processor=plain_tokenizer()), TEXTS)
+    assert not found.causes
+
+
+class Odd(nn.Module):
+    """Weights that are no tensors of layers: a number, a list, a buffer; and a layer that overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.gate, self.many = nn.Parameter(torch.tensor(1.0)), nn.ParameterList([torch.ones(8), torch.ones(8)])
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x - self.shift) * self.many[0] * self.gate
+        return self.head(torch.relu_(hidden) + self.second(hidden) * self.many[1])
+
+
+@pytest.mark.parametrize("name", ["gate", "many", "shift"])
+def test_weights_outside_of_layers_are_compared(name: str) -> None:
+    torch.manual_seed(0)
+    a, b = Odd(), Odd()
+    b.load_state_dict(a.state_dict())
+    changed = b.many[1] if name == "many" else getattr(b, name)
+    changed.data += 3
+    data = torch.randn(40, 4)
+    found = compared(*(hf_stitch.load(each, example_inputs=data[:2]) for each in (a, b)), data)
+    shares = {part.name: part.effect.share.value for part in found.parts if part.effect is not None}
+    assert shares == {name: pytest.approx(1)} and found.weights.change > 0
+
+
+def test_a_change_of_code_between_parts_is_told() -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    b = copy.deepcopy(a)
+    b[1] = nn.Sigmoid()
+    data = torch.randn(40, 4)
+    a_, b_ = (
+        hf_stitch.load(each, example_inputs=data[:2].to(next(each.parameters()).dtype)) for each in (a, b.bfloat16())
+    )
+    found = compared(a_, b_, data)
+    assert found.verdict.startswith("100% of the change is in no part")
+
+
+class Overwriting(nn.Linear):
+    """A layer that overwrites its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.relu_(x))
+
+
+class Sharing(nn.Module):
+    """A network that adds what a layer has overwritten to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(4, 8), Overwriting(8, 8)
+        self.last, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(self.last(self.block(x) + x).tanh())
+
+
+def test_networks_that_cannot_go_on_from_known_outputs_run_whole() -> None:
+    torch.manual_seed(0)
+    a, b = Sharing(), Sharing()
+    b.load_state_dict(a.state_dict())
+    b.last.weight.data += 1e-3
+    data = torch.randn(40, 4)
+    found = compared(*(hf_stitch.load(each, example_inputs=data[:2]) for each in (a, b)), data)
+    assert not found.curves and any("cannot go on" in note for note in found.notes)
+    effect = next(part.effect for part in found.parts if part.name == "last")
+    assert effect is not None and effect.share.value == pytest.approx(1)
+
+
+def test_a_text_of_one_token_has_no_next_token() -> None:
+    found = compared(network("gpt2"), adapted("gpt2", edited("gpt2", LAYERS["gpt2"])), [WORDS[0], *TEXTS], batch_size=1)
+    assert found.outputs is not None and np.isfinite(found.outputs.scores["cross-entropy"][:2]).all()
+
+
+def test_weights_that_hooks_make_are_those_of_the_next_forward() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    torch.nn.utils.weight_norm(model[0])
+    nn.utils.prune.l1_unstructured(model[1], "weight", 0.5)
+    model[0].weight_v.data[0] *= 3  # the attribute is older
+    model[1].weight_orig.data *= 2
+    found = effective(model)
+    assert list(found) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    model(torch.ones(1, 6))
+    for name in "01":
+        assert torch.allclose(found[f"{name}.weight"], model[int(name)].weight)
+
+
 def test_other_architectures_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"
@@ -353,7 +468,7 @@ def test_networks_are_not_changed_by_an_error() -> None:
 
     def fail(module: nn.Module, args: Any, output: Any) -> None:
         calls[0] += 1
-        if calls[0] == 4:
+        if calls[0] >= 4:
             raise RuntimeError("broken")
 
     handle = model.bert.encoder.layer[1].register_forward_hook(fail)

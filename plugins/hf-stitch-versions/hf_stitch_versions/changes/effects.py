@@ -118,14 +118,13 @@ class Effects:
         own = Recording(self.a, arguments["a"], list(self.modules))
         other = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
-        if self.batches == 1:
-            self._compare_inputs(batch, inputs, own, other)
+        self._compare_inputs(batch, inputs, own, other)
         reference, second = (self.measure.output(each.output) for each in (own, other))
         self._check(reference, second, batch.ids)
         found.ids += batch.ids
         self._outputs(batch, inputs, reference, second, found)
         if self.replays is None:
-            self._learn_order(own, arguments["a"])
+            self._learn_order(own, other, arguments)
         self._streams(own, other)
         for part in self.parts:
             before = self._before(part)
@@ -149,6 +148,11 @@ class Effects:
                     output = run(self.a, arguments["a"])
                 found.add(f"noise {seed} {part.name}", self._apart(reference, output))
             self.cost += (2 + SEEDS) * share
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(self._swapped(self.a, part))
+            found.add("rest", self.measure.apart(second, self.measure.output(run(self.a, arguments["a"])), self.mask))
+        self.cost += 1
         self._curves(own, other, arguments, reference, found)
 
     def _apart(self, reference: Tensor, output: Any) -> Array:
@@ -157,9 +161,12 @@ class Effects:
 
     def _compare_inputs(self, batch: Batch, inputs: Mapping[str, Any], own: Recording, other: Recording) -> None:
         """Tell how the second network's own inputs differ; if not, a longer vocabulary has tokens added at its end."""
-        if self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples):
+        reads = self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples)
+        if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
-            self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs), self.a, self.b)
+            self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
+        if self.batches > 1:
+            return
         widths = {self.measure.output(each.output).shape[-1] for each in (own, other)}
         if len(widths) == 2 and self.measure.per_token and not self.inputs:
             self.measure = replace(self.measure, width=min(widths))
@@ -173,7 +180,10 @@ class Effects:
                 "the networks (task='feature-extraction')"
             )
         for who, output in (("first", reference), ("second", second)):
-            bad = output.flatten(1).isnan().any(1)
+            bad = output.isnan()
+            if self.mask is not None and bad.shape[:2] == self.mask.shape:
+                bad = bad & self.mask.to(bad.device).reshape(*self.mask.shape, *[1] * (bad.dim() - 2))
+            bad = bad.flatten(1).any(1)
             if bool(bad.any()):
                 raise ValueError(
                     f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out"
@@ -220,52 +230,53 @@ class Effects:
     @contextmanager
     def _swapped(self, network: Adapter, part: Part, *, reverse: bool = False) -> Iterator[None]:
         """Put a part of one network into the other."""
-        if not part.modules:
-            values = self.pairing.a if reverse else self.pairing.b
-            with self._parameters(part, values, reverse=reverse):
-                yield
-            return
         modules = {
             theirs if reverse else mine: (
                 self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs)
             )
             for mine, theirs in part.modules.items()
         }
-        with exchanged(network.model, modules):
-            yield
-
-    @contextmanager
-    def _parameters(self, part: Part, values: Mapping[str, Tensor], *, reverse: bool) -> Iterator[None]:
-        """Put other values into parameters of a network itself."""
-        network = self.b if reverse else self.a
-        names = {name: (self.pairing.names[name] if reverse else name) for name in part.weights}
-        with valued(network.model, {theirs: values[mine] for mine, theirs in names.items()}):
+        values = self.pairing.a if reverse else self.pairing.b
+        loose = {(self.pairing.names[name] if reverse else name): values[name] for name in part.loose}
+        with valued(network.model, loose), exchanged(network.model, modules):
             yield
 
     @contextmanager
     def _valued(self, part: Part, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Put other weights into a part of the first network."""
-        if part.modules:
-            with exchanged(self.a.model, with_weights(self.a.model, part, values)):
-                yield
-        else:
-            with self._parameters(part, values, reverse=False):
-                yield
+        loose = {name: values[name] for name in part.loose}
+        with valued(self.a.model, loose), exchanged(self.a.model, with_weights(self.a.model, part, values)):
+            yield
 
     # -- replaying ----------------------------------------------------------------------------------------------------
-    def _learn_order(self, own: Recording, arguments: Mapping[str, Any]) -> None:
-        """Learn in which order parts end, and whether the network can go on from their outputs."""
-        self.order = tuple(name for name in own.parts)
-        with given(self.a.model, {name: own.parts[name] for name in self.order[:-1]}):
-            again = run(self.a, arguments)
-        self.replays = bool(torch.equal(self.measure.output(again), self.measure.output(own.output)))
-        if not self.replays:
-            self.order = ()
+    def _learn_order(self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+        """Learn in which order parts end, and whether both networks can go on from the outputs of any of them."""
+        order = tuple(name for name in own.parts if self.modules[name] in other.parts)
+        theirs = {name: self.modules[name] for name in order}
+        self.replays = self._goes_on(self.a, own, arguments["a"], order)
+        self.replays = self.replays and self._goes_on(self.b, other, arguments["b"], tuple(theirs.values()))
+        self.order = order if self.replays else ()
+
+    def _goes_on(
+        self, network: Adapter, recorded: Recording, arguments: Mapping[str, Any], order: Sequence[str]
+    ) -> bool:
+        """Return whether a network has the same output when it goes on from the recorded outputs of its first parts."""
+        expected = self.measure.output(recorded.output)
+        for place in range(1, len(order)):
+            with given(network.model, {name: recorded.parts[name] for name in order[:place]}):
+                try:
+                    again = run(network, arguments)
+                except Exception:  # what a part has left for others is not there
+                    return False
+            self.cost += 1 - place / len(order)
+            if not torch.equal(self.measure.output(again), expected):
+                return False
+        return True
 
     def _before(self, part: Part) -> tuple[str, ...]:
         """Return the modules that end before a part begins."""
         places = [self.order.index(name) for name in part.modules if name in self.order]
-        if not part.modules or len(places) < len(part.modules):
+        if part.loose or not places or len(places) < len(part.modules):
             return ()
         return self.order[: min(places)]
 
@@ -274,7 +285,7 @@ class Effects:
         found: Measured,
     ) -> None:  # fmt: skip
         """Measure hybrids of two halves, whose first parts are of one network and the others of the other."""
-        for place, name in enumerate(self.order[:-1], 1):
+        for place, name in enumerate(self.order, 1):
             first = self.order[:place]
             mine = {self.modules[each]: own.parts[each] for each in first}
             with given(self.b.model, mine):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from hf_stitch import Adapter
 from hf_stitch_versions.changes.parts import Part
-from hf_stitch_versions.changes.weights import Weights, dense, plain
+from hf_stitch_versions.changes.weights import Weights, dense, key_of, plain, tensors_of
 
 ROUNDING = 64 * torch.finfo(torch.float32).eps
 """Least norm of noise, relative to that of the weights: less is rounding of float32, as by merging an adapter."""
@@ -76,8 +76,8 @@ def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[No
 
 @contextmanager
 def valued(model: nn.Module, values: Weights) -> Iterator[None]:
-    """Put other values into parameters of a network, by their plain names."""
-    own = {plain(name): value for name, value in model.named_parameters()}
+    """Put other values into parameters and buffers of a network, by their plain names."""
+    own = tensors_of(model)
     with ExitStack() as stack:
         for name, value in values.items():
             stack.callback(setattr, own[name], "data", own[name].data)
@@ -92,19 +92,20 @@ def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
     same noise.
     """
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Tensor] = {}
-    drawn: dict[int, Tensor] = {}
+    sizes: dict[Any, Tensor] = {}
     for name in part.weights:
-        value = a[name]
-        if value.data_ptr() not in drawn:
-            change = torch.linalg.vector_norm(b[name].to(value.device, torch.float32) - value.float())
-            change = change.maximum(ROUNDING * torch.linalg.vector_norm(value.float()))
+        value = a[name].float()
+        change = torch.linalg.vector_norm(b[name].to(value) - value)
+        least = ROUNDING * torch.linalg.vector_norm(value)
+        sizes[key_of(a[name])] = torch.stack([sizes.get(key_of(a[name]), least), change]).max()
+    drawn: dict[Any, Tensor] = {}
+    for name in part.weights:
+        if (key := key_of(a[name])) not in drawn:
+            value = a[name].float()
             random = torch.randn(value.shape, generator=generator).to(value.device)
-            noisy = value.float() + random * (change / torch.linalg.vector_norm(random))
-            positive = noisy.maximum(LEAST_VARIANCE * value.float())
-            drawn[value.data_ptr()] = positive if name.endswith("running_var") else noisy
-        found[name] = drawn[value.data_ptr()]
-    return found
+            noisy = value + random * (sizes[key] / torch.linalg.vector_norm(random))
+            drawn[key] = noisy.maximum(LEAST_VARIANCE * value) if name.endswith("running_var") else noisy
+    return {name: drawn[key_of(a[name])] for name in part.weights}
 
 
 @torch.no_grad()

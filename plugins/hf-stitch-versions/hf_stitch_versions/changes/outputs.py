@@ -128,7 +128,7 @@ def quality(
         return {}
     best = output.max(-1)
     found = {"confidence": per_sample(best.values.exp(), mask)}
-    if measure.causal and ids is not None and output.shape[:2] == ids.shape and ids.shape[1] > 1:
+    if measure.causal and ids is not None and output.shape[:2] == ids.shape:
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device)
         asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1] & (ids[:, 1:] < output.shape[-1])
         asked = asked.where(counted, 0)

@@ -11,7 +11,7 @@ import torch
 
 from hf_stitch import Adapter
 from hf_stitch.options import did_you_mean
-from hf_stitch_versions.changes.weights import Weights, plain
+from hf_stitch_versions.changes.weights import Weights, key_of, plain, tensors_of
 
 MOST_DEEP = 3
 """Number of modules that may be wrapped around a network of which the other one has nothing."""
@@ -28,8 +28,9 @@ class Part:
         name: Name in the first network: of a module, or of a parameter of the network itself.
         block: Whether it is a block.
         weights: Names of its weights in the first network; tied weights belong to one part.
-        modules: Name of each of its modules in the first network -> the name in the second; several if weights are
-            tied, none for a parameter of the network itself.
+        modules: Names in the first network of the largest modules that hold weights of this part only -> names in the
+            second. There are several if weights are tied.
+        loose: Its other weights: parameters of a module that holds weights of other parts, too.
         whole: Whether both networks have all of its weights, in the same shapes, so that it can be exchanged.
     """
 
@@ -37,6 +38,7 @@ class Part:
     block: bool
     weights: tuple[str, ...]
     modules: Mapping[str, str]
+    loose: tuple[str, ...]
     whole: bool
 
 
@@ -83,26 +85,46 @@ def pair(
     """
     own, other, names, reshaped = named(weights_a, weights_b)
     found = {mine: theirs for mine, theirs in names.items() if mine not in reshaped}
-    real_a, real_b = ({plain(name): name for name, _ in each.model.named_modules()} for each in (a, b))
+    (real_a, plain_a), (real_b, plain_b) = map(_places, (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
     divided = _divided(weights_a, blocks)
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
         raise ValueError(f"within contains {unknown[0]!r}, which is no part of the network; did you mean {hint!r}?")
-    for members in _finer(divided, within):
-        names_of = dict.fromkeys(place for place, _ in members)
-        modules = {
-            real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in names_of if place in real_a
+    sizes = Counter(each for name in weights_a for each in _around_weight(name))
+    for name, members in _finer(divided, within):
+        known = tuple(weight for weight in members if weight in found)
+        if not known:
+            continue
+        full = Counter(each for weight in members for each in _around_weight(weight))
+        places = {
+            weight: next((each for each in _around_weight(weight) if full[each] == sizes[each] and each in real_a), "")
+            for weight in members
         }
-        known = tuple(weight for _, weight in members if weight in found)
-        if known:
-            name, whole = members[0][0], len(known) == len(members) and all(modules.values())
-            parts.append(Part(name, name in blocks, known, modules, whole))
+        modules = {real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in places.values() if place}
+        loose = tuple(weight for weight, place in places.items() if not place)
+        fit = all(weight in plain_a and found.get(weight) in plain_b for weight in loose)
+        whole = len(known) == len(members) and all(modules.values()) and fit
+        parts.append(Part(name, name in blocks, known, modules, loose, whole))
     return Pairing(
         weights_a, {mine: weights_b[theirs] for mine, theirs in found.items()}, tuple(parts),
         tuple(name for name in weights_a if name not in names),
         tuple(name for name in weights_b if name not in names.values()), reshaped, found,
     )  # fmt: skip
+
+
+def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
+    """Return the modules of a network by their plain names, of several the outermost, and the names of its tensors."""
+    modules: dict[str, str] = {}
+    for name, _ in network.model.named_modules(remove_duplicate=False):
+        modules.setdefault(plain(name), name)
+    return modules, set(tensors_of(network.model))
+
+
+def _around_weight(name: str) -> list[str]:
+    """Return the modules around a weight, the largest first."""
+    places = name.split(".")
+    return [".".join(places[:stop]) for stop in range(1, len(places))]
 
 
 def named(weights_a: Weights, weights_b: Weights) -> tuple[str, str, dict[str, str], Reshaped]:
@@ -156,7 +178,7 @@ def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
     for name in weights:
         if not any(name.startswith(f"{block}.") for block in found):
             places = name.split(".")
-            if place := next((i for i, each in enumerate(places) if each.isdigit()), 0):
+            if place := next((i for i, each in enumerate(places[:-1]) if each.isdigit()), 0):
                 numbered.setdefault(".".join(places[:place]), set()).add(".".join(places[: place + 1]))
     found += [name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)]
     return tuple(sorted(found, key=_first(weights).__getitem__))
@@ -176,33 +198,30 @@ def _first(weights: Weights) -> dict[str, int]:
     return found
 
 
-def _divided(weights: Weights, blocks: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Divide weights into parts: of each, the place and the name of its weights.
+def _divided(weights: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
+    """Divide weights into parts: name of a part -> its weights. Tied weights belong to the part of the first of them.
 
     Outside of blocks a part is the largest module without a block in it.
     """
-    parts: dict[str, list[tuple[str, str]]] = {}
+    parts: dict[str, list[str]] = {}
     owners: dict[tuple[int, torch.Size], str] = {}
     for name, value in weights.items():
         place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
-        tied = owners.setdefault((value.data_ptr(), value.shape), place)
-        parts.setdefault(tied, []).append((place, name))
+        parts.setdefault(owners.setdefault(key_of(value), place), []).append(name)
     return parts
 
 
-def _finer(
-    parts: Mapping[str, list[tuple[str, str]]], within: Collection[str]
-) -> Iterator[list[tuple[str, str]]]:  # fmt: skip
-    """Yield the places and names of the weights of parts, some of which are divided into the modules in them."""
+def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield parts and their weights; some are divided into the modules in them."""
     for part, members in parts.items():
         if part not in within:
-            yield members
+            yield part, members
             continue
-        children: dict[str, list[tuple[str, str]]] = {}
-        for place, name in members:
-            child = name if name == place else ".".join(name.split(".")[: place.count(".") + 2])
-            children.setdefault(child, []).append((child, name))
-        yield from children.values()
+        children: dict[str, list[str]] = {}
+        for name in members:
+            inside = name.startswith(f"{part}.")
+            children.setdefault(".".join(name.split(".")[: part.count(".") + 2]) if inside else name, []).append(name)
+        yield from children.items()
 
 
 def _outermost(name: str, blocks: Sequence[str]) -> str:

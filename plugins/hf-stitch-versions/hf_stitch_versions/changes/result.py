@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LEAST_RATIO = 3.0
 """A part is a finding if its effect is, with confidence, more than this multiple of that of noise of the same norm."""
 
+ELSEWHERE = 0.05
+"""Share of the change that must be in no part before it is told."""
+
 ADDITIVE = 0.25
 """Effects of single parts add up if their sum differs from the whole by less than this share."""
 
@@ -107,7 +110,7 @@ class Outputs:
         worst: Samples that differ most, with their distances.
         agreement: Share of equal predictions; ``None`` without classes.
         scores: Name -> values of the first and the second network, and of their difference: accuracy, cross-entropy,
-            perplexity of next tokens as its exponential, calibration error, confidence; as far as labels are known.
+            confidence (of texts means of the means over their tokens), calibration error; as far as labels are known.
     """
 
     measure: str
@@ -132,6 +135,8 @@ class Difference(Result):
         weights: How all weights differ.
         outputs: How the outputs differ; ``None`` without data.
         parts: What changed in each part, in their order in the first network.
+        rest: What is left of the distance when all parts of the second network stand in the first: what other code
+            does, or weights that cannot be exchanged; ``None`` without data.
         curves: Name of a part -> distances from the outputs of the first network when the parts up to this one are of
             the first network and the rest of the second, and the other way round.
         lineage: Whether the second network is derived from the first.
@@ -154,6 +159,7 @@ class Difference(Result):
     weights: WeightChange
     outputs: Outputs | None
     parts: Sequence[Change]
+    rest: Estimate | None
     curves: Mapping[str, tuple[Estimate, Estimate]]
     lineage: Lineage
     missing: Sequence[str]
@@ -174,7 +180,7 @@ class Difference(Result):
     def verdict(self) -> str:
         """The answer in a few sentences."""
         kin = "" if self.lineage.verdict == "derived" else self.lineage.sentence  # expected of two versions
-        return " ".join(filter(None, [self._cause(), self._sum(), self._size(), kin]))
+        return " ".join(filter(None, [self._cause(), self._elsewhere(), self._sum(), self._size(), kin]))
 
     def _cause(self) -> str:
         """Tell which part carries the change."""
@@ -192,10 +198,14 @@ class Difference(Result):
         known = [part for part in self.parts if part.effect is not None]
         if not known:
             return "The outputs differ, and no part can be exchanged."
+        if math.isinf(self.outputs.forth.value):
+            return "The outputs are infinitely far apart: the second network excludes what the first does not."
         if math.isnan(self.outputs.forth.low):
             most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
             assert most.effect is not None
             return f"{most.name} alone carries {_percent(most.effect.share)} of the change; too few samples to be sure."
+        if not self.causes and self._outside > 0.5:
+            return ""
         if not self.causes:
             most = max(known, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
             assert most.effect is not None
@@ -211,6 +221,22 @@ class Difference(Result):
             f"{first.name} alone carries {_percent(share)} of the change of the outputs; noise of the same size there "
             f"would carry {first.effect.noise / of:.2%}{more}."
         )
+
+    def _elsewhere(self) -> str:
+        """Tell how much of the change is in no part."""
+        if self.rest is None or self.outputs is None or not self._outside:
+            return ""
+        return (
+            f"{self._outside:.0%} of the change is in no part: in other code, or in weights that cannot be exchanged."
+        )
+
+    @property
+    def _outside(self) -> float:
+        """Share of the change that is in no part; 0 if it is little."""
+        if self.rest is None or self.outputs is None or not self.outputs.forth.value:
+            return 0.0
+        share = self.rest.value / self.outputs.forth.value
+        return share if share > ELSEWHERE else 0.0
 
     def _sum(self) -> str:
         """Tell whether effects of parts add up."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 Weights = Mapping[str, Tensor]
 """Name of a parameter -> its value, floating point, with the outputs of a linear map as the first axis."""
@@ -22,11 +24,14 @@ GRIDS = {"int4": 15, "int8": 255}
 GROUPS = {"matrix": None, "row": 0, "column": -1, "group of 128": 128, "group of 64": 64, "group of 32": 32}
 """Which numbers may share a scale -> how many; 0: a row, -1: a column, ``None``: all."""
 
-DTYPES = (torch.float8_e4m3fn, torch.float16, torch.bfloat16)
+DTYPES = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
 """Floating-point formats that are recognised."""
 
 MOST = 0.99
 """Share of the numbers of a rounded matrix that are rounded to the nearest; the others are clipped."""
+
+ENDS = ("_orig", "_mask", "_g", "_v", "_u")
+"""Ends of the names of what hooks make a weight of."""
 
 FEW = 8
 """Length up to which columns are not told from numbers that are each rounded to itself."""
@@ -73,13 +78,29 @@ def dense(module: nn.Module) -> nn.Module:
         del twin._modules["parametrizations"]
         for name, value in values.items():
             twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
-    for name in _masked(twin):
-        prune.remove(twin, name)
+    for key, (name, value) in _hooked(twin).items():
+        del twin._forward_pre_hooks[key]
+        for end in ENDS:
+            twin._parameters.pop(f"{name}{end}", None)
+            twin._buffers.pop(f"{name}{end}", None)
+        vars(twin).pop(name, None)
+        twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
     if _composed(twin):
         _decompose(twin)
     for name, child in twin.named_children():
         setattr(twin, name, dense(child))
     return twin
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a network by their plain names; tied ones have all their names."""
+    found = {plain(name): value for name, value in model.named_buffers(remove_duplicate=False)}
+    return found | {plain(name): value for name, value in model.named_parameters(remove_duplicate=False)}
+
+
+def key_of(value: Tensor) -> tuple[int, torch.Size]:
+    """Return what is equal for tied weights."""
+    return value.data_ptr(), value.shape
 
 
 def plain(name: str) -> str:
@@ -92,7 +113,7 @@ def _merged(module: nn.Module) -> nn.Module | None:
     """Return the plain layer that computes what a layer of PEFT does; ``None`` for all other modules."""
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
         saved: Any = module  # of what PEFT trains whole
-        (active,) = saved.active_adapters or [None]
+        active = None if saved.disable_adapters else next(iter(saved.active_adapters), None)
         whole: nn.Module = saved.original_module if active is None else saved.modules_to_save[active]
         return whole
     base = getattr(module, "base_layer", None)
@@ -119,12 +140,13 @@ def _linear(module: nn.Module, base: Any) -> nn.Linear:
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a module itself, without those of the modules in it."""
     turned = type(module).__name__ == "Conv1D"  # of transformers, whose first axis are the inputs
-    hidden = {f"{name}{end}" for name in _made(module) for end in ("_orig", "_mask", "_g", "_v")}
+    made_by_hooks = dict(_hooked(module).values())
+    hidden = {f"{name}{end}" for name in made_by_hooks for end in ENDS}
     names = dict.fromkeys([*module._parameters, *module._buffers, *_made(module)])
     for name in ("bias", "weight") if _composed(module) else names:
         if name in hidden or name in module._non_persistent_buffers_set:
             continue
-        value = getattr(module, name)
+        value = made_by_hooks[name] if name in made_by_hooks else getattr(module, name)
         value = value() if callable(value) and not isinstance(value, Tensor) else value
         if isinstance(value, Tensor) and (dense := _dense(module, name, value)) is not None:
             yield name, dense.T if turned and dense.dim() == 2 else dense
@@ -134,8 +156,7 @@ def _made(module: nn.Module) -> list[str]:
     """Return the weights that a module makes of others: parametrised, pruned, normalised, or packed as integers."""
     kept = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
     made = [name for name, _ in kept.named_children()] if isinstance(kept, nn.Module) else []
-    made += [name[:-2] for name in module._parameters if name.endswith("_g") and f"{name[:-2]}_v" in module._parameters]
-    return [*made, *_masked(module), *(["weight", "bias"] if _packed(module) else [])]
+    return [*made, *dict(_hooked(module).values()), *(["weight", "bias"] if _packed(module) else [])]
 
 
 def _composed(module: nn.Module) -> bool:
@@ -155,9 +176,19 @@ def _decompose(module: Any) -> None:
     module.register_parameter("bias", bias)
 
 
-def _masked(module: nn.Module) -> list[str]:
-    """Return the weights that are pruned by masks."""
-    return [name[:-5] for name in module._parameters if name.endswith("_orig")]
+@torch.no_grad()
+def _hooked(module: nn.Module) -> dict[int, tuple[str, Tensor]]:
+    """Return the weights that hooks make before each forward: masks of pruning, and norms without parametrisations."""
+    found = {}
+    for key, hook in module._forward_pre_hooks.items():
+        made: Any = hook
+        if isinstance(hook, prune.BasePruningMethod):
+            found[key] = made._tensor_name, made.apply_mask(module).detach()
+        elif isinstance(hook, WeightNorm):
+            found[key] = made.name, made.compute_weight(module).detach()
+        elif isinstance(hook, SpectralNorm):
+            found[key] = made.name, made.compute_weight(module, do_power_iteration=False).detach()
+    return found
 
 
 def packed(module: nn.Module) -> bool:
@@ -178,7 +209,7 @@ def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
         value = value.dequantize()
     if not value.is_floating_point() and name == "weight" and hasattr(module, "in_features"):
         return computed(module, module.in_features)
-    return value if value.is_floating_point() and value.dim() else None
+    return value if value.is_floating_point() else None
 
 
 @torch.no_grad()
@@ -281,7 +312,7 @@ def update_rank_of(matrix: Tensor) -> float:
 # -- rounding ---------------------------------------------------------------------------------------------------------
 def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
     """Return the format whose numbers the second matrices are, and whether they are those of the first, rounded."""
-    differing = [pair for pair in pairs.values() if not torch.equal(pair[0], pair[1].to(pair[0]))]
+    differing = [(x, y) for x, y in pairs.values() if bool(y.any()) and not torch.equal(x, y.to(x))]
     if not differing:
         return "", False
     for dtype in DTYPES:

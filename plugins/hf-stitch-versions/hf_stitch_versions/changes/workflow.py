@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from hf_stitch import Adapter, Samples
@@ -23,7 +24,7 @@ from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, E
 from hf_stitch_versions.changes.weights import effective, weight_change
 from hf_stitch_versions.sources import check_in_memory
 
-RESAMPLES = 2000
+RESAMPLES = 5000
 """Number of bootstrap resamples of the samples."""
 
 FEWEST = 20
@@ -95,23 +96,30 @@ def diff(
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
         first, second = (load_on(each, run.processes.device) for each in (a, b))
         check_in_memory(first, second)
+        measure = Measure.of(first.task or second.task)
+        for name in fail_above or () if data is not None else ():
+            if name != "weight_change" and (name == "squared_difference") == measure.is_divergence:
+                raise ValueError(
+                    f"fail_above bounds {name}, and the outputs of these networks are compared by {measure.name}"
+                )
         pairing = pair(first, second, effective(first.model), effective(second.model), tuple(within))
         samples = None if data is None else Samples.of(data)
         if samples is None and (needed := [name for name in fail_above or () if name != "weight_change"]):
             raise ValueError(f"fail_above bounds {needed[0]}, which needs data: pass data, or bound weight_change")
-        found = _difference(first, second, pairing, samples, confidence, run)
+        found = _difference(first, second, pairing, samples, measure, confidence, run)
         bounds = ((name, BOUNDS[name](found), most) for name, most in (fail_above or {}).items())
         failed = tuple(f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most)
         return replace(found, failed=failed)
 
 
 def _difference(
-    a: Adapter, b: Adapter, pairing: Pairing, samples: Samples | None, confidence: float, run: Run
+    a: Adapter, b: Adapter, pairing: Pairing, samples: Samples | None, measure: Measure, confidence: float, run: Run
 ) -> Difference:  # fmt: skip
     """Compare weights, then outputs and hybrids."""
     changes = {part.name: weight_change(_of(pairing.a, part), _of(pairing.b, part)) for part in pairing.parts}
     blocks = [part.name for part in pairing.parts if part.block]
     notes = _notes(pairing)
+    rest: Estimate | None = None
     outputs, effects, curves, moves, forwards = (
         None,
         dict[str, Effect](),
@@ -120,13 +128,13 @@ def _difference(
         0.0,
     )
     if samples is not None:
-        measure = Measure.of(a.task or b.task)
         differ = frozenset(part.name for part in pairing.parts if changes[part.name].change or _other_code(a, b, part))
         engine = Effects(a, b, pairing, differ, measure, run)
         measured, ids = engine.measured(samples)
         resampling = Resampling(len(ids), confidence, run.seed)
         measured = _relative(measured)
         outputs = _outputs(measure, measured, ids, resampling)
+        rest = resampling.mean(measured["rest"])
         tests = Tests(resampling, len(engine.parts), engine.local)
         effects = {part.name: tests.effect(part.name, measured) for part in engine.parts}
         curves = _curves(engine.order, measured, resampling)
@@ -151,7 +159,7 @@ def _difference(
     return Difference(
         str(a.reference), str(b.reference), 0 if samples is None else len(samples),
         None if samples is None else samples.fingerprint, weight_change(pairing.a, pairing.b), outputs, tuple(parts),
-        curves, lineage(pairing.a, pairing.b, blocks), pairing.missing, pairing.extra,
+        rest, curves, lineage(pairing.a, pairing.b, blocks), pairing.missing, pairing.extra,
         tuple(f"{name} {one} against {two}" for name, (one, two) in pairing.reshaped.items()), confidence, forwards, (),
         tuple(notes),
     )  # fmt: skip
@@ -203,6 +211,10 @@ class Resampling:
         """Return a mean; its interval holds for ``many`` values at once (Bonferroni)."""
         return self.ratio(values, np.ones_like(values), many)
 
+    def over(self, values: Array, known: NDArray[np.bool_]) -> Estimate:
+        """Return the mean over samples of which something is known."""
+        return self.ratio(np.where(known, values, 0), known.astype(np.float64))
+
     def ratio(self, upper: Array, lower: Array, many: int = 1) -> Estimate:
         """Return a ratio of means."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -253,9 +265,9 @@ def _curves(
     """Return the two curves of hybrids, with the networks themselves at their ends."""
     whole, none = resampling.mean(measured["total"]), Estimate(0.0, 0.0, 0.0)
     found = {"(none)": (whole, none)}
-    for name in order[:-1]:
+    for name in order:
         found[name] = resampling.mean(measured[f"{FIRST} {name}"]), resampling.mean(measured[f"{OTHER} {name}"])
-    return found | {order[-1]: (none, whole)} if order else {}
+    return found if order else {}
 
 
 def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], resampling: Resampling) -> Outputs:
@@ -266,6 +278,10 @@ def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], re
     for name, label in (("right", "accuracy"), ("cross_entropy", "cross-entropy"), ("confidence", "confidence")):
         if f"a {name}" in measured:
             one, two = measured[f"a {name}"], measured[f"b {name}"]
+            known = ~np.isnan(one)  # a text of one token has no next one
+            if not known.all():
+                scores[label] = float(one[known].mean()), float(two[known].mean()), resampling.over(two - one, known)
+                continue
             scores[label] = float(one.mean()), float(two.mean()), resampling.mean(two - one)
     if "a right" in measured and not measure.causal:
         errors = [calibration_error({key: measured[f"{who} {key}"] for key in ("confidence", "right")}) for who in "ab"]
