@@ -179,7 +179,8 @@ class Difference(Result):
     @property
     def verdict(self) -> str:
         """The answer in a few sentences."""
-        kin = "" if self.lineage.verdict == "derived" else self.lineage.sentence  # expected of two versions
+        told = self.lineage.verdict != "derived" and self.lineage.blocks  # what is expected of versions is not told
+        kin = self.lineage.sentence if told else ""
         return " ".join(filter(None, [self._cause(), self._elsewhere(), self._sum(), self._size(), kin]))
 
     def _cause(self) -> str:
