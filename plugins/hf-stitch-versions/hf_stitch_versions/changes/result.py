@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
 from hf_stitch_versions.changes.lineage import Lineage
 from hf_stitch_versions.changes.moved import Move
 from hf_stitch_versions.changes.weights import WeightChange
@@ -31,18 +32,13 @@ BASE_FIRST, OTHER_FIRST = "{a} up to here, then {b}", "{b} up to here, then {a}"
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value with its interval over samples.
+class Estimate(Score):
+    """A value of any size with its interval over samples, of the confidence of the result; NaN ends if there is none.
 
-    Attributes:
-        value: The value on all samples.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+    Example:
+        >>> print(Estimate(0.000123, 0.000101, 0.00015))
+        0.000123 [0.000101, 0.00015]
     """
-
-    value: float
-    low: float
-    high: float
 
     def __str__(self) -> str:
         """Return the value and its interval, with three digits."""
