@@ -143,10 +143,26 @@ def check_runs(model: Any) -> None:
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
         return
-    if isinstance(model, torch.jit.ScriptModule):
+    for name, module in model.named_modules():
+        what = f"module {name!r} of {kind}" if name else kind
+        if isinstance(module, torch.jit.ScriptModule) or _is_exported(module):
+            raise ValueError(
+                f"{what} is {'TorchScript' if isinstance(module, torch.jit.ScriptModule) else 'an exported program'}, "
+                "whose modules can be neither traced nor exchanged: pass the nn.Module from which it was made"
+            )
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise ValueError(
+                f"{what} is wrapped by torch.compile, which renames its weights: compile it in place, module.compile()"
+            )
+    if type(model).__module__ == "peft.peft_model":
         raise ValueError(
-            f"{kind} is TorchScript, whose modules can be neither traced nor exchanged: pass the nn.Module from which "
-            "it was compiled"
+            f"{kind} adds to each forward what belongs to no layer (prompts, a choice between adapters): load its "
+            "network without them, peft_model.get_base_model()"
+        )
+    if is_sharded(model):
+        raise ValueError(
+            f"the weights of {kind} are sharded over processes (FSDP, tensor parallelism, ZeRO-3): gather them in one "
+            "process, by saving a checkpoint and loading it there"
         )
     weights = dict(model.named_parameters()) | dict(model.named_buffers())
     if lazy := [name for name, value in weights.items() if is_lazy(value)]:
@@ -157,6 +173,19 @@ def check_runs(model: Any) -> None:
             f"weights of {kind} are on the meta device and have no values ({empty[0]}): load them with "
             "load_state_dict(…, assign=True)"
         )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether each process has a part of the weights only."""
+    by_fsdp = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    return by_fsdp or any(hasattr(p, "device_mesh") or hasattr(p, "ds_id") for p in model.parameters())
+
+
+def _is_exported(module: Any) -> bool:
+    """Return whether a module was captured in operators of ATen (torch.export), whose shapes may be fixed."""
+    graph = getattr(module, "graph", None)
+    nodes = graph.nodes if isinstance(graph, torch.fx.Graph) else ()
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
 
 
 def first_argument(model: nn.Module) -> str:

@@ -230,7 +230,7 @@ class Loadable(Constraint):
             return "pass an instance, with its weights"
         if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values()):
             return "of a state dict, load the weights into a network, net.load_state_dict(state), and pass that"
-        return ""
+        return "pass the nn.Module from which it was made" if callable(value) else ""
 
 
 NetworkLike = Annotated[str | nn.Module | Adapter, Loadable()]
@@ -333,8 +333,6 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
 def unwrap(module: Any) -> Any:
     """Return the network inside a compiled or data-parallel module, or inside a ``PeftModel`` that only passes on.
 
-    A ``PeftModel`` that adds something of its own to a forward (virtual tokens, a mixture of adapters) is the network.
-
     Args:
         module: A live network.
 
@@ -354,6 +352,7 @@ def unwrap(module: Any) -> Any:
     if (peft := sys.modules.get("peft")) is not None and isinstance(module, (peft.PeftModel, peft.PeftMixedModel)):
         tuner, kind = module.base_model, peft.tuners.tuners_utils.BaseTuner
         invoked = any(getattr(each, "alora_invocation_tokens", None) for each in module.peft_config.values())
-        if isinstance(tuner, kind) and type(tuner).forward is kind.forward and not invoked:
+        forwards = (kind.forward, peft.AdaLoraModel.forward)  # which changes the loss only
+        if isinstance(tuner, kind) and type(tuner).forward in forwards and not invoked:
             return unwrap(tuner.model)
     return module

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.examples import is_sharded
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
@@ -70,8 +69,7 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
 
 def check_whole(model: nn.Module) -> None:
     """Raise an error if this process does not have all weights of a network."""
-    sharded = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-    if sharded or any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.is_meta for p in model.parameters()):
+    if is_sharded(model) or any(p.is_meta for p in model.parameters()):
         raise ValueError(
             f"the weights of {type(model).__name__} are sharded over the processes (FSDP, ZeRO-3) or offloaded, but "
             "every process needs all weights: train with DDP or in one process, or compare checkpoints after training "

@@ -21,7 +21,7 @@ from hf_stitch_versions.changes.outputs import Array, Measure, calibration_error
 from hf_stitch_versions.changes.parts import Pairing, Part, pair
 from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, Effect, Estimate, Outputs
 from hf_stitch_versions.changes.weights import effective, weight_change
-from hf_stitch_versions.sources import check_in_memory
+from hf_stitch_versions.sources import in_memory
 
 RESAMPLES = 2000
 """Number of bootstrap resamples of the samples."""
@@ -93,8 +93,7 @@ def diff(
     if unknown := [name for name in fail_above or () if name not in BOUNDS]:
         raise ValueError(f"fail_above has no bound {unknown[0]!r}; bounds: {', '.join(BOUNDS)}")
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
-        first, second = (load_on(each, run.processes.device) for each in (a, b))
-        check_in_memory(first, second)
+        first, second = (in_memory(load_on(each, run.processes.device)) for each in (a, b))
         pairing = pair(first, second, effective(first.model), effective(second.model), tuple(within))
         samples = None if data is None else Samples.of(data)
         if samples is None and (needed := [name for name in fail_above or () if name != "weight_change"]):
