@@ -144,25 +144,12 @@ def check_runs(model: Any) -> None:
     if not isinstance(model, nn.Module):
         return
     for name, module in model.named_modules():
-        what = f"module {name!r} of {kind}" if name else kind
-        if isinstance(module, torch.jit.ScriptModule) or _is_exported(module):
-            raise ValueError(
-                f"{what} is {'TorchScript' if isinstance(module, torch.jit.ScriptModule) else 'an exported program'}, "
-                "whose modules can be neither traced nor exchanged: pass the nn.Module from which it was made"
-            )
-        if isinstance(module, torch._dynamo.OptimizedModule):
-            raise ValueError(
-                f"{what} is wrapped by torch.compile, which renames its weights: compile it in place, module.compile()"
-            )
+        if why := _refused(module):
+            raise ValueError(f"{f'module {name!r} of ' if name else ''}{kind} {why}")
     if type(model).__module__ == "peft.peft_model":
         raise ValueError(
             f"{kind} adds to each forward what belongs to no layer (prompts, a choice between adapters): load its "
             "network without them, peft_model.get_base_model()"
-        )
-    if is_sharded(model):
-        raise ValueError(
-            f"the weights of {kind} are sharded over processes (FSDP, tensor parallelism, ZeRO-3): gather them in one "
-            "process, by saving a checkpoint and loading it there"
         )
     weights = dict(model.named_parameters()) | dict(model.named_buffers())
     if lazy := [name for name, value in weights.items() if is_lazy(value)]:
@@ -175,17 +162,28 @@ def check_runs(model: Any) -> None:
         )
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether each process has a part of the weights only."""
-    by_fsdp = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
-    return by_fsdp or any(hasattr(p, "device_mesh") or hasattr(p, "ds_id") for p in model.parameters())
-
-
-def _is_exported(module: Any) -> bool:
-    """Return whether a module was captured in operators of ATen (torch.export), whose shapes may be fixed."""
+def _refused(module: Any) -> str:
+    """Return what a module is that can be neither traced nor exchanged, and what to do; empty if it can."""
     graph = getattr(module, "graph", None)
     nodes = graph.nodes if isinstance(graph, torch.fx.Graph) else ()
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
+    exported = any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
+    if exported or isinstance(module, torch.jit.ScriptModule):
+        return f"is {'an exported program' if exported else 'TorchScript'}: pass the nn.Module from which it was made"
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        return "is wrapped by torch.compile, which renames its weights: compile it in place, module.compile()"
+    return SHARDED if is_sharded(module) else ""
+
+
+SHARDED = (
+    "has weights that are sharded over the processes (FSDP, tensor parallelism, ZeRO-3), but every process needs all "
+    "of them: train with DDP or in one process, or load a checkpoint in one process, after training"
+)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether this process has only a part of the weights of a module itself."""
+    sharded = (hasattr(weight, "device_mesh") or hasattr(weight, "ds_id") for weight in module.parameters(False))
+    return type(module).__name__ == "FullyShardedDataParallel" or any(sharded)
 
 
 def first_argument(model: nn.Module) -> str:

@@ -89,9 +89,8 @@ def load(
             "processor must be a function of one sample, or a tokenizer or image processor of transformers, got "
             f"{type(processor).__name__}"
         )
-    if isinstance(model, os.PathLike):
+    if isinstance(model, str | os.PathLike):
         model = os.fspath(model)
-    if isinstance(model, str):
         _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()

@@ -159,7 +159,7 @@ class Survey:
         if self._named is not None:
             return self._named
         listed = [name for name in self.trace.calls if name and self.dominates(name)]
-        composite = [n for n in listed if self._in_stack(n) and self._is_composite(n)]
+        composite = [n for n in listed if self._is_composite(n)]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
         chosen = repeated or composite
         if len(chosen) < 2:
@@ -170,15 +170,12 @@ class Survey:
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
-    def _in_stack(self, name: str) -> bool:
-        parent = self.model.get_submodule(name.rpartition(".")[0])
-        return isinstance(parent, (nn.Sequential, nn.ModuleList))
-
     def _is_composite(self, name: str) -> bool:
-        """Return whether a module has others inside; one layer with an adapter of PEFT or a parametrised weight has not."""
-        module = self.model.get_submodule(name)
-        inside = getattr(module, "base_layer", module).named_children()
-        return any(key not in ("parametrizations", "_packed_params") for key, _ in inside)
+        """Return whether an element of a stack has modules inside, apart from those that make its weight."""
+        parent, module = (self.model.get_submodule(place) for place in (name.rpartition(".")[0], name))
+        inside = [key for key, _ in getattr(module, "base_layer", module).named_children()]  # without an adapter
+        own = any(key not in ("parametrizations", "_packed_params") for key in inside)
+        return own and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
         """Return whether a class repeats among the elements, or among all stacks if there is only one element."""
