@@ -139,31 +139,19 @@ def _runs(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
 
 
 def check_runs(model: Any) -> None:
-    """Check that the forward of a network can run and can be traced."""
-    kind = type(model).__name__
+    """Check that a network is in a form that runs, and can be traced and cut."""
     if not isinstance(model, nn.Module):
         return
-    for name, module in model.named_modules():
-        if why := _refused(module):
-            raise ValueError(f"{f'module {name!r} of ' if name else ''}{kind} {why}")
+    kind, offloaded = type(model).__name__, any(hasattr(module, "_hf_hook") for module in model.modules())
     if type(model).__module__ == "peft.peft_model":
-        raise ValueError(
-            f"{kind} adds to each forward what belongs to no layer (prompts, a choice between adapters): load its "
-            "network without them, peft_model.get_base_model()"
-        )
-    weights = dict(model.named_parameters()) | dict(model.named_buffers())
-    if lazy := [name for name, value in weights.items() if is_lazy(value)]:
-        raise ValueError(f"{kind} has lazy weights without a shape ({lazy[0]}): run it once on a batch of its inputs")
-    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
-    if not offloaded and (empty := [name for name, value in weights.items() if value.is_meta]):
-        raise ValueError(
-            f"weights of {kind} are on the meta device and have no values ({empty[0]}): load them with "
-            "load_state_dict(…, assign=True)"
-        )
+        raise ValueError(f"{kind} adds prompts or a choice of adapters to forwards: load peft_model.get_base_model()")
+    for name, module in model.named_modules():
+        if why := _refused(module) or (LACKING if lacks_weights(module) and not offloaded else ""):
+            raise ValueError(f"{f'module {name!r} of ' if name else ''}{kind} {why}")
 
 
 def _refused(module: Any) -> str:
-    """Return what a module is that can be neither traced nor exchanged, and what to do; empty if it can."""
+    """Return what a module is that cannot be traced or exchanged, and what to do; empty if it can."""
     graph = getattr(module, "graph", None)
     nodes = graph.nodes if isinstance(graph, torch.fx.Graph) else ()
     exported = any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
@@ -171,19 +159,21 @@ def _refused(module: Any) -> str:
         return f"is {'an exported program' if exported else 'TorchScript'}: pass the nn.Module from which it was made"
     if isinstance(module, torch._dynamo.OptimizedModule):
         return "is wrapped by torch.compile, which renames its weights: compile it in place, module.compile()"
-    return SHARDED if is_sharded(module) else ""
+    lazy = any(map(is_lazy, (*module.parameters(False), *module.buffers(False))))
+    return "has lazy weights without a shape: run it once on a batch of its inputs" if lazy else ""
 
 
-SHARDED = (
-    "has weights that are sharded over the processes (FSDP, tensor parallelism, ZeRO-3), but every process needs all "
-    "of them: train with DDP or in one process, or load a checkpoint in one process, after training"
+LACKING = (
+    "has weights that are not in this process: sharded (FSDP, tensor parallelism, ZeRO-3) or on the meta device. Load "
+    "them all, with load_state_dict(…, assign=True) in one process; in training, use DDP"
 )
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Return whether this process has only a part of the weights of a module itself."""
-    sharded = (hasattr(weight, "device_mesh") or hasattr(weight, "ds_id") for weight in module.parameters(False))
-    return type(module).__name__ == "FullyShardedDataParallel" or any(sharded)
+def lacks_weights(module: nn.Module) -> bool:
+    """Return whether weights of a module itself are not in this process, or only in part."""
+    own = (*module.parameters(False), *module.buffers(False))
+    parts = any(value.is_meta or hasattr(value, "device_mesh") or hasattr(value, "ds_id") for value in own)
+    return parts or type(module).__name__ == "FullyShardedDataParallel"
 
 
 def first_argument(model: nn.Module) -> str:

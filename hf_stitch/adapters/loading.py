@@ -129,10 +129,7 @@ def described(network: Any) -> Described:
             model = (kind.from_config if kind is transformers.AutoModel else kind._from_config)(network).eval()
         return _serving(model).describe(model)
     if not isinstance(network, str | os.PathLike):
-        raise TypeError(
-            f"a network without weights must be a name, a config of transformers or a module, got "
-            f"{type(network).__name__}"
-        )
+        raise TypeError(f"a network must be a name, a config of transformers or a module, got {type(network).__name__}")
     _check_no_file(name := os.fspath(network))
     reference = ModelReference.parse(name, pretrained=False)
     with weightless(online=True):
@@ -187,7 +184,7 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
     return found
 
 
-FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5")
+FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5", ".gguf")
 """Ends of the names of files that contain weights, or a whole network of another library."""
 
 
@@ -206,7 +203,8 @@ def _check_no_file(name: str) -> None:
         raise ValueError(
             f"{name} is a file, and a network is loaded from a folder (with config.json and its weights) or from the "
             "Hub. For a file of weights, create the network and pass it: net.load_state_dict(torch.load(path, "
-            "weights_only=True)); hf_stitch.load(net, example_inputs=…)"
+            "weights_only=True)); hf_stitch.load(net, example_inputs=…). For GGUF, pass what from_pretrained(folder, "
+            "gguf_file=…) of transformers returns"
         )
 
 

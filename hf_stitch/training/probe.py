@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.cutting.copying import is_compiled
-from hf_stitch.adapters.examples import SHARDED, is_sharded
+from hf_stitch.adapters.examples import LACKING, lacks_weights
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
@@ -70,10 +70,8 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
 
 def check_whole(model: nn.Module) -> None:
     """Raise an error if this process does not have all weights of a network."""
-    if any(map(is_sharded, model.modules())):
-        raise ValueError(f"{type(model).__name__} {SHARDED}")
-    if any(weight.is_meta for weight in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has weights that are offloaded, but training needs them in memory")
+    if any(map(lacks_weights, model.modules())):
+        raise ValueError(f"{type(model).__name__} {LACKING}")
 
 
 @contextmanager
