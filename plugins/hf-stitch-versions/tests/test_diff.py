@@ -175,12 +175,12 @@ def test_equal_networks_have_no_difference() -> None:
     assert [pair[0].value for pair in found.curves.values()] == [0.0] * len(found.curves)
 
 
-@pytest.mark.parametrize("form", ["lora", "pruned", "compiled", "wrapped", "weight-norm", "int8", "fp16"])
+@pytest.mark.parametrize("form", ["lora", "pruned", "compiled", "wrapped", "weight norm", "int8", "fp16"])
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_any_form_of_a_network_is_read(family: str, form: str) -> None:
     a, b = load_form(family, "plain"), load_form(family, form)
     found = compared(a, b, TEXTS)
-    exact = {"lora": 1e-6, "weight-norm": 1e-6, "int8": 0.01, "fp16": 0.001}.get(form, 0.0)
+    exact = {"lora": 1e-6, "weight norm": 1e-6, "int8": 0.01, "fp16": 0.001}.get(form, 0.0)
     assert found.weights.change <= exact
     assert not found.causes and not found.missing and not found.extra
     backwards = compared(b, a, TEXTS)

@@ -209,7 +209,7 @@ def test_an_adapter_counts_as_merged(family: str, name: str) -> None:
             assert (found > 0.1) == (layer in changed)
 
 
-@pytest.mark.parametrize("form", ["int8", "weight-norm", "pruned"])
+@pytest.mark.parametrize("form", ["int8", "weight norm", "pruned"])
 def test_other_forms_are_read_as_what_they_compute(form: str) -> None:
     metric, plain, other = RelativeChange(), build("bert", 0), form_of("bert", form)
     found = values(metric, plain, other)
