@@ -329,4 +329,5 @@ def _targets(family: str, network: nn.Module) -> list[tuple[str, Any]]:
 def _low_rank(name: str, module: nn.Linear) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(len(name))
     outputs, inputs = module.weight.shape
-    return torch.randn(RANK, inputs, generator=generator), torch.randn(outputs, RANK, generator=generator)
+    a, b = torch.randn(RANK, inputs, generator=generator), torch.randn(outputs, RANK, generator=generator)
+    return 0.1 * a, 0.1 * b
