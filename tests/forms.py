@@ -24,7 +24,7 @@ from hf_stitch import Adapter
 from tests.tiny_networks import LANGUAGE, SIZE, build, plain_tokenizer  # isort: skip
 
 EXACT = (
-    "plain", "wrapped", "compiled", "compiled in place", "parallel", "peft of zeros", "pruned", "offloaded", "on disk",
+    "plain", "wrapped", "compiled", "compiled in place", "parallel", "peft of zeros", "offloaded", "on disk",
     "half pruned", "spectral norm", "orthogonal", "old spectral norm", "tensor subclass",
 )  # fmt: skip
 """Forms that compute the same bits as their twins."""
@@ -33,7 +33,7 @@ ROUNDED = ("bf16", "fp16", "int8")
 """Forms that compute in a lower precision."""
 
 FORMS = (
-    *EXACT, *ROUNDED, "lora", "merged", "weight norm", "old weight norm", "layer of integers", "peft", "peft-merged",
+    *EXACT, *ROUNDED, "lora", "weight norm", "old weight norm", "layer of integers", "peft", "peft-merged",
     "peft of another kind",
 )  # fmt: skip
 """Forms that are taken."""

@@ -600,7 +600,7 @@ def test_measuring_another_network_raises() -> None:
 def test_weights_on_meta_device_raise() -> None:
     with torch.device("meta"):
         model = Net()
-    with pytest.raises(ValueError, match="sharded .* or on the meta device"):
+    with pytest.raises(ValueError, match=r"sharded .* or on the meta device"):
         SimilarityCallback("start", PROBE).measure(model, step=0)
 
 
