@@ -190,7 +190,7 @@ def test_weights_that_are_not_finite_are_told(name: str, number: float) -> None:
 
 # -- forms -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_an_adapter_counts_as_merged(family: str, name: str) -> None:
     plain, live = build(family, 0), form_of(family, "peft")
     metric, network = METRICS[name](), unwrap(live)
