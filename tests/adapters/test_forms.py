@@ -74,7 +74,7 @@ ROWS = {
     **dict.fromkeys(("TorchScript", "TorchScript inside"), "TorchScript, also of a module inside"),
     "exported": "`torch.export`",
     "on meta": "weights on the meta device",
-    "sharded": "sharded (FSDP, tensor parallelism, ZeRO-3)",
+    "sharded": "sharded (FSDP, tensor parallelism, ZeRO)",
 }
 """Form -> its row on the page."""
 
