@@ -41,15 +41,15 @@ IDS = torch.arange(4, 16).reshape(2, 6)
 FEW: dict[str, Any] = {"resamples": 10, "progress": False}
 
 ELSEWHERE = {
-    "llama": ("peft of zeros", "peft", "orthogonal", "tensor subclass", "int8", "offloaded"),
+    "llama": ("peft of zeros", "peft", "half pruned", "orthogonal", "tensor subclass", "int8", "offloaded"),
     "vit": ("compiled in place", "layer of integers"),
-    "cnn": ("half pruned", "weight norm", "old spectral norm"),
+    "cnn": ("weight norm", "old spectral norm"),
 }
 """Forms of a decoder and of networks of images; all others are those of an encoder."""
 
 CASES = [
     *(("bert", form) for form in FORMS if not any(form in forms for forms in ELSEWHERE.values())),
-    ("bert", "peft"), ("bert", "half pruned"),
+    ("bert", "peft"),
     *((family, form) for family, forms in ELSEWHERE.items() for form in forms),
 ]  # fmt: skip
 
@@ -81,6 +81,7 @@ ROWS = {
 PAGE = Path(__file__).parents[2] / "docs/how-to/forms.md"
 
 
+@cache
 def table() -> dict[str, dict[str, str]]:
     """Return the table of the page: row -> column -> cell."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
