@@ -144,6 +144,8 @@ def form_of(family: str, form: str, seed: int = 0) -> Any:
         case "plain":
             return network
         case "wrapped":
+            if hasattr(network, "config"):
+                network.config.use_cache = False
             return Wrapper(network)
         case "compiled":
             return torch.compile(network, backend="eager")

@@ -41,7 +41,7 @@ IDS = torch.arange(4, 16).reshape(2, 6)
 FEW: dict[str, Any] = {"resamples": 10, "progress": False}
 
 ELSEWHERE = {
-    "llama": ("peft of zeros", "peft", "half pruned", "orthogonal", "tensor subclass", "int8", "offloaded"),
+    "llama": ("wrapped", "peft of zeros", "peft", "half pruned", "orthogonal", "tensor subclass", "int8", "offloaded"),
     "vit": ("compiled in place", "layer of integers"),
     "cnn": ("weight norm", "old spectral norm"),
 }

@@ -111,7 +111,8 @@ class Survey:
                 place = "".join(f"[{key!r}]" for key in path)
                 raise ValueError(
                     f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
-                    "model in a module that returns tensors, or a tuple, list or mapping of them"
+                    "model in a module that returns tensors, or a tuple, list or mapping of them; of a language model, "
+                    "switch the cache off (config.use_cache = False)"
                 )
         values = [leaf for leaf in tree.tensors(output).values() if leaf.is_floating_point()]
         if values and not any(bool(leaf.isfinite().any()) for leaf in values):
