@@ -21,7 +21,6 @@ from hf_stitch.records import Record
 
 Layout = Literal["bd", "bnd", "bchw", "bhwc"]
 Pooling = Literal["none", "flatten", "mean", "cls", "last"]
-LAYOUTS: tuple[str, ...] = get_args(Layout)
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 

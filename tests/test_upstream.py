@@ -723,10 +723,10 @@ TORCH = [
     fact("unsaved buffers are those in _non_persistent_buffers_set", unsaved_buffers,
          "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and adapters/pins.py"),
     fact("a module that is compiled in place has _compiled_call_impl", compiled_in_place,
-         "hf_stitch/adapters/cutting/copying.py, compiled_modules, and training/probe.py, _as_written"),
+         "hf_stitch/adapters/cutting/copying.py, is_compiled"),
     fact("torch.compile wraps a module as _orig_mod",
          lambda: list(torch.compile(nn.Linear(1, 1))._modules) == ["_orig_mod"],
-         "hf_stitch/adapters/cutting/copying.py, WRAPPED"),
+         "hf_stitch/adapters/loading.py, unwrap"),
     fact("operations are counted by their packet",
          lambda: torch.ops.aten.mm in torch.utils.flop_counter.flop_registry
          and torch.ops.aten.convolution in torch.utils.flop_counter.flop_registry,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.copying import compiled_modules, copy_without, hollow
+from hf_stitch.adapters.cutting.copying import copy_without, hollow, is_compiled
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
@@ -554,7 +554,7 @@ class Adapter:
 
         Raises:
             NotACutError: If the network cannot be cut at the layer.
-            ValueError: If weights are offloaded, modules are compiled, or the copy would lose a hook.
+            ValueError: If the network cannot be copied, or the copy would lose a hook.
 
         Example:
             >>> import torch, hf_stitch
@@ -582,7 +582,7 @@ class Adapter:
 
         Raises:
             NotACutError: If the network cannot be cut at the layer.
-            ValueError: If weights are offloaded, modules are compiled, or the copy would lose a hook.
+            ValueError: If the network cannot be copied, or the copy would lose a hook.
 
         Example:
             >>> import torch, hf_stitch
@@ -643,7 +643,7 @@ class Adapter:
 
     def _run(self, inputs: Mapping[str, Any], *, trial: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
-        eagerly = torch.compiler.set_stance("force_eager") if compiled_modules(self.model) else nullcontext()
+        eagerly = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         condition = self._library.running(self, inputs, trial=trial)
         with evaluating(self.model), eagerly, condition:
             return self.model(**{**self.interface.options, **inputs})

@@ -139,24 +139,41 @@ def _runs(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
 
 
 def check_runs(model: Any) -> None:
-    """Check that the forward of a network can run and can be traced."""
-    kind = type(model).__name__
+    """Check that a network is in a form that runs, and can be traced and cut."""
     if not isinstance(model, nn.Module):
         return
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(
-            f"{kind} is TorchScript, whose modules can be neither traced nor exchanged: pass the nn.Module from which "
-            "it was compiled"
-        )
-    weights = dict(model.named_parameters()) | dict(model.named_buffers())
-    if lazy := [name for name, value in weights.items() if is_lazy(value)]:
-        raise ValueError(f"{kind} has lazy weights without a shape ({lazy[0]}): run it once on a batch of its inputs")
-    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
-    if not offloaded and (empty := [name for name, value in weights.items() if value.is_meta]):
-        raise ValueError(
-            f"weights of {kind} are on the meta device and have no values ({empty[0]}): load them with "
-            "load_state_dict(…, assign=True)"
-        )
+    kind, offloaded = type(model).__name__, any(hasattr(module, "_hf_hook") for module in model.modules())
+    if type(model).__module__ == "peft.peft_model":
+        raise ValueError(f"{kind} adds prompts or a choice of adapters to forwards: load peft_model.get_base_model()")
+    for name, module in model.named_modules():
+        if why := _refused(module) or (LACKING if lacks_weights(module) and not offloaded else ""):
+            raise ValueError(f"{f'module {name!r} of ' if name else ''}{kind} {why}")
+
+
+def _refused(module: Any) -> str:
+    """Return what a module is that cannot be traced or exchanged, and what to do; empty if it can."""
+    graph = getattr(module, "graph", None)
+    nodes = graph.nodes if isinstance(graph, torch.fx.Graph) else ()
+    exported = any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
+    if exported or isinstance(module, torch.jit.ScriptModule):
+        return f"is {'an exported program' if exported else 'TorchScript'}: pass the nn.Module from which it was made"
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        return "is wrapped by torch.compile, which renames its weights: compile it in place, module.compile()"
+    lazy = any(map(is_lazy, (*module.parameters(False), *module.buffers(False))))
+    return "has lazy weights without a shape: run it once on a batch of its inputs" if lazy else ""
+
+
+LACKING = (
+    "has weights that are not in this process: sharded (FSDP, tensor parallelism, ZeRO-3) or on the meta device. Load "
+    "them all, with load_state_dict(…, assign=True) in one process; in training, use DDP"
+)
+
+
+def lacks_weights(module: nn.Module) -> bool:
+    """Return whether weights of a module itself are not in this process, or only in part."""
+    own = (*module.parameters(False), *module.buffers(False))
+    parts = any(value.is_meta or hasattr(value, "device_mesh") or hasattr(value, "ds_id") for value in own)
+    return parts or type(module).__name__ == "FullyShardedDataParallel"
 
 
 def first_argument(model: nn.Module) -> str:

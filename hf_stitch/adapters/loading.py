@@ -89,9 +89,8 @@ def load(
             "processor must be a function of one sample, or a tokenizer or image processor of transformers, got "
             f"{type(processor).__name__}"
         )
-    if isinstance(model, os.PathLike):
+    if isinstance(model, str | os.PathLike):
         model = os.fspath(model)
-    if isinstance(model, str):
         _check_no_file(model)
         reference = ModelReference.parse(model, task=task, **options)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
@@ -130,10 +129,7 @@ def described(network: Any) -> Described:
             model = (kind.from_config if kind is transformers.AutoModel else kind._from_config)(network).eval()
         return _serving(model).describe(model)
     if not isinstance(network, str | os.PathLike):
-        raise TypeError(
-            f"a network without weights must be a name, a config of transformers or a module, got "
-            f"{type(network).__name__}"
-        )
+        raise TypeError(f"a network must be a name, a config of transformers or a module, got {type(network).__name__}")
     _check_no_file(name := os.fspath(network))
     reference = ModelReference.parse(name, pretrained=False)
     with weightless(online=True):
@@ -188,7 +184,7 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
     return found
 
 
-FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5")
+FILES_OF_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5", ".gguf")
 """Ends of the names of files that contain weights, or a whole network of another library."""
 
 
@@ -207,7 +203,8 @@ def _check_no_file(name: str) -> None:
         raise ValueError(
             f"{name} is a file, and a network is loaded from a folder (with config.json and its weights) or from the "
             "Hub. For a file of weights, create the network and pass it: net.load_state_dict(torch.load(path, "
-            "weights_only=True)); hf_stitch.load(net, example_inputs=…)"
+            "weights_only=True)); hf_stitch.load(net, example_inputs=…). For GGUF, pass what from_pretrained(folder, "
+            "gguf_file=…) of transformers returns"
         )
 
 
@@ -230,7 +227,7 @@ class Loadable(Constraint):
             return "pass an instance, with its weights"
         if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values()):
             return "of a state dict, load the weights into a network, net.load_state_dict(state), and pass that"
-        return ""
+        return "pass the nn.Module from which it was made" if callable(value) else ""
 
 
 NetworkLike = Annotated[str | nn.Module | Adapter, Loadable()]
@@ -333,8 +330,6 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
 def unwrap(module: Any) -> Any:
     """Return the network inside a compiled or data-parallel module, or inside a ``PeftModel`` that only passes on.
 
-    A ``PeftModel`` that adds something of its own to a forward (virtual tokens, a mixture of adapters) is the network.
-
     Args:
         module: A live network.
 
@@ -354,6 +349,7 @@ def unwrap(module: Any) -> Any:
     if (peft := sys.modules.get("peft")) is not None and isinstance(module, (peft.PeftModel, peft.PeftMixedModel)):
         tuner, kind = module.base_model, peft.tuners.tuners_utils.BaseTuner
         invoked = any(getattr(each, "alora_invocation_tokens", None) for each in module.peft_config.values())
-        if isinstance(tuner, kind) and type(tuner).forward is kind.forward and not invoked:
+        forwards = (kind.forward, peft.AdaLoraModel.forward)  # which changes the loss only
+        if isinstance(tuner, kind) and type(tuner).forward in forwards and not invoked:
             return unwrap(tuner.model)
     return module

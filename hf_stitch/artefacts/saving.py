@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.pinning import settings_of_processor
@@ -37,6 +38,11 @@ KEEP_STITCHER = (
 )
 """Advice for a model that cannot be saved."""
 
+QUANTISED = (
+    "a stitched model with a quantised network ({}) cannot be saved: stitch the network before it is quantised. "
+    + KEEP_STITCHER + see("not-saved")
+)  # fmt: skip
+
 REGISTRATION = """# Read with trust_remote_code=True, for programs that do not import hf_stitch (pip install hf-stitch).
 import hf_stitch.auto
 from hf_stitch import StitchConfig, StitchedModel
@@ -51,10 +57,7 @@ def check_rebuilt(record: Mapping[str, Any]) -> None:
             raise ValueError(half["why"])
         if (how := (half["blueprint"].get("config") or {}).get("quantization_config")) is not None:
             by = how["quant_method"]  # an enum in live networks
-            raise ValueError(
-                f"a stitched model with a quantised network ({getattr(by, 'value', by)}) cannot be saved: stitch the "
-                "network before it is quantised. " + KEEP_STITCHER + see("not-saved")
-            )
+            raise ValueError(QUANTISED.format(getattr(by, "value", by)))
 
 
 def networks_of(record: Mapping[str, Any]) -> Iterator[Method]:
@@ -79,6 +82,8 @@ def write(
     record = read_record(folder / CONFIG)
     (folder / CONFIG).unlink()
     weights = state_dict or State(model)
+    if packed := {type(weight).__name__ for weight in model.parameters() if is_traceable_wrapper_subclass(weight)}:
+        raise ValueError(QUANTISED.format(", ".join(packed)))
     tied = ties(weights)
     _check_loads(model, record, described(weights), tied)
     save_beside([model.generation_config] if model.can_generate() else [], folder)
@@ -123,10 +128,8 @@ def _check_loads(
             if merged
             else "this model cannot be saved, because its networks were changed by hand, or built in a way that their "
             "configs do not contain, and the configs are what loads it: "
-            f"{'; '.join(differing)}. Change the config before a network is built, or its modules with "
-            "hf_stitch.adapters.rewriting.rewrite and a Rewrite in hf_stitch.registries.rewrites, which is recorded, "
-            "before the network is loaded and stitched. " + KEEP_STITCHER + ", which takes networks with the same "
-            "changes only"
+            f"{'; '.join(differing)}. Change the config before a network is built, or its modules by a recorded "
+            "hf_stitch.adapters.rewriting.Rewrite. " + KEEP_STITCHER + ", with the same changes"
         )
         raise ValueError(why + see("not-saved"))
 

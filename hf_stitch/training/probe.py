@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.cutting.copying import is_compiled
+from hf_stitch.adapters.examples import LACKING, lacks_weights
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
@@ -70,13 +70,8 @@ def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> di
 
 def check_whole(model: nn.Module) -> None:
     """Raise an error if this process does not have all weights of a network."""
-    sharded = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-    if sharded or any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.is_meta for p in model.parameters()):
-        raise ValueError(
-            f"the weights of {type(model).__name__} are sharded over the processes (FSDP, ZeRO-3) or offloaded, but "
-            "every process needs all weights: train with DDP or in one process, or compare checkpoints after training "
-            "with hf_stitch.compare"
-        )
+    if any(map(lacks_weights, model.modules())):
+        raise ValueError(f"{type(model).__name__} {LACKING}")
 
 
 @contextmanager
@@ -96,23 +91,11 @@ def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
         stack.callback(random.setstate, python)
         stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_as_written(model))
+        if is_compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if processes.count > 1:
             stack.enter_context(_buffers_of_first(model, processes))
         yield
-
-
-@contextmanager
-def _as_written(model: nn.Module) -> Iterator[None]:
-    """Run modules uncompiled that ``module.compile()`` has compiled in place."""
-    compiled = {module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl}
-    try:
-        for module in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in compiled.items():
-            module._compiled_call_impl = call
 
 
 @contextmanager

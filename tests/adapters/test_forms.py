@@ -2,67 +2,267 @@
 
 from __future__ import annotations
 
-import warnings
+import random
+import re
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import hf_stitch_versions as versions
 import pytest
 import torch
 import transformers
-from forms import EXACT, FORMS, ROUNDED, Wrapper, layer_in, load_form, loaded
-from tiny_networks import LAYERS, build, plain_tokenizer
+from forms import (
+    EXACT,
+    FORMS,
+    OWN,
+    REFUSED,
+    ROUNDED,
+    Wrapper,
+    adapter_of,
+    form_of,
+    layer_in,
+    load_form,
+    loaded,
+    twin,
+)  # fmt: skip
+from tiny_networks import LANGUAGE, LAYERS, SIZE, WORDS, build, plain_tokenizer
 from torch import Tensor, nn
 
 import hf_stitch
+from hf_stitch import Adapter, StitchedModel, Stitcher
 from hf_stitch.adapters.examples import ExampleError
+from hf_stitch.adapters.loading import unwrap
+from hf_stitch.reference import weights_hash
 
 BERT = LAYERS["bert"]
 IDS = torch.arange(4, 16).reshape(2, 6)
+FEW: dict[str, Any] = {"resamples": 10, "progress": False}
 
-CASES = [("bert", form) for form in FORMS] + [
-    ("llama", form) for form in FORMS if form not in ("wrapped", "lora")
-]  # a cache among the outputs bypasses cuts
+ELSEWHERE = {
+    "llama": ("wrapped", "peft of zeros", "peft", "half pruned", "orthogonal", "tensor subclass", "int8", "offloaded"),
+    "vit": ("compiled in place", "layer of integers"),
+    "cnn": ("weight norm", "old spectral norm"),
+}
+"""Forms of a decoder and of networks of images; all others are those of an encoder."""
+
+CASES = [
+    *(("bert", form) for form in FORMS if not any(form in forms for forms in ELSEWHERE.values())),
+    ("bert", "peft"),
+    *((family, form) for family, forms in ELSEWHERE.items() for form in forms),
+]  # fmt: skip
+
+ROWS = {
+    "plain": "plain, and weights rounded or merged by hand",
+    **dict.fromkeys(("bf16", "fp16"), "bfloat16, float16"),
+    **dict.fromkeys(("peft", "peft of zeros", "peft of another kind"), "adapters of [PEFT](lora.md), live"),
+    "peft-merged": "adapters of PEFT, merged",
+    "lora": "a LoRA of your own",
+    "wrapped": "a wrapper `forward(*args, **kwargs)` of your own",
+    **dict.fromkeys(("compiled", "compiled in place"), "`torch.compile(network)`, `network.compile()`"),
+    "parallel": "`DataParallel`, DDP",
+    **dict.fromkeys(("offloaded", "on disk"), "offloaded by accelerate, to memory or disk"),
+    "half pruned": "`torch.nn.utils.prune`",
+    **dict.fromkeys(("weight norm", "spectral norm", "orthogonal"), "`torch.nn.utils.parametrizations`"),
+    **dict.fromkeys(("old weight norm", "old spectral norm"), "`torch.nn.utils.weight_norm`, `.spectral_norm`"),
+    "int8": "`torch.ao.quantization.quantize_dynamic`",
+    "tensor subclass": "weights of a tensor class (torchao, weights only)",
+    "layer of integers": "layers of integers (bitsandbytes)",
+    "prompts": "prompts of PEFT (prompt, prefix and p-tuning)",
+    "compiled block": "`network.block = torch.compile(block)`",
+    **dict.fromkeys(("TorchScript", "TorchScript inside"), "TorchScript, also of a module inside"),
+    "exported": "`torch.export`",
+    "on meta": "weights on the meta device",
+    "sharded": "sharded (FSDP, tensor parallelism, ZeRO)",
+}
+"""Form -> its row on the page."""
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/forms.md"
 
 
-@pytest.mark.parametrize(("family", "form"), CASES)
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_layers_and_activations_of_padded_texts_are_those_of_the_plain_network(
-    family: str, form: str, padding: str, inputs: Callable[..., Any]
-) -> None:
-    plain, other = loaded(family, "plain"), loaded(family, form)
+@cache
+def table() -> dict[str, dict[str, str]]:
+    """Return the table of the page: row -> column -> cell."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    head, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+def way_out(form: str, column: str) -> str:
+    """Return the way out that the page names where a form is refused; empty where it is taken."""
+    cell = table()[ROWS[form]][column]
+    assert cell == "yes" or (cell.startswith("no: `") and cell.endswith("`")), cell
+    return cell[5:-1] if cell != "yes" else ""
+
+
+def test_the_page_has_a_row_for_every_form_and_a_form_for_every_row() -> None:
+    assert {*FORMS, *REFUSED} == ROWS.keys() and {form for _, form in CASES} == {*FORMS}
+    assert set(ROWS.values()) == table().keys()
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_a_form_is_refused_when_it_is_loaded_with_the_way_out_of_the_page(form: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(way_out(form, "load, compare"))):
+        load_form("bert", form)
+    assert {cell for column, cell in table()[ROWS[form]].items() if column != "load, compare"} == {""}
+
+
+@cache
+def loaded_twin(family: str, form: str, seed: int = 0) -> Adapter:
+    if form not in OWN and form != "plain":
+        return loaded_twin(family, "plain", seed)
+    return adapter_of(family, twin(family, form, seed))
+
+
+def data_of(family: str) -> list[Any]:
+    if family in LANGUAGE:
+        draw = random.Random(0)
+        return [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(24)]
+    return list(torch.randn(24, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1)))
+
+
+def stitched(a: Adapter, b: Adapter, family: str) -> StitchedModel:
+    layer, data = LAYERS[family], data_of(family)
+    model: StitchedModel = hf_stitch.stitch(
+        a, b, data[:16], source_layer=layer_in(a, layer), target_layer=layer_in(b, layer), test_data=data[16:],
+        task=None, progress=False, matcher="ridge", ridge=1.0,
+    )  # fmt: skip
+    return model
+
+
+def partner(family: str) -> Adapter:
+    """The other network of each pair."""
+    return loaded_twin(family, "plain", 1)
+
+
+@cache
+def joined(family: str, form: str, source: bool) -> StitchedModel:
+    """A form as source or target, and the other network."""
+    pair = (loaded(family, form), partner(family))
+    return stitched(*(pair if source else pair[::-1]), family)
+
+
+@cache
+def joined_twin(family: str, form: str, source: bool) -> StitchedModel:
+    """The same of its twin."""
+    if form not in OWN:
+        return joined(family, "plain", source)
+    pair = (loaded_twin(family, form), partner(family))
+    return stitched(*(pair if source else pair[::-1]), family)
+
+
+def scores(evaluation: hf_stitch.Evaluation) -> dict[str, float]:
+    return {name: score.value for name, score in evaluation.scores["stitched"].items()}
+
+
+@torch.no_grad()
+def logits(model: Any, family: str) -> Tensor:
+    given = model.preprocess(data_of(family)[:5])
+    output = model.forward(given) if isinstance(model, Adapter) else model(**given)
+    found: Tensor = getattr(output, "logits", output)
+    return found
+
+
+def close(form: str, found: Any, expected: Any) -> None:
+    """Compare numbers of a form with those of its twin: bits, or up to the rounding of its dtype."""
+    found, expected = (torch.as_tensor(each).double() for each in (found, expected))
+    tolerance = 0.0 if form in EXACT else 2e-2 if form in ROUNDED else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def cut(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """Layers and activations are those of the twin, and a cut is exact."""
+    plain, other = loaded_twin(family, form), loaded(family, form)
     assert other.layers == tuple(layer_in(other, layer) for layer in plain.layers)
-    expected = plain.encode(inputs(plain, padding), LAYERS[family])[LAYERS[family]]
-    given = inputs(other, padding)
-    found = other.encode(given, layer := layer_in(other, LAYERS[family]))[layer]
-    assert bool((given["attention_mask"] == 0).any())
-    assert found.mask is not None and torch.equal(found.mask, expected.mask)
-    wanted, values = expected.values[expected.mask], found.values[found.mask]
-    if form in EXACT:
-        assert torch.equal(values, wanted)
-    else:
-        tolerance = 2e-2 if form in ROUNDED else 1e-5
-        torch.testing.assert_close(values.float(), wanted, rtol=tolerance, atol=tolerance)
+    layer = layer_in(other, LAYERS[family])
+    for padding in ("left", "right"):
+        expected = plain.encode(inputs(plain, padding), LAYERS[family])[LAYERS[family]]
+        given = inputs(other, padding)
+        found = other.encode(given, layer)[layer]
+        rows: Any = ...
+        if family in LANGUAGE:
+            rows = found.mask
+            assert rows is not None and not bool(rows.all()) and torch.equal(rows, expected.mask)
+        close(form, found.values[rows], expected.values[rows])
+        whole, halves = other.forward(given), other.decode(found, layer)
+        assert torch.equal(getattr(halves, "logits", halves), getattr(whole, "logits", whole))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_layer_has_cka_1_with_itself_in_each_form(form: str, texts: Any) -> None:
-    plain, other = loaded("bert", "plain"), loaded("bert", form)
-    found = hf_stitch.compare(plain, other, [sample["text"] for sample in texts], metrics=["linear_cka"])
-    diagonal = torch.as_tensor(next(iter(found.values.values()))).diagonal()
-    torch.testing.assert_close(diagonal.double(), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-3)
+def hashed(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """The hash is that of the weights: the same of a form built again, another of other weights."""
+    known = loaded(family, form).pinned.weights_hash
+    again, other = (weights_hash(unwrap(form_of(family, form, seed))) for seed in (0, 1))
+    assert known == again != other
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "pruned"])  # by hooks, which halves do not have
-def test_a_form_joined_to_the_plain_network_computes_as_the_network_does(
-    form: str, texts: Any, inputs: Callable[..., Any]
-) -> None:
-    plain, other = loaded("bert", "plain"), load_form("bert", form)
-    stitched = hf_stitch.stitch(
-        other, plain, texts, source_layer=layer_in(other, BERT), target_layer=BERT, matcher="identity"
-    )
+def compare(family: str, form: str, folder: Path, inputs: Any) -> None:
+    a, b = loaded_twin(family, form), loaded(family, form)
+    found = hf_stitch.compare(a, b, data_of(family), metrics=["direct_matching"], progress=False)
+    diagonal = torch.as_tensor(found["direct_matching"]).diagonal()
+    assert float(diagonal.max()) <= (0 if form in EXACT else 1e-3 if form in ROUNDED else 1e-9)
+
+
+def stitch(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """Halves join to the network; a fitted stitch gives the outputs and scores that the twin gives, on both sides."""
+    other = loaded(family, form)
+    given, layer = inputs(other), layer_in(other, LAYERS[family])
     with torch.no_grad():
-        expected, found = plain.forward(inputs(plain)).logits, stitched(**inputs(other)).logits
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-2 if form in ROUNDED else 1e-5)
+        whole, halves = other.forward(given), other.back(layer)(other.front(layer)(**given))
+    assert torch.equal(getattr(halves, "logits", halves), getattr(whole, "logits", whole))
+    for source in (True, False):
+        model, expected = joined(family, form, source), joined_twin(family, form, source)
+        close(form, logits(model, family), logits(expected, family))
+        found = scores(model.evaluation)
+        close(form, list(found.values()), list(scores(expected.evaluation).values()))
+    assert found and scores(hf_stitch.evaluate(model, data_of(family)[16:], **FEW)) == found
+
+
+def save_stitcher(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """A stitcher is attached to the form of which it was made, by its hash."""
+    model = joined(family, form, True)
+    model.stitcher.save_pretrained(folder)
+    again = Stitcher.from_pretrained(folder).attach(loaded(family, form), partner(family))
+    assert torch.equal(logits(again, family), logits(model, family))
+
+
+def save(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """A model is saved and is the same when it is loaded, if what is in it can be built from its config."""
+    model = joined(family, form, True)
+    model.save_pretrained(folder)
+    again, given = StitchedModel.from_pretrained(folder), model.preprocess(data_of(family)[:5])
+    found, expected = (getattr(output, "logits", output) for output in (again(**given), model(**given)))
+    assert torch.equal(found, expected)
+
+
+def same(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """A form is the same as its twin up to rounding; integers are told as other weights, and are themselves."""
+    data, other = data_of(family)[:4], loaded(family, form)
+    found = versions.same(loaded_twin(family, form), other, data, progress=False)
+    if form == "int8":
+        assert not found.is_same and "weight differs by 0.00" in found.findings[0].weights[0]
+        found = versions.same(other, load_form(family, form), data, progress=False)
+    assert found.is_same, found.verdict
+
+
+VERBS = {
+    cut: "load, compare", hashed: "load, compare", compare: "load, compare", stitch: "stitch, evaluate",
+    save_stitcher: "save a stitcher", save: "save whole", same: "same",
+}  # fmt: skip
+"""Verb -> its column on the page."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "form"), CASES)
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_every_verb_works_on_every_form_or_names_the_way_out_of_the_page(
+    verb: Callable[..., None], family: str, form: str, inputs: Any, tmp_path: Path
+) -> None:
+    if way := way_out(form, VERBS[verb]):
+        with pytest.raises(ValueError, match=re.escape(way)):
+            verb(family, form, tmp_path, inputs)
+    else:
+        verb(family, form, tmp_path, inputs)
 
 
 class Passing(transformers.BertForSequenceClassification):
@@ -172,19 +372,6 @@ def test_inputs_without_names_get_those_of_the_network_inside(given: Any) -> Non
     adapter = hf_stitch.load(Wrapper(build("bert", 0)), example_inputs=given, processor=plain_tokenizer())
     assert adapter.interface.content == ("input_ids",)
     assert adapter.layers == tuple(f"inner.bert.encoder.layer.{i}" for i in range(3))
-
-
-def test_prompts_of_peft_stay_in_the_network(texts: Any) -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads what transformers 5.24 renamed
-        model = peft.get_peft_model(build("bert", 0), config).eval()
-    adapter = hf_stitch.load(model, example_inputs={"input_ids": IDS}, processor=plain_tokenizer())
-    assert adapter.model is model
-    given = adapter.preprocess([sample["text"] for sample in texts[:5]])
-    with torch.no_grad():
-        assert torch.equal(adapter.forward(given).logits, model(**given).logits)
 
 
 def test_a_base_into_which_peft_has_put_an_adapter_is_not_compared_with_itself_silently(texts: Any) -> None:

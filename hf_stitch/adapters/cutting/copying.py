@@ -6,19 +6,21 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from hf_stitch.adapters.cutting.surgery import is_bookkeeping, swapped
 from hf_stitch.offloading import State, hooks_of, is_offloaded, shared
 
-WRAPPED = "._orig_mod"
-"""Suffix of the name of a module that torch.compile has wrapped."""
+MAKING_WEIGHTS = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks of torch that compute a weight from others before each forward."""
 
 
-def compiled_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules that torch.compile has wrapped or marked."""
-    modules = model.named_modules()
-    return [name for name, module in modules if name.endswith(WRAPPED) or module._compiled_call_impl is not None]
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a module of a network was compiled in place."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 WITHOUT_WEIGHTS: dict[str, Any] = {
@@ -40,15 +42,10 @@ def hollow(module: nn.Module) -> nn.Module:
 
 
 def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Module:
-    """Copy a model in eval mode and without hooks, with some modules replaced before the copy.
+    """Copy a model in eval mode, with some modules replaced before the copy, and without hooks but those of weights.
 
     A copy of a model whose weights accelerate has offloaded shares them, and the hooks that load them.
     """
-    if wrapped := [name for name in compiled_modules(model) if name.endswith(WRAPPED)]:
-        raise ValueError(
-            f"module {wrapped[0].removesuffix(WRAPPED)!r} of {type(model).__name__} is compiled, and torch.compile "
-            "renames its weights: cut the network into halves before calling torch.compile"
-        )
     with swapped(model, without):
         offloaded = is_offloaded(model)
         state = State(model)
@@ -57,8 +54,10 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
                 f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
                 "device, and no hook of accelerate loads them; load the model first"
             )
+        kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        made: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}  # by hooks
         try:
-            twin = copy.deepcopy(model, shared(model) if offloaded else None)
+            twin = copy.deepcopy(model, made | (shared(model) if offloaded else {}))
         except Exception as error:
             raise ValueError(_why_not_copied(model, error)) from error
     if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
@@ -68,13 +67,14 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
             remove_hook_from_module(module)
     for name, module in twin.named_modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            foreign = [hook for hook in hooks.values() if not is_bookkeeping(hook)]
-            if foreign:
+            others = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
+            if foreign := [hook for hook in others.values() if not isinstance(hook, MAKING_WEIGHTS)]:
                 raise ValueError(
                     f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves "
-                    "of a network have no hooks: remove it (torch.nn.utils.prune.remove), or compute in the module"
+                    "of a network have no hooks: remove it, or compute in the module"
                 )
             hooks.clear()
+            hooks.update(others)
         vars(module).pop("_output_capturing_hooks_installed", None)  # transformers installs them again on demand
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()

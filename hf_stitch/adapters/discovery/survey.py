@@ -111,7 +111,8 @@ class Survey:
                 place = "".join(f"[{key!r}]" for key in path)
                 raise ValueError(
                     f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
-                    "model in a module that returns tensors, or a tuple, list or mapping of them"
+                    "model in a module that returns tensors, or a tuple, list or mapping of them; of a language model, "
+                    "switch the cache off (config.use_cache = False)"
                 )
         values = [leaf for leaf in tree.tensors(output).values() if leaf.is_floating_point()]
         if values and not any(bool(leaf.isfinite().any()) for leaf in values):
@@ -159,9 +160,7 @@ class Survey:
         if self._named is not None:
             return self._named
         listed = [name for name in self.trace.calls if name and self.dominates(name)]
-        composite = [
-            n for n in listed if self._in_stack(n) and any(True for _ in self.model.get_submodule(n).children())
-        ]
+        composite = [n for n in listed if self._is_composite(n)]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
         chosen = repeated or composite
         if len(chosen) < 2:
@@ -172,9 +171,12 @@ class Survey:
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
-    def _in_stack(self, name: str) -> bool:
-        parent = self.model.get_submodule(name.rpartition(".")[0])
-        return isinstance(parent, (nn.Sequential, nn.ModuleList))
+    def _is_composite(self, name: str) -> bool:
+        """Return whether an element of a stack has modules inside, apart from those that make its weight."""
+        parent, module = (self.model.get_submodule(place) for place in (name.rpartition(".")[0], name))
+        inside = [key for key, _ in getattr(module, "base_layer", module).named_children()]  # without an adapter
+        own = any(key not in ("parametrizations", "_packed_params") for key in inside)
+        return own and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
         """Return whether a class repeats among the elements, or among all stacks if there is only one element."""

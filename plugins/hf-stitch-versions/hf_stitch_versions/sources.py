@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from hf_stitch import Activations, Adapter
+from hf_stitch import Activations, Adapter, load
+from hf_stitch.adapters.cutting.copying import copy_without
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Id
-from hf_stitch.offloading import is_offloaded
+from hf_stitch.offloading import State, is_offloaded
 from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, values_of, watch
 
 EXACT = torch.float64
@@ -29,14 +30,16 @@ class Feed:
     mask: Tensor | None = None  # (batch, positions), true for real tokens
 
 
-def check_in_memory(*networks: Adapter) -> None:
-    """Refuse networks whose weights are offloaded: they are not there to be converted or exchanged."""
-    for network in networks:
-        if is_offloaded(network.model):
-            raise ValueError(
-                f"weights of {network.reference} are offloaded by accelerate: versions of a network are compared with "
-                "all weights in memory. Load it without device_map, or compare activations with hf_stitch.compare"
-            )
+def in_memory(network: Adapter) -> Adapter:
+    """Return a network whose weights are in memory, where they can be converted: of an offloaded one, a copy."""
+    if not is_offloaded(network.model):
+        return network
+    from accelerate.hooks import remove_hook_from_submodules
+
+    twin = copy_without(network.model, {})
+    remove_hook_from_submodules(twin)
+    twin.load_state_dict(dict(State(network.model)), assign=True)
+    return load(twin.to(network.device), processor=network.processor, example_inputs=dict(network.example))
 
 
 class Source(Protocol):

@@ -196,7 +196,7 @@ def test_offloaded_weights_are_refused() -> None:
 
 # -- forms -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_an_adapter_counts_as_merged(family: str, name: str) -> None:
     plain, live = build(family, 0), form_of(family, "peft")
     metric, network = METRICS[name](), unwrap(live)
@@ -215,7 +215,7 @@ def test_an_adapter_counts_as_merged(family: str, name: str) -> None:
             assert (found > 0.1) == (layer in changed)
 
 
-@pytest.mark.parametrize("form", ["int8", "weight-norm", "pruned"])
+@pytest.mark.parametrize("form", ["int8", "weight norm", "pruned"])
 def test_other_forms_are_read_as_what_they_compute(form: str) -> None:
     metric, plain, other = RelativeChange(), build("bert", 0), form_of("bert", form)
     found = values(metric, plain, other)

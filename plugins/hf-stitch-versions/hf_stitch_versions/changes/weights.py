@@ -201,12 +201,17 @@ def _packed(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.ao.nn.") and callable(getattr(module, "weight", None))
 
 
+def dequantized(value: Tensor) -> Tensor:
+    """Return the numbers that a quantised tensor stands for, as its class tells; another tensor as it is."""
+    value = value.detach()
+    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
+    return value.dequantize() if own or value.is_quantized else value
+
+
 @torch.no_grad()
 def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
     """Return a weight as dense numbers; ``None`` for integers that are no weight."""
-    value = value.detach()
-    if value.is_quantized or (type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")):
-        value = value.dequantize()
+    value = dequantized(value)
     if not value.is_floating_point() and name == "weight" and hasattr(module, "in_features"):
         return computed(module, module.in_features)
     return value if value.is_floating_point() else None

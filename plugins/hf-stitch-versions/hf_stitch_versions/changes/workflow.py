@@ -22,7 +22,7 @@ from hf_stitch_versions.changes.outputs import Array, Measure, calibration_error
 from hf_stitch_versions.changes.parts import Pairing, Part, pair
 from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, Effect, Estimate, Outputs
 from hf_stitch_versions.changes.weights import effective, weight_change
-from hf_stitch_versions.sources import check_in_memory
+from hf_stitch_versions.sources import in_memory
 
 RESAMPLES = 5000
 """Number of bootstrap resamples of the samples."""
@@ -94,8 +94,7 @@ def diff(
     if unknown := [name for name in fail_above or () if name not in BOUNDS]:
         raise ValueError(f"fail_above has no bound {unknown[0]!r}; bounds: {', '.join(BOUNDS)}")
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
-        first, second = (load_on(each, run.processes.device) for each in (a, b))
-        check_in_memory(first, second)
+        first, second = (in_memory(load_on(each, run.processes.device)) for each in (a, b))
         measure = Measure.of(first.task or second.task)
         for name in fail_above or () if data is not None else ():
             if name != "weight_change" and (name == "squared_difference") == measure.is_divergence:

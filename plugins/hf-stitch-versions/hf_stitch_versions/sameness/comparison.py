@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_stitch import Adapter, Samples
-from hf_stitch.adapters.cutting.copying import compiled_modules
+from hf_stitch.adapters.cutting.copying import is_compiled
 from hf_stitch.running import Run
 from hf_stitch_versions.inputs import differences, feeds, for_second
 from hf_stitch_versions.recording import Event, Key, dtype_of
@@ -137,7 +137,7 @@ class Comparison:
                    found[key].output)
             for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
-        if seen is None and self.b is not None and (self.code is not None or compiled_modules(self.b.model)):
+        if seen is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
         return Sameness(

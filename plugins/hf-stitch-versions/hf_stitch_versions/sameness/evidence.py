@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch import Adapter
+from hf_stitch_versions.changes.weights import dequantized, effective
 
 SAYS_NOTHING = {
     "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "model_type",
@@ -93,6 +94,8 @@ def _is_plain(value: Any) -> bool:
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
     mine, theirs = (_state(m) for m in (one, two))
+    if mine.keys() != theirs.keys():  # adapted, parametrised, pruned or quantised: what they compute with
+        mine, theirs = (_effective(m) for m in (one, two))
     if not set(mine) & set(theirs):
         return _unnamed(mine, theirs, max(rounding, SAME))
     found = [f"{name} is missing" for name in mine if name not in theirs]
@@ -100,7 +103,7 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     for name in mine:
         if name not in theirs:
             continue
-        x, y = mine[name].detach(), theirs[name].detach()
+        x, y = mine[name], theirs[name]
         if x.shape != y.shape:
             found.append(f"{name} has the shape {tuple(x.shape)} against {tuple(y.shape)}")
         elif (gap := _gap(x, y)) > rounding:
@@ -116,7 +119,12 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     for place, part in module.named_modules(remove_duplicate=False):
         plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
         found |= {f"{place}.{name}" if place else name: value for name, value in plain.items()}
-    return found
+    return {name: dequantized(value) for name, value in found.items()}
+
+
+def _effective(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights with which a module computes, which may itself be a layer of PEFT."""
+    return {name.removeprefix("it."): value for name, value in effective(nn.ModuleDict({"it": module})).items()}
 
 
 def _gap(x: Tensor, y: Tensor) -> float:
@@ -128,10 +136,10 @@ def _gap(x: Tensor, y: Tensor) -> float:
 
 def _unnamed(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rounding: float) -> list[str]:
     """Compare weights under other names: each must be there in the other network, perhaps transposed."""
-    left = [value.detach() for value in theirs.values()]
+    left = list(theirs.values())
     found = []
     for name, value in mine.items():
-        forms = (value.detach(), value.detach().T) if value.dim() == 2 else (value.detach(),)
+        forms = (value, value.T) if value.dim() == 2 else (value,)
         found_at = (i for i, x in enumerate(left) for f in forms if x.shape == f.shape and _gap(f, x) <= rounding)
         place = next(found_at, None)
         if place is None:

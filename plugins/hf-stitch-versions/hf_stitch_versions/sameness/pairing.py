@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hf_stitch_versions.changes.weights import dequantized
 from hf_stitch_versions.recording import Event, Key
 from hf_stitch_versions.sameness.distances import rows_of
 
@@ -46,7 +47,9 @@ def trace(event: Event, module: nn.Module | None, mask: Tensor | None) -> Trace:
     """Return what pairs a call: the size of its first output, a sketch of it, and the norms of its weights."""
     values = rows_of(next(iter(event.outputs.values())), mask) if event.outputs else torch.zeros(0)
     flat = values.flatten().cpu().nan_to_num()
-    weights = () if module is None else (float(value.detach().double().norm()) for value in module.parameters(False))
+    weights = (
+        () if module is None else (float(dequantized(value).double().norm()) for value in module.parameters(False))
+    )
     return Trace(event.key, event.kind, flat.numel(), _sketch(flat), tuple(sorted(weights)))
 
 

@@ -16,7 +16,7 @@ from hf_stitch.options import Positive, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch_versions.sameness.comparison import Comparison
 from hf_stitch_versions.sameness.result import Sameness
-from hf_stitch_versions.sources import Recorded, Source, check_in_memory
+from hf_stitch_versions.sources import Recorded, Source, in_memory
 
 BATCH = 8
 """Samples per forward: the values of all modules are in memory at the same time."""
@@ -68,9 +68,9 @@ def same(
     """
     options.setdefault("batch_size", BATCH)
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
-        first = load_on(a, run.processes.device)
+        first = in_memory(load_on(a, run.processes.device))
         other = _source(b, first, run)
-        check_in_memory(*(each for each in (first, other) if isinstance(each, Adapter)))
+        other = in_memory(other) if isinstance(other, Adapter) else other
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
         return Comparison(first, other, samples, tolerance, run, code).answer()
