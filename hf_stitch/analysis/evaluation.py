@@ -214,7 +214,7 @@ class Evaluation(Result):
             notes.append(f"matcher {self.parts.recipe['matcher']['name']}, by the error on held-out anchors ({rivals})")
         table.caption = "; ".join(notes + self.cautions) or None
         for who, row in self.scores.items():
-            cells = (Text(str(row.get(figure, "–"))) for figure in figures)
+            cells = (Text(str(row.get(figure, "–")).replace(" [", "\n[")) for figure in figures)
             table.add_row(who, *cells, style="bold" if who == "stitched" else "")
         return table
 

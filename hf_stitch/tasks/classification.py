@@ -14,7 +14,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.errors import see
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, most_likely, ratio, total
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, divergence, most_likely, ratio, total
 from hf_stitch.tasks.heads import logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
@@ -71,6 +71,7 @@ class Classification(OfSamples):
     title = "classification with one class per sample"
     figures: ClassVar[Mapping[str, bool]] = {
         "accuracy": True, "relative_accuracy": True, "cross_entropy": False, "agreement": True,
+        "kl_divergence": False,
     }  # fmt: skip
     compared = ("relative_accuracy", "accuracy", "agreement")
     kept = ("right", "agreement")
@@ -99,23 +100,24 @@ class Classification(OfSamples):
                 )
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure class, agreement and distance; with labels also correctness and cross-entropy."""
+        """Measure class, agreement, distance and divergence; with labels also correctness and cross-entropy."""
         batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
         check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
         measured: dict[str, Answers] = {}
         for shape in dict.fromkeys(values.shape for values in logits.values()):
             names = [name for name, values in logits.items() if values.shape == shape]
             values, of_target = torch.stack([logits[name].float() for name in names]), logits["target"].float()
-            predicted = most_likely(values)
+            predicted, logs = most_likely(values), values.log_softmax(-1)
             rows = {"class": predicted, "agreement": predicted == most_likely(of_target)}
             if batch.labels is not None:
                 self.check_labels(batch, shape[-1])
                 labels = torch.as_tensor(batch.labels, device=values.device).expand(len(names), -1)
                 rows |= {"label": labels, "right": predicted == labels}
-                flat = functional.cross_entropy(values.flatten(0, 1), labels.flatten(), reduction="none")
+                flat = functional.nll_loss(logs.flatten(0, 1), labels.flatten(), reduction="none")
                 rows["cross_entropy"] = flat.view_as(labels)
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
+                rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
             found = as_arrays({"": rows})[""]
             measured |= {name: {key: of[place].copy() for key, of in found.items()} for place, name in enumerate(names)}
         return measured
@@ -132,15 +134,13 @@ class Classification(OfSamples):
         return chance
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
-        """Compute accuracies, cross-entropy and agreement."""
-        found: dict[str, Array] = {}
-        n = weights.sum(1)[:, None]
+        """Compute accuracies, cross-entropy, agreement and divergence."""
+        n, found = weights.sum(1)[:, None], dict[str, Array]()
         if "right" in own:
             right = total(weights, own["right"])
             found = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
-            if "cross_entropy" in own:
-                found["cross_entropy"] = total(weights, own["cross_entropy"]) / n
-        return {**found, "agreement": total(weights, own["agreement"]) / n}
+        more = ("cross_entropy", "agreement", "kl_divergence")
+        return found | {name: total(weights, own[name]) / n for name in more if name in own}
 
     def apart(self, own: Answers, target: Answers) -> Array:
         """Return the total variation distances between class probabilities."""

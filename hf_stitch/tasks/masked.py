@@ -37,7 +37,7 @@ class MaskedTokens(OfTokens):
     pipelines: ClassVar[Mapping[str, str]] = {"": name}
     figures: ClassVar[Mapping[str, bool]] = {
         "perplexity": False, "relative_perplexity": False, "cross_entropy": False,
-        "relative_accuracy": True, "accuracy": True, "agreement": True,
+        "relative_accuracy": True, "accuracy": True, "agreement": True, "kl_divergence": False,
     }  # fmt: skip
     compared = ("relative_perplexity", "perplexity", "relative_accuracy", "accuracy", "agreement")
     kept = ("tokens", "agreement", "right", "cross_entropy")
@@ -82,13 +82,13 @@ class MaskedTokens(OfTokens):
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute perplexities, cross-entropy, accuracies and agreement per masked token."""
-        own, target = ({name: total(weights, row[name]) for name in self.kept} for row in (own, target))
+        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
         tokens = own["tokens"]
         loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
         return {
             "perplexity": np.exp(loss), "relative_perplexity": np.exp(loss - reference), "cross_entropy": loss,
             "relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / tokens,
-            "agreement": own["agreement"] / tokens,
+            **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
         }  # fmt: skip
 
     def usage(self) -> str:

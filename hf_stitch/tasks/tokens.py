@@ -22,6 +22,7 @@ from hf_stitch.tasks.base import (
     Whole,
     as_arrays,
     check_predictions,
+    divergence,
     most_likely,
     total,
 )
@@ -48,15 +49,16 @@ class PerToken(Task):
         real = asked != IGNORED
         check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
         best, measured = most_likely(logits["target"]), dict[str, dict[str, Tensor]]()
+        of_target = logits["target"].float().log_softmax(-1)
         for name, values in logits.items():
-            found = most_likely(values)
+            found, logs = most_likely(values), values.float().log_softmax(-1)
             row = {self.counted: real.sum(1), "agreement": ((found == best) & real).sum(1)}
             if labelled:
                 row["right"] = ((found == asked) & real).sum(1)
-                loss = functional.cross_entropy(
-                    values.float().flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none"
-                )
+                loss = functional.nll_loss(logs.flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none")
                 row["cross_entropy"] = loss.view_as(asked).sum(1)
+            if logs.shape == of_target.shape:
+                row["kl_divergence"] = divergence(logs, of_target).where(real, 0).sum(1)
             measured[name] = row
         return as_arrays(measured)
 
@@ -78,7 +80,7 @@ class NextToken(PerToken):
     pipelines: ClassVar[Mapping[str, str]] = {"": name}
     figures: ClassVar[Mapping[str, bool]] = {
         "perplexity": False, "relative_perplexity": False, "cross_entropy": False, "agreement": True,
-        "bits_per_character": False, "bits_per_byte": False,
+        "kl_divergence": False, "bits_per_character": False, "bits_per_byte": False,
     }  # fmt: skip
     compared = ("relative_perplexity", "perplexity", "agreement")
     kept = ("tokens", "cross_entropy", "agreement")
@@ -148,7 +150,7 @@ class NextToken(PerToken):
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of a predictor for which all tokens are equally likely."""
-        target = measured["target"]
+        target = {name: values for name, values in measured["target"].items() if name != "kl_divergence"}
         tokens, vocabulary = target["tokens"], target["vocabulary"]
         return {**target, "cross_entropy": tokens * np.log(vocabulary), "agreement": tokens / vocabulary}
 
@@ -161,7 +163,7 @@ class NextToken(PerToken):
             "perplexity": np.exp(loss),
             "relative_perplexity": np.exp(loss - reference),
             "cross_entropy": loss,
-            "agreement": own["agreement"] / tokens,
+            **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
         }
         if np.isnan(own["agreement"]).any():  # on other tokens than the target
             figures = {name: np.full_like(values, np.nan) for name, values in figures.items()}

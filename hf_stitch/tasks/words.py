@@ -66,7 +66,7 @@ class Words(OfTokens):
     pipelines: ClassVar[Mapping[str, str]] = {"": name}
     figures: ClassVar[Mapping[str, bool]] = {
         "relative_entity_f1": True, "relative_accuracy": True, "entity_f1": True, "accuracy": True,
-        "cross_entropy": False, "agreement": True,
+        "cross_entropy": False, "agreement": True, "kl_divergence": False,
     }  # fmt: skip
     compared = ("relative_entity_f1", "relative_accuracy", "entity_f1", "accuracy", "agreement")
     kept = ("words", "agreement", "right", "entities")
@@ -149,9 +149,8 @@ class Words(OfTokens):
             found |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
         if "right" in own:
             found |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
-        if "cross_entropy" in own:
-            found["cross_entropy"] = own["cross_entropy"] / words
-        return {**found, "agreement": own["agreement"] / words}
+        more = ("cross_entropy", "agreement", "kl_divergence")
+        return found | {name: own[name] / words for name in more if name in own}
 
     def usage(self) -> str:
         """Print the names of the classes of tokens."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from rich.console import Console
-from scipy.special import entr, log_softmax
+from scipy.special import entr, log_softmax, rel_entr, softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import hf_stitch
@@ -86,6 +86,7 @@ def by_hand(logits: torch.Tensor, target: torch.Tensor, labels: np.ndarray) -> d
         "relative_accuracy": accuracy / of_target,
         "cross_entropy": -log_softmax(own, axis=1)[np.arange(len(labels)), labels].mean(),
         "agreement": (own.argmax(1) == reference.argmax(1)).mean(),
+        "kl_divergence": rel_entr(softmax(reference, axis=1), softmax(own, axis=1)).sum(1).mean(),
     }
 
 
@@ -215,12 +216,14 @@ def test_a_target_that_is_not_the_recorded_one_is_warned_of(
         whole_target(stitched, a)
 
 
-def test_agreement_is_the_only_figure_without_labels(
+def test_agreement_and_divergence_are_the_only_figures_without_labels(
     stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
 ) -> None:
     unlabelled = evaluate(stitched, [s["image"] for s in data[:N]], target=b, progress=False)
-    assert {tuple(figures) for figures in unlabelled.scores.values()} == {("agreement",)}
-    assert unlabelled["agreement"] == scored["agreement"]
+    figures = {who: tuple(found) for who, found in unlabelled.scores.items()}
+    assert figures.pop("chance") == ("agreement",)
+    assert {*figures.values()} == {("agreement", "kl_divergence")}
+    assert all(unlabelled[figure] == scored[figure] for figure in ("agreement", "kl_divergence"))
 
 
 def test_relative_accuracy_is_nan_if_the_target_is_never_correct(
@@ -258,14 +261,14 @@ def test_an_evaluation_converts_to_json_pandas_and_text(scored: Evaluation) -> N
     assert Evaluation.from_dict(json.loads(json.dumps(scored.to_dict(), allow_nan=False))) == scored
     frame = scored.to_pandas()
     assert list(frame.columns) == ["predictor", "figure", "value", "low", "high"]
-    assert len(frame) == 6 * 4
+    assert len(frame) == 6 * 5 - 1  # chance has no divergence
     row = frame[(frame.predictor == "identity") & (frame.figure == "agreement")].iloc[0]
     assert row.value == scored.scores["identity"]["agreement"].value
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(scored)
     for text in (console.export_text(), str(scored)):
         assert "60 held-out samples" in text
-        assert all(word in text for word in (*scored.scores, "relative accuracy", str(scored["accuracy"])))
+        assert all(word in text for word in (*scored.scores, "relative accuracy", *str(scored["accuracy"]).split(" [")))
 
 
 def test_the_plot_has_a_bar_for_each_predictor(scored: Evaluation) -> None:
@@ -348,7 +351,7 @@ def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str])
         progress=False,
     )
     losses: dict[str, list[float]] = {"stitched": [], "target": []}
-    agrees = []
+    agrees, apart = [], []
     for text in texts[:40]:  # without batching there is no padding
         batch = b.preprocess([text])
         with torch.no_grad():
@@ -357,12 +360,15 @@ def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str])
             for name, losses_of in losses.items():
                 losses_of.append(-logits[name][i].log_softmax(-1)[token].item())
             agrees.append((logits["stitched"][i].argmax() == logits["target"][i].argmax()).item())
+            apart.append(rel_entr(*(logits[name][i].softmax(-1).numpy() for name in ("target", "stitched"))).sum())
     found = model.evaluation
     mean, target = np.mean(losses["stitched"]), np.mean(losses["target"])
     assert found["cross_entropy"].value == pytest.approx(mean, rel=1e-5)
     assert found["perplexity"].value == pytest.approx(np.exp(mean), rel=1e-5)
     assert found["relative_perplexity"].value == pytest.approx(np.exp(mean - target), rel=1e-5)
     assert found["agreement"].value == pytest.approx(np.mean(agrees))
+    assert found["kl_divergence"].value == pytest.approx(np.mean(apart), rel=1e-4)
+    assert found.scores["target"]["kl_divergence"].value == 0 and "kl_divergence" not in found.scores["chance"]
     assert found.scores["target"]["agreement"] == Score(1.0, 1.0, 1.0)
     assert found.scores["chance"]["perplexity"].value == pytest.approx(40)
     assert found.scores["chance"]["agreement"].value == pytest.approx(1 / 40)

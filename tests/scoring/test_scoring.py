@@ -60,7 +60,7 @@ def test_halves_of_a_model_and_of_its_parents_measure_the_same(place: Any) -> No
     found = Scoring(place.target, {"": HalvesOfPair(pair, with_source=True)}, predictors, TASK).run(samples, RUN)
     assert list(own) == list(found.answers[""]) == ["stitched", "identity", "mean_only", "source", "target"]
     for who, row in own.items():
-        assert set(row) == {"class", "label", "agreement", "right", "cross_entropy", "distance"}
+        assert set(row) == {"class", "label", "agreement", "right", "cross_entropy", "distance", "kl_divergence"}
         for measure, values in row.items():
             np.testing.assert_allclose(found.answers[""][who][measure], values, rtol=1e-5, atol=1e-6)
     assert own["stitched"]["right"].mean() > 0.8 > own["mean_only"]["right"].mean()

@@ -157,9 +157,12 @@ def test_classes_that_are_no_parts_of_entities_have_no_f1_and_unlabelled_texts_a
     net = network(names=("a", "b", "c", "d", "e"))
     model = hf_stitch.stitch(net, net, Samples.of(TEXTS, label=labels_of(net)), matcher="identity", **CUT)
     assert model.evaluation is not None
-    assert list(model.evaluation.scores["stitched"]) == ["relative_accuracy", "accuracy", "cross_entropy", "agreement"]
+    assert list(model.evaluation.scores["stitched"]) == [
+        "relative_accuracy", "accuracy", "cross_entropy", "agreement", "kl_divergence",
+    ]  # fmt: skip
     plain = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT).evaluation
-    assert plain is not None and {*plain.scores["stitched"]} == {"agreement"} and plain["agreement"].value == 1
+    assert plain is not None and {*plain.scores["stitched"]} == {"agreement", "kl_divergence"}
+    assert (plain["agreement"].value, plain["kl_divergence"].value) == (1, 0)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
