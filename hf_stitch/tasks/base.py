@@ -354,11 +354,6 @@ def most_likely(logits: Tensor) -> Tensor:
     return found.masked_fill(logits.gather(-1, found).isnan(), -1).squeeze(-1)
 
 
-def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
-    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)
-
-
 def check_predictions(values: Tensor, batch: Batch, what: str = "the logits of the target are") -> None:
     """Check values of each sample; if ``logsumexp`` of logits is finite, these give probabilities."""
     bad = ~values.isfinite().all(1)

@@ -14,8 +14,8 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
 from hf_stitch.errors import see
-from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, divergence, most_likely, ratio, total
-from hf_stitch.tasks.heads import logits_of, widened
+from hf_stitch.tasks.base import Answers, Array, Side, Task, as_arrays, check_predictions, most_likely, ratio, total
+from hf_stitch.tasks.heads import divergence, logits_of, widened
 
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
 OF_TEXTS = "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification"

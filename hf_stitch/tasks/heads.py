@@ -88,3 +88,8 @@ def logits_of(output: Any) -> Tensor:
 def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits in float32 or wider, and labels on their device."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
+
+
+def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
+    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)

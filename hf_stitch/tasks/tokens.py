@@ -22,11 +22,10 @@ from hf_stitch.tasks.base import (
     Whole,
     as_arrays,
     check_predictions,
-    divergence,
     most_likely,
     total,
 )
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.heads import divergence, logits_of
 
 EXCLUDED = 1e30
 """Logits of this size are not computed but set, to exclude a token."""
@@ -159,7 +158,7 @@ class NextToken(PerToken):
         own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
         tokens = own["tokens"]
         loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
-        figures = {
+        figures: dict[str, Array] = {
             "perplexity": np.exp(loss),
             "relative_perplexity": np.exp(loss - reference),
             "cross_entropy": loss,
