@@ -142,7 +142,7 @@ def test_two_columns_that_could_be_the_labels_stop_neither_a_stitch_nor_a_grid(t
     said = r"several columns could be the labels: 'coarse', 'fine'.*Samples.of\(data, label='coarse'\).*without labels"
     with pytest.warns(UserWarning, match=said):
         model = stitch(a, b, data, matcher="ridge", **places, **QUIET)
-    assert list(model.evaluation.scores["stitched"]) == ["agreement"]
+    assert list(model.evaluation.scores["stitched"]) == ["agreement", "kl_divergence"]
     with pytest.warns(UserWarning, match=said):
         grid = stitch_grid(a, b, data, layers_a=[places["source_layer"]], layers_b=[places["target_layer"]], **QUIET)
     assert "accuracy" not in grid.figures

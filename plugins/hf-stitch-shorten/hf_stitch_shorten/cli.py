@@ -1,0 +1,37 @@
+"""``hf-stitch shorten``: remove blocks of a network, and save an ordinary checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from hf_stitch.cli.verbs import Job, command
+
+Remove = Annotated[
+    str, typer.Option(help="Number of blocks, their share of all blocks (0.25), or auto: as many as --max-loss allows.")
+]
+
+
+@command("hf_stitch_shorten.workflow:shorten", without=["plan"])
+def shorten(job: Job, remove: Remove = "2") -> None:
+    """Shorten, show, save the network, and end with 1 if it is not accepted."""
+    found = job.run(remove=_count(remove))
+    saved = {} if job.shared.out is None else {"model": str(job.shared.out / "model")}
+    if job.shared.out is not None:
+        found.save_pretrained(job.shared.out / "model")
+    job.finish(found, "shortened.json", {"shortened.png": {}}, **saved)
+    if not found.accepted:
+        raise typer.Exit(1)
+
+
+def _count(text: str) -> int | float | Literal["auto"]:
+    """Read a number of blocks."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected a number of blocks, a share below 1, or auto, got {text!r}", param_hint="--remove"
+        ) from None

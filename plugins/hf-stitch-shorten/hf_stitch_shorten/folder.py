@@ -1,0 +1,106 @@
+"""A shortened network as an ordinary folder, with a card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_stitch import Adapter
+from hf_stitch.storage.folders import replacing
+from hf_stitch_shorten.plain import SENTENCES
+
+if TYPE_CHECKING:
+    from hf_stitch_shorten.result import Shortened
+
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+{network} without {removed}, shortened by [hf-stitch](https://pypi.org/project/hf-stitch/) without training.
+
+{verdict}
+
+| network | {figures} |
+|---|{rules}|
+{rows}
+
+{fitted} Scores are on {n} test samples, with 95% intervals over them.
+
+{notes}
+"""
+
+
+def save(result: Shortened, folder: Path) -> None:
+    """Save the network of a result; see :meth:`Shortened.save_pretrained`."""
+    network = result.model
+    if network is None:
+        raise ValueError("this result was read from a file, which contains no network: shorten again")
+    if network.library == "torch":
+        raise ValueError(
+            f"{type(network.model).__name__} is a module of your own, for which there is no ordinary folder: "
+            "torch.save(result.model.model.state_dict(), path)"
+        )
+    if network.library == SENTENCES:
+        _save_whole(result, network, folder)
+        return
+    with replacing(folder) as fresh:
+        model: Any = network.model
+        if network.library == "timm":
+            import timm
+
+            timm.models.save_for_hf(
+                model, str(fresh), model_args=network.blueprint()["arguments"], safe_serialization=True
+            )
+        else:
+            model.save_pretrained(fresh)
+            if network.processor is not None:
+                network.processor.save_pretrained(fresh)
+        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+
+
+def _save_whole(result: Shortened, network: Adapter, folder: Path) -> None:
+    """Save a sentence encoder, which has folders inside, under its name at once."""
+    from sentence_transformers import SentenceTransformer
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty, and a sentence encoder has folders inside: save to a new one")
+    encoder: Any = network.model
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        SentenceTransformer(modules=[encoder.get_submodule(name) for name in encoder.steps]).save_pretrained(str(fresh))
+        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+        fresh.chmod(0o755)
+        fresh.replace(folder)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def card(result: Shortened) -> str:
+    """Return the card of a shortened network."""
+    from hf_stitch_shorten.result import SHORTENED, listed
+
+    figures = list(result.scores[SHORTENED])
+    rows = [
+        f"| {who} | " + " | ".join(str(row.get(name, "–")) for name in figures) + " |"
+        for who, row in result.scores.items()
+    ]
+    libraries = {"timm": "timm", SENTENCES: "sentence-transformers"}
+    assert result.model is not None
+    metadata = {"library_name": libraries.get(result.model.library, "transformers"), "tags": ["hf-stitch", "shortened"]}
+    if not Path(result.network).exists() and "/" in result.network and " " not in result.network:
+        metadata["base_model"] = result.network.partition("@")[0]
+    fitted = "" if result.gain is None else f"The map ({result.matcher}) was fitted on {result.rows} rows."
+    return CARD.format(
+        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata.items()),
+        title=f"Shortened: {len(result.removed)} blocks removed", network=result.network,
+        removed=listed(result.removed), verdict=result.verdict,
+        figures=" | ".join(name.replace("_", " ") for name in figures), rules="|".join("---" for _ in figures),
+        rows="\n".join(rows), fitted=fitted, n=result.n, notes="\n".join(f"- {note}" for note in result.notes),
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""Forms of networks whose weights cannot be changed as they are, and what to do first."""
+
+from __future__ import annotations
+
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hf_stitch import Adapter
+from hf_stitch.adapters.cutting.copying import MAKING_WEIGHTS
+from hf_stitch.offloading import is_offloaded
+
+
+def check_form(network: Adapter) -> None:
+    """Check that the weights of a network are plain numbers.
+
+    Args:
+        network: The network.
+
+    Raises:
+        ValueError: If they are quantised, offloaded, made by hooks or parametrisations, or have adapters beside them.
+    """
+    kind = type(network.model).__name__
+    if is_offloaded(network.model):
+        raise ValueError(f"weights of {kind} are offloaded: load it into memory (without device_map) and shorten that")
+    for name, module in network.model.named_modules():
+        if hasattr(module, "base_layer"):
+            raise ValueError(f"module {name!r} of {kind} has an adapter: shorten what merge_and_unload() returns")
+        if parametrize.is_parametrized(module):
+            raise ValueError(f"module {name!r} of {kind} is parametrised: call remove_parametrizations on it first")
+        if any(isinstance(hook, MAKING_WEIGHTS) for hook in module._forward_pre_hooks.values()):
+            raise ValueError(
+                f"a hook makes a weight of module {name!r} of {kind}: call prune.remove, remove_weight_norm or "
+                "remove_spectral_norm on it first"
+            )
+        packed = [type(p).__name__ for p in module.parameters(False) if is_traceable_wrapper_subclass(p)]
+        integers = [str(p.dtype) for p in module.parameters(False) if not p.is_floating_point()]
+        if packed or integers or hasattr(module, "_packed_params"):
+            how = (packed or integers or ["packed weights"])[0]
+            raise ValueError(
+                f"module {name!r} of {kind} is quantised ({how}): shorten the network before it is quantised, or "
+                "dequantize() it"
+            )

@@ -1,0 +1,183 @@
+"""Maps that make up for removed blocks: a change of the weights of the last projection before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Penalties of the change, over the mean of the diagonal of the moments; the largest one keeps the weights as they are."""
+
+SINGULAR = 1e-9
+"""Directions with less than this share of the greatest moment are left out where nothing is penalised."""
+
+
+# -- projections ------------------------------------------------------------------------------------------------------
+def matrix_of(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return weights of a projection as (width, inputs) in float64, and its bias."""
+    module: Any = projection
+    weight = module.weight.detach().double()
+    weight = weight.T if isinstance(module, Conv1D) else weight.flatten(1)
+    return weight, None if module.bias is None else module.bias.detach().double()
+
+
+@torch.no_grad()
+def add_to(projection: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    """Add a change to the weights of a projection, in place."""
+    module: Any = projection
+    change = weight.T if isinstance(module, Conv1D) else weight.reshape(module.weight.shape)
+    module.weight.copy_((module.weight.double() + change).to(module.weight.dtype))
+    if bias is not None:
+        module.bias.copy_((module.bias.double() + bias).to(module.bias.dtype))
+
+
+def read_by(projection: nn.Module, values: Tensor) -> Tensor:
+    """Return what a projection reads as rows, one for each position: (rows, inputs)."""
+    module: Any = projection
+    if not isinstance(module, nn.Conv2d):
+        return values.flatten(0, -2)
+    padding = module.padding
+    if isinstance(padding, str):
+        values, padding = functional.pad(values, module._reversed_padding_repeated_twice), 0
+    parts = functional.unfold(values, module.kernel_size, module.dilation, padding, module.stride)
+    return parts.movedim(1, -1).flatten(0, -2)
+
+
+# -- moments ----------------------------------------------------------------------------------------------------------
+@dataclass
+class Moments:
+    """Sums over rows of what a projection reads and of what the stream lacks, as far as a regression needs them.
+
+    Attributes:
+        count: Number of rows.
+        inputs: Sum of ``[a, 1]ᵀ [a, 1]``, (inputs + 1, inputs + 1), where a is what the projection reads.
+        cross: Last removed block -> sum of ``dᵀ [a, 1]``, (width, inputs + 1), where d is the stream behind it minus
+            the stream behind the block of the projection, over the factor of the channel.
+        squares: Last removed block -> sum of ``d²``.
+    """
+
+    count: int = 0
+    inputs: Tensor | float = 0.0
+    cross: dict[str, Tensor | float] = field(default_factory=dict)
+    squares: dict[str, float] = field(default_factory=dict)
+
+    def add(self, read: Tensor, lacks: Mapping[str, Tensor]) -> None:
+        """Add rows of (rows, inputs) and of (rows, width)."""
+        wide = functional.pad(read.detach().double(), (0, 1), value=1.0)
+        self.count += len(wide)
+        self.inputs = self.inputs + wide.T @ wide
+        for name, lack in lacks.items():
+            exact = lack.detach().double()
+            self.cross[name] = self.cross.get(name, 0.0) + exact.T @ wide
+            self.squares[name] = self.squares.get(name, 0.0) + float(exact.square().sum())
+
+    def __add__(self, other: Moments) -> Moments:
+        """Return the moments of both sets of rows."""
+        return Moments(
+            self.count + other.count, self.inputs + other.inputs,
+            {name: self.cross.get(name, 0.0) + other.cross.get(name, 0.0) for name in {**self.cross, **other.cross}},
+            {name: self.squares.get(name, 0.0) + other.squares.get(name, 0.0)
+             for name in {**self.squares, **other.squares}},
+        )  # fmt: skip
+
+
+# -- maps -------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Change:
+    """A change of a projection: of its weights, (width, inputs), and of its bias, (width,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    penalty: float | None = None
+
+
+class Fits:
+    """The maps of one projection, for all blocks that may be the last removed one.
+
+    Args:
+        projection: The module.
+        fitted: Moments of the rows to fit on.
+        held_out: Moments of other rows, which choose the penalty.
+    """
+
+    def __init__(self, projection: nn.Module, fitted: Moments, held_out: Moments) -> None:
+        self.weight, self.bias = matrix_of(projection)
+        self.fitted, self.held_out = fitted, held_out
+        self._spectrum: tuple[Tensor, Tensor] | None = None
+
+    def drop(self, last: str) -> Change:
+        """Return no change."""
+        return Change(torch.zeros_like(self.weight), None if self.bias is None else torch.zeros_like(self.bias))
+
+    def replaceme(self, last: str) -> Change:
+        """Return the least-squares map of the output of the projection, folded into it (ReplaceMe, arXiv 2505.02819).
+
+        With y = W a + b: the T that minimises ‖T y − (y + d)‖², and (T − 1)(W, b) as the change.
+        """
+        whole = self.fitted + self.held_out
+        wide = torch.cat(
+            (self.weight, torch.zeros(len(self.weight), 1) if self.bias is None else self.bias[:, None]), 1
+        )
+        own, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
+        change = cross @ torch.linalg.pinv(own, rtol=SINGULAR, hermitian=True) @ wide
+        return Change(change[:, :-1], None if self.bias is None else change[:, -1])
+
+    def refit(self, last: str) -> Change:
+        """Return the ridge regression of what the stream lacks on what the projection reads.
+
+        The penalty pulls towards the current weights, and has the least error on rows that are held out; that of no
+        change is among the errors. The change itself is fitted on all rows.
+        """
+        errors = {penalty: self._error(self._solved(last, penalty), last) for penalty in PENALTIES}
+        best = min(errors, key=lambda penalty: errors[penalty])
+        if not errors[best] < self.held_out.squares[last]:
+            return self.drop(last)
+        whole, cross = self._centred(self.fitted + self.held_out, last)
+        whole = whole + best * whole.diagonal().mean() * torch.eye(len(whole), dtype=whole.dtype)
+        weight = torch.linalg.solve(whole, cross.T).T
+        return self._with_bias(weight, self.fitted + self.held_out, last, best)
+
+    def _centred(self, moments: Moments, last: str) -> tuple[Tensor, Tensor]:
+        """Return moments about the means, or about 0 if the projection has no bias."""
+        inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
+        own, own_cross = inputs[:-1, :-1], cross[:, :-1]
+        if self.bias is None:
+            return own, own_cross
+        mean, lack = inputs[:-1, -1] / moments.count, cross[:, -1] / moments.count
+        return own - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
+
+    def _with_bias(self, weight: Tensor, moments: Moments, last: str, penalty: float) -> Change:
+        """Return a change with the bias that belongs to its weights."""
+        if self.bias is None:
+            return Change(weight, None, penalty)
+        inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
+        return Change(weight, (cross[:, -1] - weight @ inputs[:-1, -1]) / moments.count, penalty)
+
+    def _solved(self, last: str, penalty: float) -> Change:
+        """Return the change with one penalty, on the rows to fit on."""
+        own, cross = self._centred(self.fitted, last)
+        if self._spectrum is None:
+            values, vectors = torch.linalg.eigh(own)
+            self._spectrum = values.clamp(min=0), vectors
+        values, vectors = self._spectrum
+        weight = (cross @ vectors / (values + penalty * own.diagonal().mean())) @ vectors.T
+        return self._with_bias(weight, self.fitted, last, penalty)
+
+    def _error(self, change: Change, last: str) -> float:
+        """Return the sum of squares that is left on rows that are held out."""
+        none = torch.zeros(len(change.weight), 1, dtype=change.weight.dtype)
+        wide = torch.cat((change.weight, none if change.bias is None else change.bias[:, None]), 1)
+        inputs, cross = torch.as_tensor(self.held_out.inputs), torch.as_tensor(self.held_out.cross[last])
+        return self.held_out.squares[last] - 2 * float((wide * cross).sum()) + float(((wide @ inputs) * wide).sum())
+
+
+MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
+    "refit": Fits.refit, "replaceme": Fits.replaceme, "drop": Fits.drop,
+}  # fmt: skip
+"""Name of a map -> the change that it makes of a projection before the removed blocks."""

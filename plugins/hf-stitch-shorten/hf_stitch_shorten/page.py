@@ -1,0 +1,55 @@
+"""The page of a shortened network."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hf_stitch.reports.drawing import heat_map, layout_of
+from hf_stitch.reports.section import Figure, Section, Table, View
+from hf_stitch_shorten.result import Shortened, listed
+
+
+def section(result: Shortened) -> Section:
+    """Describe a shortened network: the map of intervals, scores, sizes and all intervals."""
+    what = result.figure.replace("_", " ")
+    figures = list(next(iter(result.scores.values())))
+    tables = {
+        "Scores on test samples": Table(
+            ("network", *(name.replace("_", " ") for name in figures)),
+            [(who, *(str(row.get(name, "–")) for name in figures)) for who, row in result.scores.items()],
+        ),
+        "Size and speed": Table(
+            ("network", "weights", "seconds of a forward", "tokens generated per second"),
+            [
+                (who, f"{size.parameters:,}", f"{size.forward:.3g}",
+                 "–" if size.generation is None else f"{size.generation:.0f}")
+                for who, size in result.size.items()
+            ],
+        ),
+        "Intervals": Table(
+            ("removed", "after", what, ""),
+            [
+                (listed(each.blocks), each.before, f"{each.value:.4g}", "★" if each.chosen else "")
+                for each in result.candidates
+            ],
+        ),
+    }  # fmt: skip
+    asked = f"What is left of {result.network} without {listed(result.removed)}?"
+    return Section(
+        "A shorter network", asked, result.verdict, [_map(result, what)], tables=tables, notes=list(result.notes),
+        data=result.data,
+    )  # fmt: skip
+
+
+def _map(result: Shortened, what: str) -> Figure:
+    """Draw the figure of each interval: the block before it against the number of removed blocks."""
+    before = list(dict.fromkeys(each.before for each in result.candidates))
+    counts = sorted({len(each.blocks) for each in result.candidates})
+    values = np.full((len(counts), len(before)), np.nan)
+    for each in result.candidates:
+        values[counts.index(len(each.blocks)), before.index(each.before)] = each.value
+    names = [str(count) for count in counts]
+    rows = [(name, *("" if np.isnan(v) else f"{v:.3g}" for v in row)) for name, row in zip(names, values, strict=True)]
+    caption = f"The {what} without each interval of blocks, on the samples that chose the blocks."
+    view = View("", caption, [heat_map(values, names, before, label=what)], Table(("removed", *before), rows))
+    return Figure([view], layout_of(len(names), len(before), "removed blocks", "the block before them"))

@@ -1,0 +1,257 @@
+"""Which blocks can go: moments of all intervals in one pass, and the outputs of all mapped networks in another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.data import PairedSamples
+from hf_stitch.registry import registries
+from hf_stitch.running import Run
+from hf_stitch.tasks.base import Answers, Task
+from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch_shorten.maps import MAPS, Change, Fits, Moments, read_by
+from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, rows_of, run, stacks
+
+FOLDS = 5
+"""Every fifth sample is held out from the regression, and chooses its penalty."""
+
+PREFERRED = ("kl_divergence", "agreement")
+"""Figures by which intervals are chosen, where the task has them; then its first one."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Neighbouring blocks of a stack that are removed.
+
+    Attributes:
+        stack: The stack.
+        first: Place of the block before them in the stack.
+        last: Place of the last removed block.
+    """
+
+    stack: Stack
+    first: int
+    last: int
+
+    @property
+    def before(self) -> str:
+        """Name of the block before them, whose projection is changed."""
+        return self.stack.blocks[self.first]
+
+    @property
+    def end(self) -> str:
+        """Name of the last removed block."""
+        return self.stack.blocks[self.last]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Names of the removed blocks."""
+        return self.stack.blocks[self.first + 1 : self.last + 1]
+
+    @property
+    def removed(self) -> dict[str, Sequence[int]]:
+        """What is removed, as :func:`hf_stitch_shorten.plain.without` takes it."""
+        return {self.stack.name: self.stack.places(self.first, self.last)}
+
+
+class Search:
+    """The intervals of a network, and what is left of its outputs without them.
+
+    Args:
+        network: The network, which may be shorter than the reference already.
+        reference: The network whose outputs are wanted.
+        keep: Names of blocks that stay.
+        matcher: Name of a map.
+        run_: How the job runs.
+
+    Attributes:
+        cost: Passes of a whole network over the samples of each call, counted by the layers that ran.
+        rows: Number of rows of each regression.
+    """
+
+    def __init__(self, network: Adapter, reference: Adapter, keep: Collection[str], matcher: str, run_: Run) -> None:
+        self.network, self.reference, self.run = network, reference, run_
+        self.matcher, self.keep = matcher, keep
+        self.stacks = stacks(network)
+        self.task: Task = registries.tasks.build(network.task or "feature-extraction").about(network)
+        self.joints: dict[str, Joint] = {}
+        self.cost, self.rows = 0.0, 0
+
+    def find_joints(self, samples: Samples) -> None:
+        """Find the joints of all blocks on a few samples."""
+        inputs = self.task.inputs(self.network, next(iter(samples.take(2).batches(2))).samples)
+        for stack in self.stacks:
+            for block in stack.blocks:
+                if (joint := joint_of(self.network, block, inputs)) is not None:
+                    self.joints[block] = joint
+
+    def intervals(self, longest: int) -> tuple[Interval, ...]:
+        """Return the intervals of at most a length that can be removed, and mapped if the matcher maps."""
+        found = [
+            Interval(stack, first, last)
+            for stack in self.stacks
+            for first in range(len(stack.blocks))
+            for last in range(first + 1, min(first + longest + 1, len(stack.blocks)))
+        ]
+        free = [each for each in found if not set(each.blocks) & set(self.keep)]
+        return tuple(each for each in free if self.matcher == "drop" or self._maps(each))
+
+    def _maps(self, interval: Interval) -> bool:
+        """Return whether both ends of an interval have streams of one kind."""
+        ends = self.joints.get(interval.before), self.joints.get(interval.end)
+        return None not in ends and len({_kind(each, block) for each, block in zip(
+            ends, (interval.before, interval.end), strict=True)}) == 1  # fmt: skip
+
+    # -- fitting ------------------------------------------------------------------------------------------------------
+    def changes(self, samples: Samples, intervals: Sequence[Interval]) -> dict[Interval, Change]:
+        """Return the change that makes up for each interval, fitted on samples in one pass."""
+        if self.matcher == "drop":
+            return {}
+        ends: dict[str, list[str]] = {}
+        for each in intervals:
+            ends.setdefault(each.before, []).append(each.end)
+        blocks = [*dict.fromkeys(name for each in intervals for name in (each.before, each.end))]
+        joints = {block: self.joints[block] for block in blocks}
+        sums = {block: (Moments(), Moments()) for block in ends}
+        for count, (inputs, batch) in enumerate(self._batches(samples, "reading activations")):
+            taps = run(self.network, inputs, joints, blocks, complete=False)
+            for block, lasts in ends.items():
+                joint, found = joints[block], taps.outputs[block]
+                read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+                lacks = {
+                    last: rows_of(taps.streams[last] - taps.streams[block], found.layout) / joint.scale
+                    for last in lasts
+                }
+                for fold, chosen in enumerate(_folds(found.batch, read, found.mask, count)):
+                    sums[block][fold].add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
+            self.cost += len(batch.samples) / len(samples)
+        sums = self._gathered(sums)
+        self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
+        fits = {
+            block: Fits(self.network.model.get_submodule(joints[block].projection), *moments)
+            for block, moments in sums.items()
+        }
+        return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
+
+    def _gathered(self, sums: dict[str, tuple[Moments, Moments]]) -> dict[str, tuple[Moments, Moments]]:
+        """Return the moments of all processes."""
+        parts = self.run.processes.gather(sums)
+        total = parts[0]
+        for part in parts[1:]:
+            total = {name: (total[name][0] + one, total[name][1] + two) for name, (one, two) in part.items()}
+        return total
+
+    # -- scoring ------------------------------------------------------------------------------------------------------
+    def values(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Interval, dict[str, float]]:
+        """Return the figures of the network without each interval, against the outputs of the reference.
+
+        Args:
+            samples: Samples that no map was fitted on.
+            changes: Interval -> change, or ``None`` to drop it.
+
+        Returns:
+            Interval -> figure -> value.
+        """
+        drawn = self.task.drawn(self.measured(samples, changes), resamples=0, seed=self.run.seed)
+        return {
+            name: {figure: float(values[0]) for figure, values in drawn[name].items()} for name in changes
+        }  # fmt: skip
+
+    def measured(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Any, Answers]:
+        """Return what the task measures of each sample: of the network without each interval, and of the ``target``."""
+        blocks = [*dict.fromkeys(name for each in changes for name in (each.before, each.end))]
+        mapping = [each for each, change in changes.items() if change is not None]
+        joints = {name: self.joints[name] for each in mapping for name in (each.before, each.end)}
+        found: dict[Any, list[Answers]] = {}
+        for inputs, batch in self._batches(samples, "scoring intervals"):
+            taps, side = run(self.network, inputs, joints, blocks), (batch, inputs)
+            own = taps.output
+            if self.network is not self.reference:
+                own = self.reference.forward(self.task.inputs(self.reference, batch.samples))
+                self.cost += len(batch.samples) / len(samples)
+            for place, (interval, change) in enumerate(changes.items()):
+                rows = self.task.measure({"target": own, "stitched": self._mapped(taps, interval, change)}, side, side)
+                found.setdefault(interval, []).append(rows["stitched"])
+                if not place:
+                    found.setdefault("target", []).append(rows["target"])
+            behind = sum(self._share_after(each) for each in changes)
+            self.cost += (1 + behind) * len(batch.samples) / len(samples)
+        gathered = self.run.processes.gather(found)
+        parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
+        return self.task.joined(parts, samples)
+
+    def difference(self, short: Adapter, samples: Samples, interval: Interval, change: Change | None) -> float:
+        """Return how far the outputs of a shorter network are from those of the mapped one, over the largest output."""
+        batch = next(iter(samples.take(min(len(samples), 4)).batches(4)))
+        inputs = self.task.inputs(self.network, batch.samples)
+        joints = {} if change is None else {name: self.joints[name] for name in (interval.before, interval.end)}
+        with torch.no_grad():
+            taps = run(self.network, inputs, joints, [interval.before, interval.end])
+            outputs = self._mapped(taps, interval, change), short.forward(inputs)
+        wanted, found = (tensor_of(each, len(batch.samples)) for each in outputs)
+        if wanted is None or found is None or wanted.shape != found.shape:
+            return float("inf")
+        return float((wanted.double() - found.double()).abs().max() / wanted.double().abs().max())
+
+    def _mapped(self, taps: Taps, interval: Interval, change: Change | None) -> Any:
+        """Return the output of the network without an interval."""
+        values = taps.outputs[interval.before].values
+        if change is not None:
+            stream = mapped(self.network, self.joints[interval.before], taps, interval, change)
+            values = ended(self.network, self.joints[interval.end], stream)
+        return self.network.decode(taps.outputs[interval.end].replace(values=values), interval.end)
+
+    def _share_after(self, interval: Interval) -> float:
+        """Return which share of all layers runs behind an interval."""
+        layers = self.network.layers
+        return (len(layers) - 1 - layers.index(interval.end)) / len(layers)
+
+    def _batches(self, samples: Samples, label: str) -> Iterator[tuple[Mapping[str, Any], Any]]:
+        """Yield inputs and batches of this process."""
+        with torch.no_grad():
+            for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
+                yield self.task.inputs(self.network, batch.samples), batch
+
+
+def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, change: Change) -> Tensor:
+    """Return the stream of the block before an interval with its projection changed."""
+    found = taps.outputs[interval.before]
+    read = read_by(network.model.get_submodule(joint.projection), taps.inputs[interval.before])
+    added = read.double() @ change.weight.T + (0 if change.bias is None else change.bias)
+    added = added * joint.scale
+    stream: Tensor = taps.streams[interval.before]
+    if found.layout == "bchw":
+        shape = stream.movedim(1, -1).shape
+        return (stream.double() + added.reshape(shape).movedim(-1, 1)).to(stream.dtype)
+    return (stream.double() + added.reshape(stream.shape)).to(stream.dtype)
+
+
+def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted: str | None) -> str:
+    """Return the figure by which intervals are chosen."""
+    rows = [*values.values()]
+    names = [name for name in rows[0] if all(np.isfinite(row[name]) for row in rows)]
+    if wanted is not None:
+        if wanted not in rows[0]:
+            raise ValueError(f"metric {wanted!r} is not measured; figures of this network: {', '.join(rows[0])}")
+        return wanted
+    return next(name for name in (*PREFERRED, *names) if name in names)
+
+
+def _kind(joint: Joint | None, block: str) -> str | None:
+    """Return what follows the stream, as a name inside of the block."""
+    return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
+
+
+def _folds(batch: int, read: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """Return which rows of a batch to fit on, and which are held out; rows of padding are neither."""
+    per_sample = len(read) // batch
+    held = ((torch.arange(batch) + count * batch) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
+    real = torch.ones_like(held) if mask is None else mask.flatten()
+    return ~held & real, held & real

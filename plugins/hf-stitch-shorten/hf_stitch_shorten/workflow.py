@@ -1,0 +1,382 @@
+"""Remove blocks of a network without training: :func:`shorten`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal, Unpack
+
+import torch
+from torch import nn
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.adapters import load_on
+from hf_stitch.data import Data, PairedSamples
+from hf_stitch.options import Within, checked
+from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch.scoring.measured import as_score, scores_of
+from hf_stitch.tasks.base import Answers
+from hf_stitch_shorten.forms import check_form
+from hf_stitch_shorten.maps import Change, add_to
+from hf_stitch_shorten.plain import CannotBeRebuiltError, renamed, without
+from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size
+from hf_stitch_shorten.search import Interval, Search, chosen_figure
+from hf_stitch_shorten.stacks import RELU
+
+SHARE = 0.25
+"""Share of the data that tests, without ``test_data``; and of the rest, share that chooses the blocks."""
+
+RESAMPLES = 1000
+"""Number of bootstrap resamples of the test samples."""
+
+FEWEST = 8
+"""Least number of samples to fit on, to choose by and to test on."""
+
+DIFFERENT = {False: 1e-4, True: 3e-2}
+"""Greatest difference, over the largest output, between the plain network and the mapped one; in half precision."""
+
+NEW_TOKENS = 32
+"""Number of tokens that are generated to measure the speed."""
+
+
+@checked
+def shorten(
+    model: str | nn.Module | Adapter, data: Data, *,
+    remove: int | float | Literal["auto"] = 2,
+    matcher: Literal["refit", "replaceme", "drop"] = "refit",
+    keep: Iterable[str] = (),
+    scattered: bool = True,
+    max_loss: Annotated[float, Within(0, 1)] | None = None,
+    test_data: Data | None = None,
+    metric: str | None = None,
+    **options: Unpack[RunOptions],
+) -> Shortened:  # fmt: skip
+    """Remove blocks of a network without training, and make up for them in the weights of the blocks before them.
+
+    The last projection of the block before removed ones is fitted, by ridge regression towards its current weights, so
+    that the stream of activations behind it becomes that behind the removed blocks. All intervals are fitted in one
+    pass over the data, and scored on other samples with the outputs of the whole network; the best is removed. Several
+    intervals that do not touch are tried, too: one block after the other. The result is an ordinary network with fewer
+    blocks, and is tested on samples that chose nothing, beside the same blocks only dropped.
+
+    Args:
+        model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
+        data: Raw samples like those that the network will read; labels are not needed. Maps are fitted on more than
+            half of them.
+        remove: Number of blocks, their share of all blocks, or ``auto``: as many as ``max_loss`` allows.
+        matcher: ``refit``; ``replaceme``, a least-squares map of the output of the projection, folded into it (ReplaceMe,
+            arXiv 2505.02819); or ``drop``, no map.
+        keep: Names of blocks that stay.
+        scattered: Whether several intervals are tried, which takes a search for each block.
+        max_loss: Greatest share of outputs that may differ from those of the whole network.
+        test_data: Samples to test on. Default: a quarter of the data.
+        metric: Figure that chooses the blocks. Default: the Kullback-Leibler divergence from the outputs of the whole
+            network, without classes or tokens the agreement, or what comes first.
+        **options: Options of the run: ``batch_size``, ``seed``, ``progress`` and ``accelerator``, as in
+            :class:`hf_stitch.running.RunOptions`. Processes share the samples.
+
+    Returns:
+        The shorter network with its verdict: ``found.model`` is an adapter, ``found.save_pretrained(folder)`` saves an
+        ordinary folder.
+
+    Raises:
+        ValueError: If the network has no stack of blocks, its form has to be made plain first, blocks cannot be mapped
+            or left out of its config, more blocks are to be removed than there are, or samples are too few.
+
+    Example:
+        >>> import torch, transformers, hf_stitch
+        >>> config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
+        ...     intermediate_size=32, image_size=8, patch_size=4, num_labels=3)
+        >>> vit = hf_stitch.load(transformers.ViTForImageClassification(config).eval())
+        >>> found = shorten(vit, torch.rand(80, 3, 8, 8), remove=1, progress=False)
+        >>> len(found.removed), found.model.model.config.num_hidden_layers
+        (1, 3)
+    """
+    if remove == "auto" and max_loss is None:
+        raise ValueError("remove='auto' removes as many blocks as max_loss allows: pass max_loss, e.g. 0.05")
+    with Run.of(shorten, options, takes=WITHOUT_STATE) as run:
+        network = load_on(model, run.processes.device)
+        check_form(network)
+        samples = Samples.of(data)
+        rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
+        fit, choose = rest.split(SHARE, run.seed)
+        for part, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
+            if len(part) < FEWEST:
+                raise ValueError(f"{len(part)} samples {what} are too few: pass {FEWEST} or more for each purpose")
+        job = _Job(network, fit, choose, tuple(keep), matcher, metric, None if max_loss is None else 1 - max_loss, run)
+        return job.told(job.shortened(remove, scattered), test)
+
+
+@dataclass(frozen=True)
+class _State:
+    """A network on the way: shorter than the original, or it."""
+
+    network: Adapter
+    names: Mapping[str, str]  # block -> its name in the original
+    removed: tuple[str, ...] = ()  # names in the original
+    error: float = 0.0
+
+
+@dataclass
+class _Job:
+    """What all steps share, and what they found."""
+
+    network: Adapter
+    fit: Samples
+    choose: Samples
+    keep: tuple[str, ...]
+    matcher: str
+    metric: str | None
+    bound: float | None
+    run: Run
+    candidates: list[Candidate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    cost: float = 0.0
+    rows: int = 0
+    inputs: int = 0  # of the widest projection
+
+    # -- searching ----------------------------------------------------------------------------------------------------
+    def shortened(self, remove: int | float | Literal["auto"], scattered: bool) -> _State:
+        """Return the best network without some blocks."""
+        search = self._search(self.network)
+        self.task = search.task
+        own = {block: block for stack in search.stacks for block in stack.blocks}
+        if unknown := [name for name in self.keep if name not in own]:
+            raise ValueError(f"keep names {unknown[0]!r}, which is no block; blocks: {', '.join(own)}")
+        count = self._count(remove, search)
+        start = _State(self.network, own)
+        values, changes = self._scored(search, search.intervals(count))
+        self.figure = chosen_figure(self.task, values, self.metric)
+        first = self._ranked(values)
+        if remove == "auto":
+            count = self._most(values)
+        whole = [each for each in first if len(each.blocks) == count]
+        found = [self._built(start, search, whole, changes)] if whole else []
+        if scattered and count > 1 and remove != "auto":
+            state = self._built(start, search, [each for each in first if len(each.blocks) == 1], changes)
+            for _ in range(count - 1):
+                search = self._search(state.network, state.names)
+                values, changes = self._scored(search, search.intervals(1))
+                state = self._built(state, search, self._ranked(values), changes)
+            found.append(state)
+        best = found[0] if len(found) == 1 else self._best(found)
+        chosen = set(best.removed)
+        self.candidates = [
+            Candidate(each.before, each.blocks, row[self.figure], set(each.blocks) <= chosen)
+            for each, row in self._map.items()
+        ]
+        return best
+
+    def _search(self, network: Adapter, names: Mapping[str, str] | None = None) -> Search:
+        """Return the search of the intervals of a network."""
+        keep = {each for each, name in (names or {}).items() if name in self.keep} or set(self.keep)
+        search = Search(network, self.network, keep, self.matcher, self.run)
+        if not search.stacks:
+            raise ValueError(
+                f"{type(network.model).__name__} has no stack of blocks: its cuts are "
+                f"{', '.join(network.layers) or 'none'}, and blocks are elements of a list that follow each other"
+            )
+        if self.matcher != "drop":
+            search.find_joints(self.fit)
+        return search
+
+    def _count(self, remove: int | float | Literal["auto"], search: Search) -> int:
+        """Return how many blocks to remove, or for ``auto`` how many to try."""
+        total = sum(len(stack.blocks) for stack in search.stacks)
+        longest = max(len(stack.blocks) - 1 for stack in search.stacks)
+        if remove == "auto":
+            return max(longest // 2, 1)
+        count = remove if isinstance(remove, int) else round(remove * total)
+        if not 1 <= count <= longest:
+            sizes = ", ".join(f"{len(each.blocks)} in {each.name}" for each in search.stacks)
+            raise ValueError(
+                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {longest} can be removed, because the "
+                "first block of a stack stays"
+            )
+        return count
+
+    def _scored(
+        self, search: Search, intervals: Sequence[Interval]
+    ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change]]:  # fmt: skip
+        """Fit and score intervals."""
+        if not intervals:
+            raise ValueError(self._unmapped(search))
+        changes = search.changes(self.fit, intervals)
+        values = search.values(self.choose, {each: changes.get(each) for each in intervals})
+        self.cost += search.cost
+        if not self.rows:
+            self.rows, self._map = search.rows, values
+            self.inputs = max((change.weight.shape[1] for change in changes.values()), default=0)
+        return values, changes
+
+    def _unmapped(self, search: Search) -> str:
+        """Tell why no interval can be removed."""
+        name = type(search.network.model).__name__
+        if set(self.keep) >= {block for stack in search.stacks for block in stack.blocks[1:]}:
+            return f"keep names all blocks of {name} that could be removed"
+        layers = search.stacks[0].blocks
+        return (
+            f"no block of {name} adds the output of a projection to its stream as it is: a norm follows, or experts. "
+            "Use matcher='drop', or keep two networks joined by a map of the whole stream: hf_stitch.stitch(model, "
+            f"model, data, source_layer={layers[0]!r}, target_layer={layers[-1]!r})"
+        )
+
+    def _ranked(self, values: Mapping[Interval, Mapping[str, float]]) -> list[Interval]:
+        """Return intervals, the best one first."""
+        sign = -1 if self.task.figures.get(self.figure, True) else 1
+        return sorted(values, key=lambda each: sign * values[each][self.figure])
+
+    def _most(self, values: Mapping[Interval, Mapping[str, float]]) -> int:
+        """Return the greatest number of blocks without which the agreement meets the bound."""
+        assert self.bound is not None
+        row = next(iter(values.values()))
+        name = next((each for each in AGREEMENTS if each in row), next(iter(row)))
+        counts = [len(each.blocks) for each, row in values.items() if row[name] >= self.bound]
+        if not counts:
+            best = max(row[name] for row in values.values())
+            raise ValueError(
+                f"no block can be removed: {name.replace('_', ' ')} with the whole network is at most {best:.3f}, and "
+                f"max_loss asks for {self.bound:g}"
+            )
+        return max(counts)
+
+    # -- building -----------------------------------------------------------------------------------------------------
+    def _built(
+        self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change]
+    ) -> _State:  # fmt: skip
+        """Return the plain network without the best interval whose plain network computes the same."""
+        why = ""
+        for interval in ranked:
+            try:
+                return self._without(state, search, interval, changes.get(interval))
+            except CannotBeRebuiltError as error:
+                why = why or str(error)
+        raise CannotBeRebuiltError(why)
+
+    def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
+        """Return the plain network without an interval."""
+        short = without(state.network, interval.removed)
+        if change is not None:
+            before, end = search.joints[interval.before], search.joints[interval.end]
+            add_to(short.model.get_submodule(before.projection), change.weight, change.bias)
+            if before.tail not in (None, RELU):
+                weights = state.network.model.get_submodule(str(end.tail)).state_dict()
+                short.model.get_submodule(str(before.tail)).load_state_dict(weights)
+        error = search.difference(short, self.choose, interval, change)
+        coarse = next(short.model.parameters()).dtype in (torch.float16, torch.bfloat16)
+        if not error <= DIFFERENT[coarse]:
+            raise CannotBeRebuiltError(
+                f"{type(short.model).__name__} computes something else without {interval.blocks[0]} (outputs differ by "
+                f"{error:.2g}): its blocks depend on their place, as windows that alternate"
+            )
+        rename = renamed(interval.removed)
+        names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
+        gone = (*state.removed, *(state.names[block] for block in interval.blocks))
+        order = list(self.network.layers)
+        return _State(short, names, tuple(sorted(gone, key=order.index)), max(error, state.error))
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+    def _best(self, states: Sequence[_State]) -> _State:
+        """Return the state whose outputs on the samples to choose by are best."""
+        networks = {str(place): each.network for place, each in enumerate(states)}
+        drawn = self._drawn(networks, self.choose, 0)
+        sign = 1 if self.task.figures.get(self.figure, True) else -1
+        return max(states, key=lambda each: sign * drawn[str(states.index(each))][self.figure][0])
+
+    def _drawn(self, networks: Mapping[str, Adapter], samples: Samples, resamples: int) -> dict[str, dict[str, Any]]:
+        """Return the figures of networks against the whole one, on all samples and on resamples."""
+        measured: dict[str, list[Answers]] = {}
+        with torch.no_grad():
+            for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "testing"):
+                inputs = self.task.inputs(self.network, batch.samples)
+                outputs = {name: each.forward(inputs) for name, each in networks.items()}
+                side = batch, inputs
+                found = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
+                for name, row in found.items():
+                    measured.setdefault(name, []).append(row)
+                self.cost += (1 + len(networks)) * len(batch.samples) / max(len(self.fit), 1)
+        gathered = self.run.processes.gather(measured)
+        parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
+        return self.task.drawn(self.task.joined(parts, samples), resamples=resamples, seed=self.run.seed)
+
+    def told(self, state: _State, test: Samples) -> Shortened:
+        """Test a shorter network, beside the same blocks dropped, and tell."""
+        networks = {SHORTENED: state.network}
+        if self.matcher != "drop":
+            networks[DROPPED] = without(self.network, self._places(state.removed))
+        drawn = self._drawn({**networks, FULL: self.network}, test, RESAMPLES)
+        scores = scores_of({name: drawn[name] for name in (*networks, FULL)})
+        gain = None
+        if self.matcher != "drop":
+            sign = 1 if self.task.figures.get(self.figure, True) else -1
+            gain = as_score(sign * (drawn[SHORTENED][self.figure] - drawn[DROPPED][self.figure]))
+        result = Shortened(
+            str(self.network.reference), state.removed, self.matcher, self.task.name, len(test), test.fingerprint,
+            self.rows, self.figure, scores, gain, self.bound, False, tuple(self.candidates),
+            self._sizes({FULL: self.network, SHORTENED: state.network}, test), state.error,
+            self.cost, (), state.network,
+        )  # fmt: skip
+        meets = self.bound is None or result.agreement[1].low >= self.bound
+        return replace(
+            result, accepted=meets and (gain is None or gain.low > 0), notes=(*self.notes, *self._notes(result))
+        )
+
+    def _places(self, removed: Sequence[str]) -> dict[str, list[int]]:
+        """Return the places of blocks in their lists."""
+        found: dict[str, list[int]] = {}
+        for name in removed:
+            stack, _, place = name.rpartition(".")
+            found.setdefault(stack, []).append(int(place))
+        return found
+
+    def _notes(self, result: Shortened) -> list[str]:
+        """Return what to know."""
+        notes = []
+        if result.gain is not None and self.rows < 2 * self.inputs:
+            notes.append(
+                f"{self.rows} rows are fewer than twice the {self.inputs} inputs of a projection: more data help more "
+                "than another interval"
+            )
+        if result.gain is not None and not result.gain.low > 0:
+            notes.append(
+                "the map helps less than the data of the fit let expect, or is not needed: do the test samples come from "
+                "where those of the fit come from?"
+            )
+        own, whole = result.scores[SHORTENED], result.scores[FULL]
+        if "accuracy" in own and own["accuracy"].value > whole["accuracy"].value and "agreement" in own:
+            notes.append("the accuracy rises although predictions change: it says little about what was lost")
+        if self.task.name == "feature-extraction":
+            notes.append("embeddings are other ones now: index again what was indexed with the whole network")
+        return notes
+
+    def _sizes(self, networks: Mapping[str, Adapter], test: Samples) -> dict[str, Size]:
+        """Measure size and speed."""
+        batch = next(iter(test.batches(min(16, len(test)))))
+        found = {}
+        for name, each in networks.items():
+            inputs = self.task.inputs(each, batch.samples)
+            with torch.no_grad():
+                forward = min(_seconds(partial(each.forward, inputs), each) for _ in range(3))
+            found[name] = Size(sum(p.numel() for p in each.model.parameters()), forward, _generation(each, inputs))
+        return found
+
+
+def _seconds(work: Callable[[], Any], network: Adapter) -> float:
+    """Return how long something takes."""
+    begin = time.perf_counter()
+    work()
+    if network.device.type == "cuda":
+        torch.cuda.synchronize(network.device)
+    return time.perf_counter() - begin
+
+
+def _generation(network: Adapter, inputs: Mapping[str, Any]) -> float | None:
+    """Return how many tokens a causal language model generates in a second."""
+    model: Any = network.model
+    if network.task != "text-generation" or not hasattr(model, "generate"):
+        return None
+    ids = inputs["input_ids"][:1, :4]
+    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    return NEW_TOKENS / min(_seconds(partial(model.generate, ids, **options), network) for _ in range(2))
