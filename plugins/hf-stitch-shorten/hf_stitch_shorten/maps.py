@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Penalties of the change, over the mean of the diagonal of the moments; the largest one keeps the weights as they are."""
+"""Penalties of the change, over the mean of the diagonal of the moments."""
 
 SINGULAR = 1e-9
 """Directions with less than this share of the greatest moment are left out where nothing is penalised."""
@@ -42,10 +42,8 @@ def read_by(projection: nn.Module, values: Tensor) -> Tensor:
     module: Any = projection
     if not isinstance(module, nn.Conv2d):
         return values.flatten(0, -2)
-    padding = module.padding
-    if isinstance(padding, str):
-        values, padding = functional.pad(values, module._reversed_padding_repeated_twice), 0
-    parts = functional.unfold(values, module.kernel_size, module.dilation, padding, module.stride)
+    padded = functional.pad(values, module._reversed_padding_repeated_twice)
+    parts = functional.unfold(padded, module.kernel_size, module.dilation, 0, module.stride)
     return parts.movedim(1, -1).flatten(0, -2)
 
 
@@ -121,9 +119,7 @@ class Fits:
         With y = W a + b: the T that minimises ‖T y − (y + d)‖², and (T − 1)(W, b) as the change.
         """
         whole = self.fitted + self.held_out
-        wide = torch.cat(
-            (self.weight, torch.zeros(len(self.weight), 1) if self.bias is None else self.bias[:, None]), 1
-        )
+        wide = _wide(self.weight, self.bias)
         own, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
         change = cross @ torch.linalg.pinv(own, rtol=SINGULAR, hermitian=True) @ wide
         return Change(change[:, :-1], None if self.bias is None else change[:, -1])
@@ -171,10 +167,14 @@ class Fits:
 
     def _error(self, change: Change, last: str) -> float:
         """Return the sum of squares that is left on rows that are held out."""
-        none = torch.zeros(len(change.weight), 1, dtype=change.weight.dtype)
-        wide = torch.cat((change.weight, none if change.bias is None else change.bias[:, None]), 1)
+        wide = _wide(change.weight, change.bias)
         inputs, cross = torch.as_tensor(self.held_out.inputs), torch.as_tensor(self.held_out.cross[last])
         return self.held_out.squares[last] - 2 * float((wide * cross).sum()) + float(((wide @ inputs) * wide).sum())
+
+
+def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return weights with the bias as the last column, 0 if there is none."""
+    return torch.cat((weight, weight.new_zeros(len(weight), 1) if bias is None else bias[:, None]), 1)
 
 
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {

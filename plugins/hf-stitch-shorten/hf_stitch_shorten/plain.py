@@ -24,7 +24,7 @@ class CannotBeRebuiltError(ValueError):
 
 
 def renamed(removed: Removed) -> Callable[[str], str | None]:
-    """Return the function from the name of a module or weight to its name without the blocks; ``None`` if it is gone."""
+    """Return the function from the name of a module or weight to that without the blocks; ``None`` if it is gone."""
 
     def rename(name: str) -> str | None:
         for stack, places in removed.items():

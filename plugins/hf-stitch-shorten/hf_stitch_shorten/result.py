@@ -166,13 +166,15 @@ class Shortened(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each interval: block before, blocks, number, value, whether it was chosen."""
+        """Return a data frame with a row for each interval: the block before it, its blocks, their number, the figure."""
         import pandas
 
         return pandas.DataFrame(
             [
-                {"before": each.before, "blocks": list(each.blocks), "removed": len(each.blocks), self.figure: each.value,
-                 "chosen": each.chosen}
+                {
+                    "before": each.before, "blocks": list(each.blocks), "removed": len(each.blocks),
+                    self.figure: each.value, "chosen": each.chosen,
+                }
                 for each in self.candidates
             ]
         )  # fmt: skip

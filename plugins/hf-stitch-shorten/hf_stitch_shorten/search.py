@@ -159,7 +159,8 @@ class Search:
         Returns:
             Interval -> figure -> value.
         """
-        drawn = self.task.drawn(self.measured(samples, changes), resamples=0, seed=self.run.seed)
+        measured: Any = self.measured(samples, changes)
+        drawn: Mapping[Any, Any] = self.task.drawn(measured, resamples=0, seed=self.run.seed)
         return {
             name: {figure: float(values[0]) for figure, values in drawn[name].items()} for name in changes
         }  # fmt: skip

@@ -228,7 +228,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
 def _candidates(model: nn.Module, seen: Mapping[str, Any], width: int) -> list[str]:
     """Return the projections of a block that run once and write the width of the stream, the last one first."""
     found = []
-    for name, (args, _) in reversed(seen.items()):
+    for name, (args, _) in reversed([*seen.items()]):
         module: Any = None if name == RELU else model.get_submodule(name)
         if args is not None and type(module) in PROJECTIONS and getattr(module, "groups", 1) == 1:
             written = module.weight.shape[1] if isinstance(module, Conv1D) else module.weight.shape[0]

@@ -66,8 +66,8 @@ def shorten(
         data: Raw samples like those that the network will read; labels are not needed. Maps are fitted on more than
             half of them.
         remove: Number of blocks, their share of all blocks, or ``auto``: as many as ``max_loss`` allows.
-        matcher: ``refit``; ``replaceme``, a least-squares map of the output of the projection, folded into it (ReplaceMe,
-            arXiv 2505.02819); or ``drop``, no map.
+        matcher: ``refit``; ``replaceme``, a least-squares map of the output of the projection, folded into it
+            (ReplaceMe, arXiv 2505.02819); or ``drop``, no map.
         keep: Names of blocks that stay.
         scattered: Whether several intervals are tried, which takes a search for each block.
         max_loss: Greatest share of outputs that may differ from those of the whole network.
@@ -192,8 +192,8 @@ class _Job:
         if not 1 <= count <= longest:
             sizes = ", ".join(f"{len(each.blocks)} in {each.name}" for each in search.stacks)
             raise ValueError(
-                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {longest} can be removed, because the "
-                "first block of a stack stays"
+                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {longest} can be removed, because "
+                "the first block of a stack stays"
             )
         return count
 
@@ -341,8 +341,8 @@ class _Job:
             )
         if result.gain is not None and not result.gain.low > 0:
             notes.append(
-                "the map helps less than the data of the fit let expect, or is not needed: do the test samples come from "
-                "where those of the fit come from?"
+                "the map does not help on the test samples: it is not needed, or they come from elsewhere than the data "
+                "it was fitted on"
             )
         own, whole = result.scores[SHORTENED], result.scores[FULL]
         if "accuracy" in own and own["accuracy"].value > whole["accuracy"].value and "agreement" in own:
