@@ -166,7 +166,7 @@ class Shortened(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each interval: the block before it, its blocks, their number, the figure."""
+        """Return a row for each interval: the block before it, its blocks, their number, the figure, if it was chosen."""
         import pandas
 
         return pandas.DataFrame(

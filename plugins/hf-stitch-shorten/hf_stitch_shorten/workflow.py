@@ -341,8 +341,8 @@ class _Job:
             )
         if result.gain is not None and not result.gain.low > 0:
             notes.append(
-                "the map does not help on the test samples: it is not needed, or they come from elsewhere than the data "
-                "it was fitted on"
+                "the map does not help on the test samples: it is not needed, or they come from elsewhere than the "
+                "data it was fitted on"
             )
         own, whole = result.scores[SHORTENED], result.scores[FULL]
         if "accuracy" in own and own["accuracy"].value > whole["accuracy"].value and "agreement" in own:
