@@ -279,6 +279,14 @@ def distil() -> Namespace:
     return {"teacher": a, "student": b, "texts": [row["text"] for row in sentences(200)]}
 
 
+def shortened() -> Namespace:
+    """A language model of four blocks, and texts."""
+    config = transformers.LlamaConfig(**{**TEXT, "num_hidden_layers": 4}, bos_token_id=1, eos_token_id=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    texts = [row["text"] for row in sentences(80)]
+    return {"model": hf_stitch.load(model, processor=plain_tokenizer()), "texts": texts}
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -510,6 +518,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/same.md": same,
     "docs/how-to/diff.md": changed,
     "docs/how-to/distil.md": distil,
+    "docs/how-to/shorten.md": shortened,
     "docs/how-to/save.md": save,
     "docs/how-to/share.md": share,
     "docs/how-to/stitch.md": partial(stitch, SHORT),

@@ -22,6 +22,7 @@ SHOWS = {
     "relative": "accuracy with another encoder, no training: 0.",
     "same": "First difference: `vit.layers.1.layernorm_after`",
     "share": "same logits: True",
+    "shorten": "trained on: ",
     "stitch": "mean_only",
     "swap": "map: {'name': ",
     "task_loss": "task_loss: 0.",

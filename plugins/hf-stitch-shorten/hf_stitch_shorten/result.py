@@ -79,7 +79,8 @@ class Shortened(Result):
         candidates: All intervals that were scored.
         size: ``full`` and ``shortened`` -> size and speed.
         error: Greatest difference between outputs of the plain network and of the mapped one, over the largest output.
-        forwards: Forwards of a whole network over the data that the search took, about.
+        forwards: Forwards of a whole network per sample of the data without test samples: search and test, without
+            what measures speed; counted by the layers that ran.
         notes: What to know.
         model: The shorter network; not in the saved result.
     """
@@ -166,7 +167,7 @@ class Shortened(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a row for each interval: the block before it, its blocks, their number, the figure, if it was chosen."""
+        """Return a row for each interval: block before it, its blocks, their number, the figure, if it was chosen."""
         import pandas
 
         return pandas.DataFrame(

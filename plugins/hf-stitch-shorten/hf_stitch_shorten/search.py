@@ -72,7 +72,7 @@ class Search:
         run_: How the job runs.
 
     Attributes:
-        cost: Passes of a whole network over the samples of each call, counted by the layers that ran.
+        cost: Forwards of single samples through a whole network, counted by the layers that ran.
         rows: Number of rows of each regression.
     """
 
@@ -131,7 +131,7 @@ class Search:
                 }
                 for fold, chosen in enumerate(_folds(found.batch, read, found.mask, count)):
                     sums[block][fold].add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
-            self.cost += len(batch.samples) / len(samples)
+            self.cost += len(batch.samples)
         sums = self._gathered(sums)
         self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
         fits = {
@@ -176,14 +176,14 @@ class Search:
             own = taps.output
             if self.network is not self.reference:
                 own = self.reference.forward(self.task.inputs(self.reference, batch.samples))
-                self.cost += len(batch.samples) / len(samples)
+                self.cost += len(batch.samples)
             for place, (interval, change) in enumerate(changes.items()):
                 rows = self.task.measure({"target": own, "stitched": self._mapped(taps, interval, change)}, side, side)
                 found.setdefault(interval, []).append(rows["stitched"])
                 if not place:
                     found.setdefault("target", []).append(rows["target"])
             behind = sum(self._share_after(each) for each in changes)
-            self.cost += (1 + behind) * len(batch.samples) / len(samples)
+            self.cost += (1 + behind) * len(batch.samples)
         gathered = self.run.processes.gather(found)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.joined(parts, samples)

@@ -296,7 +296,7 @@ class _Job:
                 found = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
                 for name, row in found.items():
                     measured.setdefault(name, []).append(row)
-                self.cost += (1 + len(networks)) * len(batch.samples) / max(len(self.fit), 1)
+                self.cost += (1 + len(networks)) * len(batch.samples)
         gathered = self.run.processes.gather(measured)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.drawn(self.task.joined(parts, samples), resamples=resamples, seed=self.run.seed)
@@ -316,7 +316,7 @@ class _Job:
             str(self.network.reference), state.removed, self.matcher, self.task.name, len(test), test.fingerprint,
             self.rows, self.figure, scores, gain, self.bound, False, tuple(self.candidates),
             self._sizes({FULL: self.network, SHORTENED: state.network}, test), state.error,
-            self.cost, (), state.network,
+            self.cost / (len(self.fit) + len(self.choose)), (), state.network,
         )  # fmt: skip
         meets = self.bound is None or result.agreement[1].low >= self.bound
         return replace(
