@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from hf_stitch_shorten.search import Interval, Search, chosen_figure
+from hf_stitch_shorten.stacks import run
 from rich.console import Console
 from rich.table import Table
 from scipy.linalg import hadamard
@@ -28,8 +30,6 @@ import hf_stitch
 from benchmarks.timing import machine
 from hf_stitch import Adapter, Samples
 from hf_stitch.running import Run
-from hf_stitch_shorten.search import Interval, Search, chosen_figure
-from hf_stitch_shorten.stacks import run
 
 METHODS = ("drop", "linearpatch", "replaceme", "stream", "refit")
 LONGEST, RESAMPLES = 4, 1000
@@ -171,9 +171,8 @@ def case(name: str) -> Case:
 
     deep = network(name)
     loaded = hf_stitch.load(deep.model, processor=deep.processor)
-    plain = [each["image"] if isinstance(each, dict) else each for each in deep.calibration]
-    test = [each["image"] if isinstance(each, dict) else each for each in deep.test]
-    return Case(loaded, plain, test[:TESTED], [each["image"] if isinstance(each, dict) else each for each in deep.other])
+    pools = deep.calibration, deep.test[:TESTED], deep.other
+    return Case(loaded, *([each["image"] if isinstance(each, dict) else each for each in pool] for pool in pools))
 
 
 @dataclass(frozen=True)
@@ -209,10 +208,10 @@ def measure(
         rows = max(rows, search.rows)
         measured: Any = search.measured(tested, {each: changes.get(each) for each in chosen})
         drawn: Any = search.task.drawn(measured, resamples=RESAMPLES, seed=0)
-        figure = chosen_figure(search.task, {each: {n: float(v[0]) for n, v in drawn[each].items()} for each in chosen}, None)
+        means = {each: {name: float(row[0]) for name, row in drawn[each].items()} for each in chosen}
+        figure = chosen_figure(search.task, means, None)
         sign = -1 if search.task.figures.get(figure, True) else 1
-        values[method] = {each: drawn[each][figure] if sign == 1 else drawn[each][figure] for each in chosen}
-        sign = 1 if not search.task.figures.get(figure, True) else -1
+        values[method] = {each: drawn[each][figure] for each in chosen}
     assert streams is not None
     return Measurement(figure, sign, values, streams, rows)
 
@@ -246,8 +245,8 @@ def table(names: Sequence[str]) -> None:
         ratios = {m: np.exp(np.mean([np.log(loss(found, m, i)[0] / loss(found, "drop", i)[0]) for i in intervals]))
                   for m in METHODS}  # fmt: skip
         better = {m: sum(bool(loss(found, "refit", i)[0] < loss(found, m, i)[0]) for i in intervals) for m in METHODS}
-        print(name, "over drop, geometric mean:", {m: round(float(v), 3) for m, v in ratios.items()},
-              "refit better in", {m: f"{v} of {len(intervals)}" for m, v in better.items() if m != "refit"})  # fmt: skip
+        print(name, "over drop, geometric mean:", {m: round(float(v), 3) for m, v in ratios.items()})
+        print("refit better in", {m: f"{v} of {len(intervals)}" for m, v in better.items() if m != "refit"})
     p = binomtest(wins[0], wins[1], 0.5, alternative="greater").pvalue if wins[1] else float("nan")
     print(f"refit against replaceme: {wins[0]} of {wins[1]}, sign test p = {p:.2g}; refit against drop, by paired "
           f"intervals: better {against_drop[0]}, open {against_drop[1]}, worse {against_drop[2]}")  # fmt: skip
@@ -255,10 +254,11 @@ def table(names: Sequence[str]) -> None:
 
 def choice(names: Sequence[str]) -> None:
     """Print the regret of what chooses the interval: the loss with it over the best one's."""
-    shown = Table("network", "removed", "held-out figure", *CRITERIA, "last blocks", "best", title="Regret of the choice")
+    shown = Table("network", "removed", "held-out figure", *CRITERIA, "last", "best", title="Regret of the choice")
     for name in names:
         given = case(name)
-        chooses = measure(given.network, given.calibration[:FITTED], given.calibration[FITTED : FITTED + 300], ["refit"])
+        others = given.calibration[FITTED : FITTED + 200]
+        chooses = measure(given.network, given.calibration[:FITTED], others, ["refit"])
         found = measure(given.network, given.calibration[:FITTED], given.test, ["refit"])
         for count in range(1, LONGEST + 1):
             rows = {i: float(loss(found, "refit", i)[0]) for i in found.values["refit"] if len(i.blocks) == count}
@@ -299,8 +299,9 @@ def cost() -> None:
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=256, num_labels=6
-    )
+        hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=256,
+        num_labels=6,
+    )  # fmt: skip
     model = transformers.BertForSequenceClassification(config).eval()
     network = hf_stitch.load(model, example_inputs={"input_ids": torch.randint(256, (2, 64))})
     for count in (200, 600):

@@ -1,4 +1,4 @@
-"""``hf-stitch shorten``: remove blocks of a network, and save an ordinary checkpoint."""
+"""``hf-stitch shorten`` and ``best-depth``: remove blocks of a network, and save an ordinary checkpoint."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def shorten(job: Job, remove: Remove = "2") -> None:
     job.finish(found, "shortened.json", {"shortened.png": {}}, **saved)
     if not found.accepted:
         raise typer.Exit(1)
+
+
+@command("hf_stitch_shorten.depth:best_depth", without=["plan"])
+def best_depth(job: Job) -> None:
+    """Find the depth, show, and save the network up to it."""
+    found = job.run()
+    saved = {} if job.shared.out is None else {"model": str(job.shared.out / "model")}
+    if job.shared.out is not None:
+        found.save_pretrained(job.shared.out / "model")
+    job.finish(found, "depth.json", {"depth.png": {}}, **saved)
 
 
 def _count(text: str) -> int | float | Literal["auto"]:

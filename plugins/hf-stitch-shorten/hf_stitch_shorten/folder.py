@@ -15,10 +15,7 @@ from hf_stitch_shorten.plain import SENTENCES
 if TYPE_CHECKING:
     from hf_stitch_shorten.result import Shortened
 
-CARD = """---
-{metadata}
----
-
+CARD = """{metadata}
 # {title}
 
 {network} without {removed}, shortened by [hf-stitch](https://pypi.org/project/hf-stitch/) without training.
@@ -35,35 +32,33 @@ CARD = """---
 """
 
 
-def save(result: Shortened, folder: Path) -> None:
-    """Save the network of a result; see :meth:`Shortened.save_pretrained`."""
-    network = result.model
+def save_network(network: Adapter | None, folder: Path, card: str) -> None:
+    """Save a network in the format of its library, with a card; see :meth:`Shortened.save_pretrained`."""
     if network is None:
-        raise ValueError("this result was read from a file, which contains no network: shorten again")
+        raise ValueError("this result was read from a file, which contains no network: do the job again")
     if network.library == "torch":
         raise ValueError(
             f"{type(network.model).__name__} is a module of your own, for which there is no ordinary folder: "
             "torch.save(result.model.model.state_dict(), path)"
         )
     if network.library == SENTENCES:
-        _save_whole(result, network, folder)
+        _save_whole(network, folder, card)
         return
     with replacing(folder) as fresh:
         model: Any = network.model
         if network.library == "timm":
             import timm
 
-            timm.models.save_for_hf(
-                model, str(fresh), model_args=network.blueprint()["arguments"], safe_serialization=True
-            )
+            arguments = network.blueprint()["arguments"]
+            timm.models.save_for_hf(model, str(fresh), model_args=arguments, safe_serialization=True)
         else:
             model.save_pretrained(fresh)
             if network.processor is not None:
                 network.processor.save_pretrained(fresh)
-        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+        (fresh / "README.md").write_text(card, encoding="utf-8")
 
 
-def _save_whole(result: Shortened, network: Adapter, folder: Path) -> None:
+def _save_whole(network: Adapter, folder: Path, card: str) -> None:
     """Save a sentence encoder, which has folders inside, under its name at once."""
     from sentence_transformers import SentenceTransformer
 
@@ -74,12 +69,22 @@ def _save_whole(result: Shortened, network: Adapter, folder: Path) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         SentenceTransformer(modules=[encoder.get_submodule(name) for name in encoder.steps]).save_pretrained(str(fresh))
-        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+        (fresh / "README.md").write_text(card, encoding="utf-8")
         fresh.chmod(0o755)
         fresh.replace(folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def front_matter(network: Adapter | None, source: str) -> str:
+    """Return what the Hub reads of a card."""
+    libraries = {"timm": "timm", SENTENCES: "sentence-transformers"}
+    library = "" if network is None else network.library
+    found: dict[str, Any] = {"library_name": libraries.get(library, "transformers"), "tags": ["hf-stitch", "shortened"]}
+    if not Path(source).exists() and "/" in source and " " not in source:
+        found["base_model"] = source.partition("@")[0]
+    return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---", ""))
 
 
 def card(result: Shortened) -> str:
@@ -91,14 +96,9 @@ def card(result: Shortened) -> str:
         f"| {who} | " + " | ".join(str(row.get(name, "–")) for name in figures) + " |"
         for who, row in result.scores.items()
     ]
-    libraries = {"timm": "timm", SENTENCES: "sentence-transformers"}
-    assert result.model is not None
-    metadata = {"library_name": libraries.get(result.model.library, "transformers"), "tags": ["hf-stitch", "shortened"]}
-    if not Path(result.network).exists() and "/" in result.network and " " not in result.network:
-        metadata["base_model"] = result.network.partition("@")[0]
     fitted = "" if result.gain is None else f"The map ({result.matcher}) was fitted on {result.rows} rows."
     return CARD.format(
-        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata.items()),
+        metadata=front_matter(result.model, result.network),
         title=f"Shortened: {len(result.removed)} blocks removed", network=result.network,
         removed=listed(result.removed), verdict=result.verdict,
         figures=" | ".join(name.replace("_", " ") for name in figures), rules="|".join("---" for _ in figures),

@@ -147,9 +147,9 @@ class Shortened(Result):
         Raises:
             ValueError: If the result was read from a file and has no network, or the network is a module of your own.
         """
-        from hf_stitch_shorten.folder import save
+        from hf_stitch_shorten.folder import card, save_network
 
-        save(self, Path(folder))
+        save_network(self.model, Path(folder), card(self))
 
     def __rich__(self) -> Table:
         """Return the table of the networks."""
@@ -208,8 +208,8 @@ def _beats(gain: Score) -> bool:
     return gain.low > 0
 
 
-def listed(names: tuple[str, ...]) -> str:
-    """Return names of blocks in short: the first and the last of those that follow each other."""
+def runs_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Divide names of blocks into those that follow each other."""
     runs: list[list[str]] = []
     for name in names:
         parent, _, place = name.rpartition(".")
@@ -218,5 +218,10 @@ def listed(names: tuple[str, ...]) -> str:
             runs[-1].append(name)
         else:
             runs.append([name])
-    shown = [each[0] if len(each) == 1 else f"{each[0]} to {each[-1].rpartition('.')[2]}" for each in runs]
-    return " and ".join(shown)
+    return [tuple(each) for each in runs]
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Return names of blocks in short: the first and the last of those that follow each other."""
+    runs = runs_of(names)
+    return " and ".join(each[0] if len(each) == 1 else f"{each[0]} to {each[-1].rpartition('.')[2]}" for each in runs)

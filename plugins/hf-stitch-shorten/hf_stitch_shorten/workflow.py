@@ -21,7 +21,7 @@ from hf_stitch.tasks.base import Answers
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import Change, add_to
 from hf_stitch_shorten.plain import CannotBeRebuiltError, renamed, without
-from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size
+from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
 from hf_stitch_shorten.search import Interval, Search, chosen_figure
 from hf_stitch_shorten.stacks import RELU
 
@@ -145,7 +145,7 @@ class _Job:
         own = {block: block for stack in search.stacks for block in stack.blocks}
         if unknown := [name for name in self.keep if name not in own]:
             raise ValueError(f"keep names {unknown[0]!r}, which is no block; blocks: {', '.join(own)}")
-        count = self._count(remove, search)
+        count = self._count(remove, search, scattered)
         start = _State(self.network, own)
         values, changes = self._scored(search, search.intervals(count))
         self.figure = chosen_figure(self.task, values, self.metric)
@@ -161,10 +161,12 @@ class _Job:
                 values, changes = self._scored(search, search.intervals(1))
                 state = self._built(state, search, self._ranked(values), changes)
             found.append(state)
+        if not found:
+            raise ValueError(f"no {count} blocks that follow each other can be removed: keep fewer, or scattered=True")
         best = found[0] if len(found) == 1 else self._best(found)
-        chosen = set(best.removed)
+        chosen = runs_of(best.removed)
         self.candidates = [
-            Candidate(each.before, each.blocks, row[self.figure], set(each.blocks) <= chosen)
+            Candidate(each.before, each.blocks, row[self.figure], each.blocks in chosen)
             for each, row in self._map.items()
         ]
         return best
@@ -182,18 +184,19 @@ class _Job:
             search.find_joints(self.fit)
         return search
 
-    def _count(self, remove: int | float | Literal["auto"], search: Search) -> int:
+    def _count(self, remove: int | float | Literal["auto"], search: Search, scattered: bool) -> int:
         """Return how many blocks to remove, or for ``auto`` how many to try."""
         total = sum(len(stack.blocks) for stack in search.stacks)
         longest = max(len(stack.blocks) - 1 for stack in search.stacks)
         if remove == "auto":
             return max(longest // 2, 1)
         count = remove if isinstance(remove, int) else round(remove * total)
-        if not 1 <= count <= longest:
+        most = total - len(search.stacks) if scattered else longest
+        if not 1 <= count <= most:
             sizes = ", ".join(f"{len(each.blocks)} in {each.name}" for each in search.stacks)
             raise ValueError(
-                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {longest} can be removed, because "
-                "the first block of a stack stays"
+                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {most} can be removed, because the "
+                "first block of a stack stays, and without scattered=True only blocks that follow each other go"
             )
         return count
 

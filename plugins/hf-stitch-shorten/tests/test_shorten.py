@@ -307,7 +307,7 @@ def test_scattered_names_are_those_of_the_original() -> None:
     for new, old in enumerate(kept):  # all but the refitted projections and the copied norms
         name = "attention.self.query.weight"
         assert torch.equal(short[f"bert.encoder.layer.{new}.{name}"], own[f"bert.encoder.layer.{old}.{name}"])
-    assert [each.chosen for each in found.candidates].count(True) >= 1
+    assert {name for each in found.candidates if each.chosen for name in each.blocks} <= {*found.removed}
     assert {len(each.blocks) for each in found.candidates} == {1, 2, 3}
 
 
@@ -437,6 +437,7 @@ def test_shared_blocks_are_no_stack() -> None:
     ("options", "message"),
     [
         ({"remove": 6}, r"remove=6 are 6 of 6 blocks \(6 in model.layers\): 1 to 5 can be removed"),
+        ({"remove": 2, "keep": ["model.layers.2", "model.layers.4"], "scattered": False}, "no 2 blocks that follow"),
         ({"remove": 0}, "1 to 5 can be removed"),
         ({"remove": 0.99}, "1 to 5 can be removed"),
         ({"remove": "auto"}, "remove='auto' removes as many blocks as max_loss allows: pass max_loss"),

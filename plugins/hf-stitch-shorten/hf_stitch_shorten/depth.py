@@ -1,0 +1,287 @@
+"""Which block has the best features, and the network cut off behind it: :func:`best_depth`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hf_stitch import Adapter, Samples
+from hf_stitch.adapters import load_on
+from hf_stitch.data import Data, PairedSamples
+from hf_stitch.options import Within, checked
+from hf_stitch.results import Result
+from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch.scoring.measured import Score, as_score
+from hf_stitch.tasks.base import resampled
+from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch_shorten.folder import front_matter, save_network
+from hf_stitch_shorten.forms import check_form
+from hf_stitch_shorten.plain import without
+from hf_stitch_shorten.stacks import run as tapped, stacks
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+RESAMPLES, INNER = 1000, 3
+"""Bootstrap resamples of the samples, and folds with which the depth is chosen."""
+
+Place = tuple[str, str]
+"""A block and a pooling."""
+
+
+@dataclass(frozen=True)
+class Depth(Result):
+    """Which block has the best features, returned by :func:`best_depth`.
+
+    Attributes:
+        network: The network.
+        n: Number of samples.
+        data: Fingerprint of the samples.
+        score: The probe.
+        accuracies: Block -> pooling -> accuracy of a probe on samples that it was not fitted on.
+        block: The block behind which the network is cut off.
+        pooling: The pooling that was best there.
+        chosen: Accuracy of choosing block and pooling, on folds that chose neither.
+        last: The same of the last block, where only the pooling is chosen.
+        gain: Paired difference of both.
+        model: The network up to the block; not in the saved result.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("verdict",)
+
+    network: str
+    n: int
+    data: str
+    score: str
+    accuracies: Mapping[str, Mapping[str, float]]
+    block: str
+    pooling: str
+    chosen: Score
+    last: Score
+    gain: Score
+    model: Adapter | None = field(default=None, compare=False, repr=False, metadata={"saved": False})
+
+    @property
+    def pays(self) -> bool:
+        """Whether choosing the depth is better than the last block, with confidence."""
+        return self.gain.low > 0
+
+    @property
+    def verdict(self) -> str:
+        """What came out, in a sentence."""
+        blocks = list(self.accuracies)
+        place = f"{self.block} ({blocks.index(self.block) + 1} of {len(blocks)} blocks, pooling {self.pooling})"
+        what = f"accuracy {self.chosen} on folds that chose nothing, {self.last} behind the last block"
+        if self.pays:
+            return f"The best features are behind {place}: {what}."
+        return f"No block is better than the last one with confidence; the best is {place}: {what}."
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the network up to the block as an ordinary folder, with its processor and a card.
+
+        Args:
+            folder: The folder; files of an earlier save are replaced at once.
+
+        Raises:
+            ValueError: If the result was read from a file and has no network, or the network is a module of your own.
+        """
+        title = f"{self.network}, cut off behind {self.block}"
+        save_network(
+            self.model, Path(folder), f"{front_matter(self.model, self.network)}\n# {title}\n\n{self.verdict}\n"
+        )
+
+    def __rich__(self) -> Table:
+        """Return the table of blocks and poolings."""
+        from rich.table import Table
+
+        poolings = list(next(iter(self.accuracies.values())))
+        table = Table(
+            "block", *poolings, title=f"accuracy of {self.score} on {self.n} samples", caption=self.verdict,
+            caption_justify="left",
+        )  # fmt: skip
+        for block, row in self.accuracies.items():
+            table.add_row(
+                block, *(f"{row[name]:.3f}" for name in poolings), style="bold" if block == self.block else ""
+            )
+        return table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame of accuracies, blocks by poolings."""
+        import pandas
+
+        return pandas.DataFrame(self.accuracies).T
+
+    def plot(self) -> Figure:
+        """Plot the accuracy behind each block.
+
+        Returns:
+            The matplotlib figure.
+        """
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+        self.to_pandas().plot(ax=axes, marker="o")
+        axes.set(xlabel="cut off behind", ylabel=f"accuracy of {self.score}")
+        axes.axvline(list(self.accuracies).index(self.block), linestyle=":", color="gray")
+        return figure
+
+
+@checked
+def best_depth(
+    model: str | nn.Module | Adapter, data: Data, *,
+    score: Literal["ridge", "neighbours"] = "ridge",
+    folds: Annotated[int, Within(2)] = 5,
+    **options: Unpack[RunOptions],
+) -> Depth:  # fmt: skip
+    """Find the block with the best features for labels, and cut the network off behind it.
+
+    The network is cut off behind each block, as an ordinary network with fewer blocks computes: with the norm at its
+    end, if it has one. Its outputs are pooled to one vector per sample, on which closed-form probes are fitted. Block
+    and pooling are chosen inside of each fold, so that the choice is tested on samples that chose nothing.
+
+    Args:
+        model: A network without a head (``hf_stitch.load(…, task="feature-extraction")``): an adapter, a module, or a
+            name for :func:`hf_stitch.load`.
+        data: Labelled samples, one class each; some hundreds.
+        score: ``ridge``, whose penalty is chosen by leaving out each sample, or ``neighbours``, the five nearest ones.
+        folds: Number of parts of the data, each of which is tested once.
+        **options: Options of the run: ``batch_size``, ``seed``, ``progress`` and ``accelerator``, as in
+            :class:`hf_stitch.running.RunOptions`. Processes share the samples.
+
+    Returns:
+        The accuracies and the verdict; ``found.save_pretrained(folder)`` saves the network up to the block.
+
+    Raises:
+        ValueError: If the data have no classes, the network has a head or no stack of blocks, or its form has to be
+            made plain first.
+
+    Example:
+        >>> import torch, transformers, hf_stitch
+        >>> config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        ...     intermediate_size=32, image_size=8, patch_size=4)
+        >>> vit = hf_stitch.load(transformers.ViTModel(config, add_pooling_layer=False).eval())
+        >>> images = [(torch.rand(3, 8, 8) + i % 2, i % 2) for i in range(60)]
+        >>> found = best_depth(vit, images, progress=False)
+        >>> place = list(found.accuracies).index(found.block)
+        >>> len(found.accuracies), found.model.model.config.num_hidden_layers == place + 1
+        (3, True)
+    """
+    with Run.of(best_depth, options, takes=WITHOUT_STATE) as run:
+        network, samples = load_on(model, run.processes.device), Samples.of(data)
+        check_form(network)
+        if samples.labels is None:
+            raise ValueError("best_depth needs labelled samples: which features are best depends on what for")
+        if network.task is not None:
+            raise ValueError(
+                f"{type(network.model).__name__} has a head ({network.task}), whose outputs are no features: load its "
+                "body, hf_stitch.load(…, task='feature-extraction')"
+            )
+        if not (found := stacks(network)):
+            raise ValueError(f"{type(network.model).__name__} has no stack of blocks that could be cut off")
+        stack = found[-1]
+        features = _features(network, stack.blocks, samples, run)
+        labels = np.asarray(samples.labels)
+        makes = _probe(score)
+        accuracies = {place: _right(makes, x, labels, folds, run.seed).mean() for place, x in features.items()}
+        ends = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
+        chosen, last = (_nested(makes, each, labels, folds, run.seed) for each in (features, ends))
+        weights = np.concatenate(list(resampled(len(labels), RESAMPLES, run.seed)))
+        own, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
+        block, pooling = max(accuracies, key=lambda place: accuracies[place])
+        table: dict[str, dict[str, float]] = {}
+        for (name, kind), value in accuracies.items():
+            table.setdefault(name, {})[kind] = float(value)
+        gone = stack.places(stack.blocks.index(block), len(stack.blocks) - 1)
+        short = without(network, {stack.name: gone}) if gone else network
+        return Depth(
+            str(network.reference),
+            len(samples),
+            samples.fingerprint,
+            score,
+            table,
+            block,
+            pooling,
+            own,
+            end,
+            gain,
+            short,
+        )
+
+
+def _features(
+    network: Adapter, blocks: Sequence[str], samples: Samples, run: Run
+) -> dict[Place, NDArray[np.float64]]:  # fmt: skip
+    """Return the pooled outputs of the network cut off behind each block, for each block and pooling."""
+    parts: dict[Place, list[Tensor]] = {}
+    with torch.no_grad():
+        for _, batch, _ in PairedSamples(samples, samples).batches(run, "reading features"):
+            inputs = network.preprocess(batch.samples)
+            taps = tapped(network, inputs, {}, blocks)
+            for block in blocks:
+                end = taps.outputs[blocks[-1]].replace(values=taps.outputs[block].values)
+                values = tensor_of(network.decode(end, blocks[-1]), len(batch.samples))
+                assert values is not None
+                for pooling, vectors in _pooled(values, inputs.get(network.interface.mask)).items():
+                    parts.setdefault((block, pooling), []).append(vectors.double().cpu())
+    gathered = run.processes.gather(parts)
+    return {place: torch.cat([each for part in gathered for each in part[place]]).numpy() for place in parts}
+
+
+def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:
+    """Return vectors of each sample, by pooling."""
+    if values.dim() == 4:
+        return {"mean": values.flatten(2).mean(2)}
+    if values.dim() == 2:
+        return {"output": values}
+    weights = torch.ones(values.shape[:2], device=values.device) if mask is None else mask.to(values)
+    last = (weights * torch.arange(1, values.shape[1] + 1, device=values.device)).argmax(1)
+    mean = (values * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+    return {"first": values[:, 0], "mean": mean, "last": values[torch.arange(len(values)), last]}
+
+
+def _probe(score: str) -> Callable[[], Any]:
+    """Return what makes a probe."""
+    from sklearn.linear_model import RidgeClassifierCV
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if score == "neighbours":
+        return lambda: KNeighborsClassifier(5, metric="cosine")
+    return lambda: make_pipeline(StandardScaler(), RidgeClassifierCV(alphas=np.logspace(-1, 5, 13)))
+
+
+def _right(
+    makes: Callable[[], Any], x: NDArray[np.float64], labels: NDArray[np.int64], folds: int, seed: int
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return which samples a probe predicts that was fitted on the other folds."""
+    from sklearn.model_selection import StratifiedKFold
+
+    right = np.zeros(len(labels))
+    for fit, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, labels):
+        right[test] = makes().fit(x[fit], labels[fit]).predict(x[test]) == labels[test]
+    return right
+
+
+def _nested(
+    makes: Callable[[], Any], features: Mapping[Place, NDArray[np.float64]], labels: NDArray[np.int64], folds: int,
+    seed: int,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return which samples are predicted where each fold is tested with what the others choose."""
+    from sklearn.model_selection import StratifiedKFold
+
+    right = np.zeros(len(labels))
+    for fit, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels[:, None], labels):
+        inner = {place: _right(makes, x[fit], labels[fit], INNER, seed).mean() for place, x in features.items()}
+        best = features[max(inner, key=lambda place: inner[place])]
+        right[test] = makes().fit(best[fit], labels[fit]).predict(best[test]) == labels[test]
+    return right
