@@ -280,11 +280,14 @@ def distil() -> Namespace:
 
 
 def shortened() -> Namespace:
-    """A language model of four blocks, and texts."""
+    """A language model of four blocks, an encoder, and texts."""
     config = transformers.LlamaConfig(**{**TEXT, "num_hidden_layers": 4}, bos_token_id=1, eos_token_id=2)
-    model = transformers.LlamaForCausalLM(config).eval()
-    texts = [row["text"] for row in sentences(80)]
-    return {"model": hf_stitch.load(model, processor=plain_tokenizer()), "texts": texts}
+    model, body = transformers.LlamaForCausalLM(config), transformers.BertModel(transformers.BertConfig(**TEXT))
+    rows = sentences(80)
+    return {
+        "model": hf_stitch.load(model.eval(), processor=plain_tokenizer()), "texts": [row["text"] for row in rows],
+        "encoder": hf_stitch.load(body.eval(), processor=plain_tokenizer()), "labelled": rows,
+    }  # fmt: skip
 
 
 def train_a_stitched_model() -> Namespace:
