@@ -89,7 +89,7 @@ def front_matter(network: Adapter | None, source: str) -> str:
 
 def card(result: Shortened) -> str:
     """Return the card of a shortened network."""
-    from hf_stitch_shorten.result import SHORTENED, listed
+    from hf_stitch_shorten.result import SHORTENED, listed, worded
 
     figures = list(result.scores[SHORTENED])
     rows = [
@@ -101,6 +101,6 @@ def card(result: Shortened) -> str:
         metadata=front_matter(result.model, result.network),
         title=f"Shortened: {len(result.removed)} blocks removed", network=result.network,
         removed=listed(result.removed), verdict=result.verdict,
-        figures=" | ".join(name.replace("_", " ") for name in figures), rules="|".join("---" for _ in figures),
+        figures=" | ".join(map(worded, figures)), rules="|".join("---" for _ in figures),
         rows="\n".join(rows), fitted=fitted, n=result.n, notes="\n".join(f"- {note}" for note in result.notes),
     )  # fmt: skip

@@ -6,16 +6,16 @@ import numpy as np
 
 from hf_stitch.reports.drawing import heat_map, layout_of
 from hf_stitch.reports.section import Figure, Section, Table, View
-from hf_stitch_shorten.result import Shortened, listed
+from hf_stitch_shorten.result import Shortened, listed, worded
 
 
 def section(result: Shortened) -> Section:
     """Describe a shortened network: the map of intervals, scores, sizes and all intervals."""
-    what = result.figure.replace("_", " ")
+    what = worded(result.figure)
     figures = list(next(iter(result.scores.values())))
     tables = {
         "Scores on test samples": Table(
-            ("network", *(name.replace("_", " ") for name in figures)),
+            ("network", *map(worded, figures)),
             [(who, *(str(row.get(name, "–")) for name in figures)) for who, row in result.scores.items()],
         ),
         "Size and speed": Table(

@@ -125,9 +125,9 @@ class Shortened(Result):
         )
         if self.gain is None:
             return f"{text}."
-        what = self.figure.replace("_", " ")
+        what = worded(self.figure)
         rows = self.scores[SHORTENED][self.figure].value, self.scores[DROPPED][self.figure].value
-        text = f"{text}. {what.capitalize()} is {rows[0]:.3g}, and {rows[1]:.3g} if the blocks are only dropped"
+        text = f"{text}. {what[0].upper()}{what[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} if the blocks are only dropped"
         if self.accepted:
             return f"{text}."
         better = _beats(self.gain)
@@ -158,7 +158,7 @@ class Shortened(Result):
 
         figures = list(self.scores[SHORTENED])
         table = Table(
-            "network", *(name.replace("_", " ") for name in figures), title=f"{self.n} test samples, 95% intervals",
+            "network", *map(worded, figures), title=f"{self.n} test samples, 95% intervals",
             caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
         )  # fmt: skip
         for who, row in self.scores.items():
@@ -198,7 +198,7 @@ class Shortened(Result):
                 if each.chosen:
                     axes.plot(place, each.value, "*", markersize=16, color=line.get_color())
         axes.set_xticks(range(len(order)), order, rotation=45, ha="right")
-        axes.set(xlabel="the block before the removed ones", ylabel=self.figure.replace("_", " "))
+        axes.set(xlabel="the block before the removed ones", ylabel=worded(self.figure))
         axes.legend()
         return figure
 
@@ -206,6 +206,11 @@ class Shortened(Result):
 def _beats(gain: Score) -> bool:
     """Return whether a gain, of which more is better, is above 0 with confidence."""
     return gain.low > 0
+
+
+def worded(figure: str) -> str:
+    """Return the name of a figure in words."""
+    return figure.replace("_", " ").replace("kl ", "KL ")
 
 
 def runs_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
