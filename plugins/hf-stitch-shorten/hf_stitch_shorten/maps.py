@@ -177,7 +177,10 @@ def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat((weight, weight.new_zeros(len(weight), 1) if bias is None else bias[:, None]), 1)
 
 
+LATER = "refit_later"
+"""The map that refits the projections of the blocks behind removed ones, too, one after the other."""
+
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
-    "refit": Fits.refit, "replaceme": Fits.replaceme, "drop": Fits.drop,
+    "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme, "drop": Fits.drop,
 }  # fmt: skip
 """Name of a map -> the change that it makes of a projection before the removed blocks."""

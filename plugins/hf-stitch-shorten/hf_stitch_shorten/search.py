@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_stitch import Adapter, Samples
 from hf_stitch.data import PairedSamples
 from hf_stitch.registry import registries
+from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch.tasks.vectors import tensor_of
@@ -129,8 +130,7 @@ class Search:
                     last: rows_of(taps.streams[last] - taps.streams[block], found.layout) / joint.scale
                     for last in lasts
                 }
-                for fold, chosen in enumerate(_folds(found.batch, read, found.mask, count)):
-                    sums[block][fold].add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
+                _add(sums[block], found, read, lacks, count)
             self.cost += len(batch.samples)
         sums = self._gathered(sums)
         self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
@@ -139,6 +139,22 @@ class Search:
             for block, moments in sums.items()
         }
         return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
+
+    def catch_up(self, samples: Samples, block: str, original: str) -> Change:
+        """Return the change of a block behind removed ones that brings its stream to that in the whole network."""
+        joint, aim, sums = self.joints[block], None, {block: (Moments(), Moments())}
+        for count, (inputs, batch) in enumerate(self._batches(samples, "refitting later blocks")):
+            aim = aim or joint_of(self.reference, original, inputs)
+            assert aim is not None
+            taps = run(self.network, inputs, {block: joint}, [block], complete=False)
+            whole = run(self.reference, inputs, {original: aim}, [original], complete=False)
+            found = taps.outputs[block]
+            read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+            lack = rows_of(whole.streams[original] - taps.streams[block], found.layout) / joint.scale
+            _add(sums[block], found, read, {block: lack}, count)
+            self.cost += 2 * len(batch.samples)
+        fits = Fits(self.network.model.get_submodule(joint.projection), *self._gathered(sums)[block])
+        return fits.refit(block)
 
     def _gathered(self, sums: dict[str, tuple[Moments, Moments]]) -> dict[str, tuple[Moments, Moments]]:
         """Return the moments of all processes."""
@@ -248,6 +264,14 @@ def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted:
 def _kind(joint: Joint | None, block: str) -> str | None:
     """Return what follows the stream, as a name inside of the block."""
     return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
+
+
+def _add(
+    sums: tuple[Moments, Moments], found: Representation, read: Tensor, lacks: Mapping[str, Tensor], count: int
+) -> None:
+    """Add the rows of a batch to the moments of those to fit on and of those that are held out."""
+    for fold, chosen in zip(sums, _folds(found.batch, read, found.mask, count), strict=True):
+        fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
 
 
 def _folds(batch: int, read: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor]:

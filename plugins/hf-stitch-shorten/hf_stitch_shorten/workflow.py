@@ -19,7 +19,7 @@ from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers
 from hf_stitch_shorten.forms import check_form
-from hf_stitch_shorten.maps import Change, add_to
+from hf_stitch_shorten.maps import LATER, Change, add_to
 from hf_stitch_shorten.plain import CannotBeRebuiltError, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
 from hf_stitch_shorten.search import Interval, Search, chosen_figure
@@ -45,7 +45,7 @@ NEW_TOKENS = 32
 def shorten(
     model: str | nn.Module | Adapter, data: Data, *,
     remove: int | float | Literal["auto"] = 2,
-    matcher: Literal["refit", "replaceme", "drop"] = "refit",
+    matcher: Literal["refit", "refit_later", "replaceme", "drop"] = "refit",
     keep: Iterable[str] = (),
     scattered: bool = True,
     max_loss: Annotated[float, Within(0, 1)] | None = None,
@@ -66,8 +66,10 @@ def shorten(
         data: Raw samples like those that the network will read; labels are not needed. Maps are fitted on more than
             half of them.
         remove: Number of blocks, their share of all blocks, or ``auto``: as many as ``max_loss`` allows.
-        matcher: ``refit``; ``replaceme``, a least-squares map of the output of the projection, folded into it
-            (ReplaceMe, arXiv 2505.02819); or ``drop``, no map.
+        matcher: ``refit``; ``refit_later``, which also refits the projections of the blocks behind removed ones, one
+            after the other, towards their streams in the whole network, in a pass for each; ``replaceme``, a
+            least-squares map of the output of the projection, folded into it (ReplaceMe, arXiv 2505.02819); or
+            ``drop``, no map.
         keep: Names of blocks that stay.
         scattered: Whether several intervals are tried, which takes a search for each block.
         max_loss: Greatest share of outputs that may differ from those of the whole network.
@@ -164,6 +166,8 @@ class _Job:
         if not found:
             raise ValueError(f"no {count} blocks that follow each other can be removed: keep fewer, or scattered=True")
         best = found[0] if len(found) == 1 else self._best(found)
+        if self.matcher == LATER:
+            best = self._caught_up(best)
         chosen = runs_of(best.removed)
         self.candidates = [
             Candidate(each.before, each.blocks, row[self.figure], each.blocks in chosen)
@@ -279,6 +283,20 @@ class _Job:
         gone = (*state.removed, *(state.names[block] for block in interval.blocks))
         order = list(self.network.layers)
         return _State(short, names, tuple(sorted(gone, key=order.index)), max(error, state.error))
+
+    def _caught_up(self, state: _State) -> _State:
+        """Refit the projections of the blocks behind the first removed one, in place, if outputs come closer by it."""
+        short = without(state.network, {})
+        order = list(self.network.layers)
+        search = self._search(short, state.names)
+        for block, original in state.names.items():
+            stack = original.rpartition(".")[0]
+            gone = [order.index(each) for each in state.removed if each.rpartition(".")[0] == stack]
+            if block in search.joints and gone and order.index(original) > min(gone):
+                change = search.catch_up(self.fit, block, original)
+                add_to(short.model.get_submodule(search.joints[block].projection), change.weight, change.bias)
+        self.cost += search.cost
+        return self._best([replace(state, network=short), state])
 
     # -- judging ------------------------------------------------------------------------------------------------------
     def _best(self, states: Sequence[_State]) -> _State:

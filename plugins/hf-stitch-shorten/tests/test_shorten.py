@@ -326,6 +326,16 @@ def test_blocks_can_be_kept_and_the_bound_is_met() -> None:
         shorten(deep(), texts(80), remove="auto", max_loss=0.0, **QUIET)
 
 
+def test_later_blocks_catch_up() -> None:
+    for net in (deep(), deep("bert")):
+        data = texts(200)
+        refit, later = (shorten(net, data, remove=2, matcher=each, keep=[net.layers[-1]], scattered=False, **QUIET)
+                        for each in ("refit", "refit_later"))  # fmt: skip
+        assert later.removed == refit.removed and later.model is not None
+        one, two = (each.scores["shortened"]["kl_divergence"].value for each in (refit, later))
+        assert two < one, (one, two)
+
+
 def test_masked_tokens_and_vectors_are_scored() -> None:
     found = shorten(built("masked"), texts(80), remove=1, **QUIET)
     assert found.task == "fill-mask" and found.figure == "kl_divergence"
