@@ -56,9 +56,9 @@ class Interval:
         return self.stack.blocks[self.first + 1 : self.last + 1]
 
     @property
-    def removed(self) -> dict[str, Sequence[int]]:
-        """What is removed, as :func:`hf_stitch_shorten.plain.without` takes it."""
-        return {self.stack.name: self.stack.places(self.first, self.last)}
+    def places(self) -> range:
+        """Places of the removed blocks in the list."""
+        return self.stack.places(self.first, self.last)
 
 
 class Search:

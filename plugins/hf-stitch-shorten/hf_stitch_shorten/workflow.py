@@ -20,7 +20,7 @@ from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import Change, add_to
-from hf_stitch_shorten.plain import CannotBeRebuiltError, renamed, without
+from hf_stitch_shorten.plain import CannotBeRebuiltError, dropped, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size
 from hf_stitch_shorten.search import Interval, Search, chosen_figure
 from hf_stitch_shorten.stacks import RELU
@@ -257,21 +257,23 @@ class _Job:
 
     def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
         """Return the plain network without an interval."""
-        short = without(state.network, interval.removed)
-        if change is not None:
-            before, end = search.joints[interval.before], search.joints[interval.end]
-            add_to(short.model.get_submodule(before.projection), change.weight, change.bias)
-            if before.tail not in (None, RELU):
-                weights = state.network.model.get_submodule(str(end.tail)).state_dict()
-                short.model.get_submodule(str(before.tail)).load_state_dict(weights)
-        error = search.difference(short, self.choose, interval, change)
-        coarse = next(short.model.parameters()).dtype in (torch.float16, torch.bfloat16)
-        if not error <= DIFFERENT[coarse]:
+        coarse = next(state.network.model.parameters()).dtype in (torch.float16, torch.bfloat16)
+        for short in without(state.network, interval.stack.name, interval.places):
+            if change is not None:
+                before, end = search.joints[interval.before], search.joints[interval.end]
+                add_to(short.model.get_submodule(before.projection), change.weight, change.bias)
+                if before.tail not in (None, RELU):
+                    weights = state.network.model.get_submodule(str(end.tail)).state_dict()
+                    short.model.get_submodule(str(before.tail)).load_state_dict(weights)
+            error = search.difference(short, self.choose, interval, change)
+            if error <= DIFFERENT[coarse]:
+                break
+        else:
             raise CannotBeRebuiltError(
-                f"{type(short.model).__name__} computes something else without {interval.blocks[0]} (outputs differ by "
-                f"{error:.2g}): its blocks depend on their place, as windows that alternate"
+                f"{type(state.network.model).__name__} computes something else without {interval.blocks[0]} (outputs "
+                f"differ by {error:.2g}): its blocks depend on their place, as windows that alternate, or on the depth"
             )
-        rename = renamed(interval.removed)
+        rename = renamed({interval.stack.name: interval.places})
         names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
         gone = (*state.removed, *(state.names[block] for block in interval.blocks))
         order = list(self.network.layers)
@@ -305,7 +307,7 @@ class _Job:
         """Test a shorter network, beside the same blocks dropped, and tell."""
         networks = {SHORTENED: state.network}
         if self.matcher != "drop":
-            networks[DROPPED] = without(self.network, self._places(state.removed))
+            networks[DROPPED] = dropped(state.network, self.network, self._places(state.removed))
         drawn = self._drawn({**networks, FULL: self.network}, test, RESAMPLES)
         scores = scores_of({name: drawn[name] for name in (*networks, FULL)})
         gain = None
@@ -379,4 +381,7 @@ def _generation(network: Adapter, inputs: Mapping[str, Any]) -> float | None:
         return None
     ids = inputs["input_ids"][:1, :4]
     options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-    return NEW_TOKENS / min(_seconds(partial(model.generate, ids, **options), network) for _ in range(2))
+    try:
+        return NEW_TOKENS / min(_seconds(partial(model.generate, ids, **options), network) for _ in range(2))
+    except Exception:  # the code of the network can raise anything, and some generate only in its own library
+        return None
