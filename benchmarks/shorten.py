@@ -106,7 +106,7 @@ def rotation(width: int) -> Tensor:
         return made
     draw = torch.Generator().manual_seed(0)
     other, _ = torch.linalg.qr(torch.randn(width // two, width // two, generator=draw, dtype=torch.float64))
-    return torch.kron(other, made)
+    return torch.kron(other.contiguous(), made.contiguous())
 
 
 def linearpatch(streams: Streams, interval: Interval) -> Whole:
@@ -165,7 +165,7 @@ def case(name: str) -> Case:
 
         found = vision("resnet20")
         pixels = images("train", FITTED + 500)[0]
-        network = hf_stitch.load(found.model, example_inputs={found.name: found.samples[:2]})
+        network = hf_stitch.load(found.model, example_inputs=found.samples[:2])
         return Case(network, [*pixels], [*images("test", TESTED)[0]], [])
     from benchmarks.deep_networks import network
 

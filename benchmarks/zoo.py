@@ -17,6 +17,8 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -47,12 +49,13 @@ def families(suite: str) -> tuple[str, ...]:
     return tuple(timm.list_modules()) if suite == "timm" else tuple(tiny.types(suite))
 
 
-def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
+def adapter_of(suite: str, family: str, name: str | None = None) -> hf_stitch.Adapter:
     """Load a family's model in the smallest size that runs.
 
     Args:
         suite: One of :data:`SUITES`.
         family: A family of the suite.
+        name: Model of timm. Default: the one with the fewest parameters, which takes seconds to find.
 
     Returns:
         The adapter of a model with random weights.
@@ -60,7 +63,7 @@ def adapter_of(suite: str, family: str) -> hf_stitch.Adapter:
     Raises:
         Exception: The error of the last attempt, if no model can be created and run.
     """
-    attempts = tiny.timm_attempts(tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
+    attempts = tiny.timm_attempts(name or tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
     for make in attempts:
         try:
@@ -142,25 +145,31 @@ def busy(adapter: hf_stitch.Adapter) -> dict[str, Any]:
         samples *= 2
 
 
-def _child(pipe: Connection, suite: str, family: str) -> None:
+def _child(pipe: Connection, work: Callable[[], Any]) -> None:
     limit = GIGABYTES * 2**30
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    pipe.send(dataclasses.asdict(examine(suite, family)))
+    pipe.send(dataclasses.asdict(work()))
 
 
-def apart(suite: str, family: str) -> Record:
-    """Examine a family in a separate process with limits on time and memory."""
+def apart(work: Callable[[], Any], seconds: int = SECONDS) -> dict[str, Any]:
+    """Examine a family in a separate process with limits on time and memory.
+
+    Args:
+        work: Returns a record, a dataclass.
+        seconds: The limit on time.
+
+    Returns:
+        The fields of the record, or a ``reason`` why there is none.
+    """
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, suite, family), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, work), daemon=True)
     process.start()
     theirs.close()
     try:
-        if ours.poll(SECONDS):
-            return Record(**ours.recv())
-        return Record(suite, family, reason=f"took more than {SECONDS} s", versions=VERSIONS)
+        return dict(ours.recv()) if ours.poll(seconds) else {"reason": f"took more than {seconds} s"}
     except EOFError:
         process.join()
-        return Record(suite, family, reason=f"the process died (exit code {process.exitcode})", versions=VERSIONS)
+        return {"reason": f"the process died (exit code {process.exitcode})"}
     finally:
         process.kill()
         process.join()
@@ -193,7 +202,8 @@ def main() -> None:
     ]
     adapter_of("text", "llama")  # import shared modules before forking
     for suite, family in tqdm(wanted, "families", file=sys.stderr):
-        record = done[suite, family] = apart(suite, family)
+        found = apart(partial(examine, suite, family))
+        record = done[suite, family] = Record(**{"suite": suite, "family": family, "versions": VERSIONS, **found})
         write(done.values(), options.records)
         print(
             f"{suite}:{family} {record.model} {record.cuts} cuts, {record.exact} exact {record.plans} "

@@ -113,8 +113,7 @@ class Classification(OfSamples):
                 self.check_labels(batch, shape[-1])
                 labels = torch.as_tensor(batch.labels, device=values.device).expand(len(names), -1)
                 rows |= {"label": labels, "right": predicted == labels}
-                flat = functional.nll_loss(logs.flatten(0, 1), labels.flatten(), reduction="none")
-                rows["cross_entropy"] = flat.view_as(labels)
+                rows["cross_entropy"] = -logs.gather(-1, labels[..., None]).squeeze(-1)
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
                 rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
@@ -139,8 +138,7 @@ class Classification(OfSamples):
         if "right" in own:
             right = total(weights, own["right"])
             found = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
-        more = ("cross_entropy", "agreement", "kl_divergence")
-        return found | {name: total(weights, own[name]) / n for name in more if name in own}
+        return found | {name: total(weights, own[name]) / n for name in self.figures if name in own}
 
     def apart(self, own: Answers, target: Answers) -> Array:
         """Return the total variation distances between class probabilities."""

@@ -149,8 +149,7 @@ class Words(OfTokens):
             found |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
         if "right" in own:
             found |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
-        more = ("cross_entropy", "agreement", "kl_divergence")
-        return found | {name: own[name] / words for name in more if name in own}
+        return found | {name: own[name] / words for name in self.figures if name in own}
 
     def usage(self) -> str:
         """Print the names of the classes of tokens."""

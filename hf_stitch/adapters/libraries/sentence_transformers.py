@@ -26,6 +26,9 @@ EMBEDDING = "sentence_embedding"
 PLAIN = ("Normalize", "LayerNorm")
 """Modules without settings beside their weights, which in older versions have no config."""
 
+CHOSEN = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+"""What a ``SentenceTransformer`` keeps beside its modules."""
+
 VECTORS = ("pooled", "embedding")
 """Names of the layers with one vector for each text."""
 
@@ -43,6 +46,7 @@ class SentenceEncoder(nn.Module):
         for name, module in model.named_children():
             self.add_module(name, module)
         self.pooled, self.embedding = nn.Identity(), nn.Identity()
+        self.chosen = {name: getattr(model, name, None) for name in CHOSEN}
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Compute the embeddings of a batch of texts."""
@@ -97,8 +101,7 @@ class SentenceTransformers(Library):
         inner = Transformers().adapter(network, ModelReference(None, LIBRARY), None, tokenizer)
         encoder = SentenceEncoder(model)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
-        limit = getattr(model, "max_seq_length", None)
-        limits = [each for each in (limit, inner.interface.max_tokens) if each]
+        limits = [each for each in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if each]
         interface = dataclasses.replace(inner.interface, options={}, max_tokens=min(limits, default=None))
         return Described(encoder, interface, example, tokenizer)
 
@@ -111,8 +114,7 @@ class SentenceTransformers(Library):
         first, *others = encoder.steps
         network = encoder.get_submodule(first).auto_model
         found = settings_of_config(network.config)
-        chosen: dict[str, Any] = {first: {"class": type(network).__name__, **found.chosen}}
-        defaults: dict[str, Any] = {first: found.defaults}
+        chosen, defaults = {first: {"class": type(network).__name__, **found.chosen}}, {first: found.defaults}
         for name in others:
             module = encoder.get_submodule(name)
             kind, read = type(module), getattr(module, "get_config_dict", None)

@@ -15,13 +15,13 @@ Remove = Annotated[
 
 @command("hf_stitch_shorten.workflow:shorten", without=["plan"])
 def shorten(job: Job, remove: Remove = "2") -> None:
-    """Shorten, show, save the network, and end with 1 if it is not accepted."""
+    """Shorten, show, save the network, and end with 1 if it is below --max-loss."""
     found = job.run(remove=_count(remove))
     saved = {} if job.shared.out is None else {"model": str(job.shared.out / "model")}
     if job.shared.out is not None:
         found.save_pretrained(job.shared.out / "model")
     job.finish(found, "shortened.json", {"shortened.png": {}}, **saved)
-    if not found.accepted:
+    if found.accepted is False:
         raise typer.Exit(1)
 
 

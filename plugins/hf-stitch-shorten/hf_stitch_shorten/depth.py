@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,9 @@ from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.folder import front_matter, save_network
 from hf_stitch_shorten.forms import check_form
-from hf_stitch_shorten.plain import without
-from hf_stitch_shorten.stacks import run as tapped, stacks
+from hf_stitch_shorten.plain import CannotBeRebuiltError, without
+from hf_stitch_shorten.stacks import Stack, run as tapped, stacks
+from hf_stitch_shorten.workflow import DIFFERENT
 
 if TYPE_CHECKING:
     import pandas
@@ -144,9 +146,10 @@ def best_depth(
 ) -> Depth:  # fmt: skip
     """Find the block with the best features for labels, and cut the network off behind it.
 
-    The network is cut off behind each block, as an ordinary network with fewer blocks computes: with the norm at its
-    end, if it has one. Its outputs are pooled to one vector per sample, on which closed-form probes are fitted. Block
-    and pooling are chosen inside of each fold, so that the choice is tested on samples that chose nothing.
+    The network is cut off behind each block of its last stack (of a CNN, its last stage), as an ordinary network with
+    fewer blocks computes: with the norm at its end, if it has one. Its outputs are pooled to one vector per sample, on
+    which closed-form probes are fitted. Block and pooling are chosen inside of each fold, so that the choice is tested
+    on samples that chose nothing.
 
     Args:
         model: A network without a head (``hf_stitch.load(…, task="feature-extraction")``): an adapter, a module, or a
@@ -187,9 +190,13 @@ def best_depth(
             )
         if not (found := stacks(network)):
             raise ValueError(f"{type(network.model).__name__} has no stack of blocks that could be cut off")
-        stack = found[-1]
+        stack, labels = found[-1], np.asarray(samples.labels)
+        if len(counts := Counter(samples.labels)) < 2 or min(counts.values()) < folds + 1:
+            raise ValueError(
+                f"best_depth needs two or more classes, with more than {folds} samples each (folds={folds}), got "
+                f"{dict(counts)}"
+            )
         features = _features(network, stack.blocks, samples, run)
-        labels = np.asarray(samples.labels)
         makes = _probe(score)
         accuracies = {place: _right(makes, x, labels, folds, run.seed).mean() for place, x in features.items()}
         ends = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
@@ -200,8 +207,8 @@ def best_depth(
         table: dict[str, dict[str, float]] = {}
         for (name, kind), value in accuracies.items():
             table.setdefault(name, {})[kind] = float(value)
-        gone = stack.places(stack.blocks.index(block), len(stack.blocks) - 1)
-        short = without(network, {stack.name: gone}) if gone else network
+        gone = block != stack.blocks[-1]
+        short = _cut_off(network, stack, block, samples) if gone else network
         return Depth(
             str(network.reference),
             len(samples),
@@ -236,6 +243,23 @@ def _features(
     return {place: torch.cat([each for part in gathered for each in part[place]]).numpy() for place in parts}
 
 
+def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Adapter:
+    """Return the network up to a block, which outputs what was probed."""
+    inputs = network.preprocess(next(iter(samples.batches(2))).samples)
+    with torch.no_grad():
+        taps = tapped(network, inputs, {}, stack.blocks)
+        end = taps.outputs[stack.blocks[-1]].replace(values=taps.outputs[block].values)
+        wanted = tensor_of(network.decode(end, stack.blocks[-1]), 2)
+        for short in without(network, stack.name, stack.places(stack.blocks.index(block), len(stack.blocks) - 1)):
+            found = tensor_of(short.forward(inputs), 2)
+            assert wanted is not None and found is not None
+            if float((wanted - found).abs().max()) <= DIFFERENT[False] * float(wanted.abs().max()):
+                return short
+    raise CannotBeRebuiltError(
+        f"{type(network.model).__name__} computes something else if it is cut off behind {block}"
+    )
+
+
 def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:
     """Return vectors of each sample, by pooling."""
     if values.dim() == 4:
@@ -245,7 +269,8 @@ def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:
     weights = torch.ones(values.shape[:2], device=values.device) if mask is None else mask.to(values)
     last = (weights * torch.arange(1, values.shape[1] + 1, device=values.device)).argmax(1)
     mean = (values * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
-    return {"first": values[:, 0], "mean": mean, "last": values[torch.arange(len(values)), last]}
+    rows = torch.arange(len(values))
+    return {"first": values[rows, weights.argmax(1)], "mean": mean, "last": values[rows, last]}
 
 
 def _probe(score: str) -> Callable[[], Any]:

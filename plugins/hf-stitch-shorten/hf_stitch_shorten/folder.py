@@ -68,7 +68,8 @@ def _save_whole(network: Adapter, folder: Path, card: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        SentenceTransformer(modules=[encoder.get_submodule(name) for name in encoder.steps]).save_pretrained(str(fresh))
+        modules = [encoder.get_submodule(name) for name in encoder.steps]
+        SentenceTransformer(modules=modules, **encoder.chosen).save_pretrained(str(fresh))
         (fresh / "README.md").write_text(card, encoding="utf-8")
         fresh.chmod(0o755)
         fresh.replace(folder)

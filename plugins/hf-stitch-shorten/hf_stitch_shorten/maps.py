@@ -42,7 +42,8 @@ def read_by(projection: nn.Module, values: Tensor) -> Tensor:
     module: Any = projection
     if not isinstance(module, nn.Conv2d):
         return values.flatten(0, -2)
-    padded = functional.pad(values, module._reversed_padding_repeated_twice)
+    how = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    padded = functional.pad(values, module._reversed_padding_repeated_twice, how)
     parts = functional.unfold(padded, module.kernel_size, module.dilation, 0, module.stride)
     return parts.movedim(1, -1).flatten(0, -2)
 
@@ -57,13 +58,13 @@ class Moments:
         inputs: Sum of ``[a, 1]ᵀ [a, 1]``, (inputs + 1, inputs + 1), where a is what the projection reads.
         cross: Last removed block -> sum of ``dᵀ [a, 1]``, (width, inputs + 1), where d is the stream behind it minus
             the stream behind the block of the projection, over the factor of the channel.
-        squares: Last removed block -> sum of ``d²``.
+        squares: Last removed block -> sum of ``d²``, (width,).
     """
 
     count: int = 0
     inputs: Tensor | float = 0.0
     cross: dict[str, Tensor | float] = field(default_factory=dict)
-    squares: dict[str, float] = field(default_factory=dict)
+    squares: dict[str, Tensor | float] = field(default_factory=dict)
 
     def add(self, read: Tensor, lacks: Mapping[str, Tensor]) -> None:
         """Add rows of (rows, inputs) and of (rows, width)."""
@@ -73,7 +74,7 @@ class Moments:
         for name, lack in lacks.items():
             exact = lack.detach().double()
             self.cross[name] = self.cross.get(name, 0.0) + exact.T @ wide
-            self.squares[name] = self.squares.get(name, 0.0) + float(exact.square().sum())
+            self.squares[name] = self.squares.get(name, 0.0) + exact.square().sum(0)
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of rows."""
@@ -100,18 +101,15 @@ class Fits:
 
     Args:
         projection: The module.
+        scale: Factor of each channel with which its output enters the stream, in which errors count.
         fitted: Moments of the rows to fit on.
         held_out: Moments of other rows, which choose the penalty.
     """
 
-    def __init__(self, projection: nn.Module, fitted: Moments, held_out: Moments) -> None:
+    def __init__(self, projection: nn.Module, scale: Tensor, fitted: Moments, held_out: Moments) -> None:
         self.weight, self.bias = matrix_of(projection)
-        self.fitted, self.held_out = fitted, held_out
+        self.scale, self.fitted, self.held_out = scale.to(self.weight), fitted, held_out
         self._spectrum: tuple[Tensor, Tensor] | None = None
-
-    def drop(self, last: str) -> Change:
-        """Return no change."""
-        return Change(torch.zeros_like(self.weight), None if self.bias is None else torch.zeros_like(self.bias))
 
     def replaceme(self, last: str) -> Change:
         """Return the least-squares map of the output of the projection, folded into it (ReplaceMe, arXiv 2505.02819).
@@ -132,10 +130,11 @@ class Fits:
         """
         errors = {penalty: self._error(self._solved(last, penalty), last) for penalty in PENALTIES}
         best = min(errors, key=lambda penalty: errors[penalty])
-        if not errors[best] < self.held_out.squares[last]:
-            return self.drop(last)
+        none = Change(torch.zeros_like(self.weight), None if self.bias is None else torch.zeros_like(self.bias))
+        if not errors[best] < self._error(none, last):
+            return none
         whole, cross = self._centred(self.fitted + self.held_out, last)
-        whole = whole + best * whole.diagonal().mean() * torch.eye(len(whole), dtype=whole.dtype)
+        whole = whole + best * whole.diagonal().mean() * torch.eye(len(whole), dtype=whole.dtype, device=whole.device)
         weight = torch.linalg.solve(whole, cross.T).T
         return self._with_bias(weight, self.fitted + self.held_out, last, best)
 
@@ -166,10 +165,11 @@ class Fits:
         return self._with_bias(weight, self.fitted, last, penalty)
 
     def _error(self, change: Change, last: str) -> float:
-        """Return the sum of squares that is left on rows that are held out."""
+        """Return the sum of squares that is left of the stream on rows that are held out."""
         wide = _wide(change.weight, change.bias)
         inputs, cross = torch.as_tensor(self.held_out.inputs), torch.as_tensor(self.held_out.cross[last])
-        return self.held_out.squares[last] - 2 * float((wide * cross).sum()) + float(((wide @ inputs) * wide).sum())
+        left = torch.as_tensor(self.held_out.squares[last]) + ((wide @ inputs - 2 * cross) * wide).sum(1)
+        return float((self.scale.square() * left).sum())
 
 
 def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -181,6 +181,6 @@ LATER = "refit_later"
 """The map that refits the projections of the blocks behind removed ones, too, one after the other."""
 
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
-    "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme, "drop": Fits.drop,
+    "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme,
 }  # fmt: skip
 """Name of a map -> the change that it makes of a projection before the removed blocks."""

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter
 from hf_stitch.adapters.rewriting import network_of
+from hf_stitch.adapters.skeleton import weightless
 
 Removed = Mapping[str, Sequence[int]]
 """Name of a list of modules -> places of the blocks that are removed from it."""
 
 SENTENCES = "sentence_transformers"
+
+OUTPUTS = ("out_features", "out_indices", "_out_features", "_out_indices")
+"""Fields that say which blocks a backbone outputs; without them the last one."""
+
+DEPTH = ("depth", "layer", "block")
+"""Parts of the names of most fields and arguments that are the depth."""
 
 
 class CannotBeRebuiltError(ValueError):
@@ -40,34 +52,57 @@ def renamed(removed: Removed) -> Callable[[str], str | None]:
     return rename
 
 
-def without(network: Adapter, removed: Removed) -> Adapter:
-    """Return a copy of a network without some blocks, of the same class, and with its processor.
+def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
+    """Yield copies of a network without some blocks, of the same class, and with its processor.
 
     Networks of transformers and timm are built anew, so that every block knows its place (which a cache needs), and
-    are saved and loaded as any other. Modules of your own are copied, and blocks are taken out of the copy.
+    are saved and loaded as any other. Several configs may fit the weights and differ in what blocks do, as in windows:
+    only the outputs tell which one is right. The likely one is the first. Modules of your own are copied, and blocks
+    are taken out of the copy.
 
     Args:
         network: The network.
-        removed: What to remove.
+        stack: Name of the list of blocks.
+        places: Places of the blocks to remove.
 
-    Returns:
-        The shorter network, on the same device and in the same dtype.
+    Yields:
+        Shorter networks, on the same device and in the same dtype; mostly one.
 
     Raises:
         CannotBeRebuiltError: If no config makes a network of transformers or timm with these weights.
     """
     if network.library == SENTENCES:
-        return _sentence_encoder(network, removed)
-    if network.library == "torch":
+        yield from _sentence_encoders(network, stack, places)
+    elif network.library == "torch":
         model = copy.deepcopy(network.model)
-        for stack, places in removed.items():
-            _take_out(model, stack, places)
+        _take_out(model, stack, places)
+        yield read_as(network, model)
     else:
-        model = _rebuilt(network, removed)
-    processor = network.processor
-    if network.library == "torch" or processor is None:
-        return hf_stitch.load(model.eval(), example_inputs=network.example, processor=processor)
-    return hf_stitch.load(model.eval(), processor=processor)
+        yield from (read_as(network, model) for model in _rebuilt(network, stack, places))
+
+
+def read_as(network: Adapter, model: nn.Module) -> Adapter:
+    """Return the adapter of a model that reads what a network reads."""
+    if network.library == SENTENCES:
+        return hf_stitch.load(model.eval())
+    return hf_stitch.load(model.eval(), example_inputs=network.example, processor=network.processor)
+
+
+def copied(network: Adapter) -> Adapter:
+    """Return a copy of a network."""
+    model: Any = copy.deepcopy(network.model)
+    if network.library == SENTENCES:
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(modules=[model.get_submodule(name) for name in model.steps], **model.chosen)
+    return read_as(network, model)
+
+
+def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
+    """Return a copy of a shorter network with the weights of the whole one, as they are."""
+    made = copied(short)
+    made.model.load_state_dict(weights_for(made.model, network.model, removed) or {})
+    return made
 
 
 def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
@@ -77,8 +112,8 @@ def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
     model.set_submodule(stack, nn.ModuleList(kept) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*kept))
 
 
-def _sentence_encoder(network: Adapter, removed: Removed) -> Adapter:
-    """Return a ``SentenceTransformer`` with a shorter transformer."""
+def _sentence_encoders(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
+    """Yield ``SentenceTransformer`` networks with a shorter transformer."""
     from sentence_transformers import SentenceTransformer
 
     encoder: Any = network.model
@@ -86,119 +121,209 @@ def _sentence_encoder(network: Adapter, removed: Removed) -> Adapter:
     whole = first.auto_model
     prefix = next(f"{name}." for name, module in encoder.named_modules() if module is whole)
     inner = hf_stitch.load(whole, processor=network.processor)
-    short = without(inner, {stack.removeprefix(prefix): places for stack, places in removed.items()})
-    head = copy.deepcopy(first, {id(whole): short.model})
-    made = SentenceTransformer(modules=[head, *map(copy.deepcopy, others)])
-    return hf_stitch.load(made.eval())
+    for short in without(inner, stack.removeprefix(prefix), places):
+        head = copy.deepcopy(first, {id(whole): short.model})
+        yield read_as(network, SentenceTransformer(modules=[head, *map(copy.deepcopy, others)], **encoder.chosen))
 
 
-def _rebuilt(network: Adapter, removed: Removed) -> nn.Module:
-    """Build a network with fewer blocks from its config, with the weights of the blocks that stay."""
-    model, rename = network.model, renamed(removed)
-    weights = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
-    shapes = {name: value.shape for name, value in weights.items()}
-    record = network.blueprint()
+# -- weights ----------------------------------------------------------------------------------------------------------
+def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[str, Tensor] | None:
+    """Return the weights of a model for one without some of its blocks.
+
+    Args:
+        short: The shorter model, whose weights may be on the meta device.
+        model: The model.
+        removed: The blocks.
+
+    Returns:
+        The weights of the blocks that stay, by their new names, and of tensors over all blocks the parts of these; or
+        ``None`` if these are not the tensors of the shorter model.
+    """
+    rename, wanted = renamed(removed), short.state_dict()
+    found = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
+    if found.keys() != wanted.keys():
+        return None
     for stack, places in removed.items():
-        length = sum(1 for _ in model.get_submodule(stack).children())
-        record = _shallower(record, model, stack, length, tuple(places))
-    built = network_of(record)
-    if {name: value.shape for name, value in built.state_dict().items()} != shapes:
-        raise CannotBeRebuiltError(_WHY.format(type(model).__name__, ", ".join(removed)))
+        length = depth_of(model, stack)
+        found = {name: _parts(value, wanted[name].shape, length, places) for name, value in found.items()}
+    return found if all(value.shape == wanted[name].shape for name, value in found.items()) else None
+
+
+def _parts(value: Tensor, wanted: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
+    """Return a tensor without the parts of some blocks, if it has a part for each of them along one axis."""
+    kept = [place for place in range(length) if place not in places]
+    if value.dim() == len(wanted):
+        for axis, (size, short) in enumerate(zip(value.shape, wanted, strict=True)):
+            if size != short and size * len(kept) == short * length:
+                return torch.stack(
+                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in kept], axis
+                ).flatten(axis, axis + 1)
+    return value
+
+
+def depth_of(model: nn.Module, stack: str) -> int:
+    """Return the number of blocks in a list."""
+    return sum(1 for _ in model.get_submodule(stack).children())
+
+
+# -- configs ----------------------------------------------------------------------------------------------------------
+def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn.Module]:
+    """Yield networks of configs with fewer blocks, with the weights of the blocks that stay."""
+    model, found = network.model, False
     reference = next(model.parameters())
-    built.to(reference.device, reference.dtype).load_state_dict(weights)
-    if hasattr(model, "generation_config"):
-        built.generation_config = copy.deepcopy(model.generation_config)
-    return built.eval()
-
-
-_WHY = "no setting of the config of {} makes {} shorter: its depth is fixed, or its blocks differ in more than weights"
-
-
-def _shallower(
-    record: dict[str, Any], model: nn.Module, stack: str, length: int, places: tuple[int, ...]
-) -> dict[str, Any]:  # fmt: skip
-    """Return a blueprint with fewer blocks in a stack: the first change of a number or a list that makes it."""
-    for changed in _changes(record, model, stack, length, places):
+    for record in _records(network.blueprint(), model, stack, places):
         try:
-            with torch.device("meta"):
-                built = network_of(changed)
-            blocks = sum(1 for _ in built.get_submodule(stack).children())
+            with weightless():
+                skeleton = network_of(record)
         except Exception:  # a number that is no depth
             continue
-        if blocks == length - len(places) and _others(built, stack) == _others(model, stack):
-            return changed
-    raise CannotBeRebuiltError(_WHY.format(type(model).__name__, stack))
+        weights = weights_for(skeleton, model, {stack: places})
+        if weights is not None:
+            built, found = network_of(record).to(reference.device), True
+            _cast(built, model, {stack: places})
+            built.load_state_dict(weights)
+            _keep_config(built, model)
+            yield built
+    if not found:
+        raise CannotBeRebuiltError(
+            f"no setting of the config of {type(model).__name__} makes {stack} shorter: its depth is fixed, or its "
+            "blocks differ in more than weights"
+        )
 
 
-def _others(model: nn.Module, stack: str) -> set[str]:
-    """Return the names of all weights outside of a stack."""
-    return {name for name, _ in model.named_parameters() if not name.startswith(stack + ".")}
+@torch.no_grad()
+def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
+    """Give each tensor of a shorter network the dtype that it has in the model; a network can have several."""
+    rename = renamed(removed)
+    tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    dtypes = {new: value.dtype for name, value in tensors.items() if (new := rename(name)) is not None}
+    for name, value in [*built.named_parameters(), *built.named_buffers()]:
+        value.data = value.data.to(dtypes.get(name, value.dtype))
 
 
-def _changes(
-    record: dict[str, Any], model: nn.Module, stack: str, length: int, places: tuple[int, ...]
+def _keep_config(built: Any, model: Any) -> None:
+    """Let a shorter network of transformers keep the class of the config, which names its weights in files."""
+    if hasattr(model, "generation_config"):
+        built.generation_config = copy.deepcopy(model.generation_config)
+    if hasattr(model, "config") and type(built.config) is not type(model.config):
+        built.config = type(model.config).from_dict(built.config.to_dict())
+
+
+def _records(
+    record: dict[str, Any], model: nn.Module, stack: str, places: Sequence[int]
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield blueprints in which one number may be the depth of the stack, likely ones first."""
-    count = length - len(places)
+    """Yield blueprints in which one number, as the depth of the stack, is smaller; likely ones first."""
+    length = depth_of(model, stack)
     part = "config" if "config" in record else "arguments"
-    for path, key in sorted(_depths(record[part], length), key=lambda each: "layer" not in each[1]):
-        changed = copy.deepcopy(record)
-        holder = changed[part]
-        for name in path:
-            holder = holder[name]
-        holder[key] = count
-        for name, value in holder.items():
-            if isinstance(value, list) and len(value) == length:  # a setting for each block
-                holder[name] = [each for place, each in enumerate(value) if place not in places]
-        yield changed
-    stages, place = _stages(model, stack)
-    lists = [*_lists(record[part], stages)]
-    if part == "arguments":  # of timm, which are given only where they are not those of the architecture
-        lists += [((), "depths"), ((), "layers")]
-        yield {**record, part: {**record[part], "depth": count}}
-    for path, key in lists if place is not None else ():
-        changed = copy.deepcopy(record)
-        holder = changed[part]
-        for name in path:
-            holder = holder[name]
-        holder[key] = [count if stage == place else size for stage, size in enumerate(stages)]
-        yield changed
+    given = {name: [*value] if isinstance(value, tuple) else value for name, value in record[part].items()}
+    settings = given if part == "config" else {**_arguments(model, record), **given}
+    paths = sorted(_depths(settings, length), key=lambda path: _unlike(settings, path, length))
+    seen: list[Any] = []
+    for vary in (_placed, _otherwise):
+        for *path, key in paths:
+            for holder in vary(_at(settings, path), length, places):
+                holder[key] -= len(places)
+                changed = _exchanged(settings, path, holder)
+                if changed not in seen:
+                    seen.append(changed)
+                    new = {name: value for name, value in changed.items() if value != settings[name]}
+                    yield {**record, part: changed if part == "config" else {**record[part], **new}}
 
 
-def _depths(
-    config: Mapping[str, Any], length: int, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that timm gives to the class of a model, as far as they are JSON values."""
+    kind, found = type(model), dict[str, Any]()
+    own = kind.__init__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = inspect.signature(own).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        found.update(bound.arguments)
+        own(self, *args, **kwargs)
+
+    kind.__init__ = noting  # type: ignore[method-assign]
+    try:
+        with weightless():
+            network_of(record)
+    finally:
+        kind.__init__ = own  # type: ignore[method-assign]
+    for value in [*found.values()]:  # arguments beside the named ones, and what a config of timm contains
+        found |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
+    values = {}
+    for name, value in found.items():
+        with suppress(TypeError):
+            values[name] = json.loads(json.dumps(value))
+    return values
+
+
+def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the places of numbers that may be the depth."""
-    for key, value in config.items():
-        if type(value) is int and value == length:
-            yield path, key
-        elif isinstance(value, dict):
-            yield from _depths(value, length, (*path, key))
+    for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
+        where = (*path, key)
+        if type(value) is int and (value == length or (value > 1 and _named(where))):
+            yield where
+        elif isinstance(value, dict | list):
+            yield from _depths(value, length, where)
 
 
-def _lists(
-    config: Mapping[str, Any], stages: Sequence[int], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], str]]:  # fmt: skip
-    """Yield the places of lists that may be the depths of stages."""
-    for key, value in config.items():
-        if isinstance(value, list) and value == list(stages):
-            yield path, key
-        elif isinstance(value, dict):
-            yield from _lists(value, stages, (*path, key))
+def _named(path: Sequence[Any]) -> bool:
+    """Return whether a setting is named as a depth."""
+    return any(name in str(part) for part in path for name in DEPTH)
 
 
-def _stages(model: nn.Module, stack: str) -> tuple[list[int], int | None]:
-    """Return the numbers of blocks of all stages, if the stack is a stage, and which stage it is."""
-    numbers = [(at, each) for at, each in enumerate(stack) if each.isdecimal()]
-    if not numbers:
-        return [], None
-    at, digit = numbers[-1]
-    found, first = [], int(digit)
-    names = dict(model.named_modules())
-    while first and f"{stack[:at]}{first - 1}{stack[at + 1 :]}" in names:
-        first -= 1
-    for number in range(first, 100):
-        if (name := f"{stack[:at]}{number}{stack[at + 1 :]}") not in names:
-            break
-        found.append(sum(1 for _ in names[name].children()))
-    return found, int(digit) - first
+def _unlike(settings: Any, path: Sequence[Any], length: int) -> int:
+    """Return how little a number is like the depth."""
+    return (not _named(path)) + 2 * (_at(settings, path) != length)
+
+
+def _at(settings: Any, path: Sequence[Any]) -> Any:
+    """Return what is at a place in settings."""
+    return reduce(lambda value, key: value[key], path, settings)
+
+
+def _exchanged(settings: Any, path: Sequence[Any], value: Any) -> Any:
+    """Return settings with another value at a place."""
+    if not path:
+        return value
+    changed = copy.copy(settings)
+    changed[path[0]] = _exchanged(settings[path[0]], path[1:], value)
+    return changed
+
+
+# -- settings of single blocks ----------------------------------------------------------------------------------------
+def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
+    """Yield settings beside a depth in which all that are of single blocks are without some of them."""
+    if isinstance(holder, list):
+        yield [*holder]
+        return
+    new = {name: _without_places(value, length, places) for name, value in holder.items() if name not in OUTPUTS}
+    yield {name: holder[name] if value is None else value for name, value in new.items()}
+
+
+def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
+    """Yield settings in which one is not of single blocks after all, or none, or a number is that of the first ones."""
+    for placed in _placed(holder, length, places) if isinstance(holder, dict) else ():
+        for name in placed:
+            if placed[name] != holder[name]:
+                yield {**placed, name: holder[name]}
+        yield {**holder}
+        for name, value in placed.items():
+            if type(value) is int and 0 < value < length:
+                yield {**placed, name: value - sum(place < value for place in places)}
+
+
+def _without_places(value: Any, length: int, places: Sequence[int]) -> Any:
+    """Return a setting without some blocks: a list, a pattern or numbers of blocks; ``None`` for all others."""
+
+    def moved(place: int) -> int:
+        return place - sum(gone < place for gone in places)
+
+    if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
+        return {str(moved(int(key))): each for key, each in value.items() if int(key) not in places}
+    if not isinstance(value, list) or not value:
+        return None
+    if len(value) == length or (len(value) < length and all(isinstance(each, str) for each in value)):
+        return [value[place % len(value)] for place in range(length) if place not in places]
+    if all(type(each) is int for each in value) and sorted({*value}) == value and 0 <= value[0] < length:
+        return [moved(place) for place in value if place not in places]
+    return None

@@ -69,13 +69,11 @@ class Shortened(Result):
         data: Fingerprint of the test samples.
         rows: Number of rows that the maps were fitted on.
         figure: The figure that chose the blocks.
-        scores: ``shortened``, ``dropped`` (the same blocks without a map) and ``full`` -> figure -> score on test
-            samples; figures with the target compare with the outputs of the whole network.
+        scores: ``shortened``, ``dropped`` (the same blocks without a map) and, of networks with a head, ``full`` ->
+            figure -> score on test samples; figures with the target compare with the outputs of the whole network.
         gain: By how much ``shortened`` is better than ``dropped`` in this figure, a paired difference; ``None`` if the
             matcher is ``drop``.
         bound: Least agreement that was asked for; ``None`` if none was.
-        accepted: Whether the map is better than none with confidence, and the agreement at least the bound, both by
-            the ends of their 95% intervals.
         candidates: All intervals that were scored.
         size: ``full`` and ``shortened`` -> size and speed.
         error: Greatest difference between outputs of the plain network and of the mapped one, over the largest output.
@@ -86,7 +84,7 @@ class Shortened(Result):
     """
 
     page: ClassVar[str] = "hf_stitch_shorten.page:section"
-    derived: ClassVar[tuple[str, ...]] = ("verdict",)
+    derived: ClassVar[tuple[str, ...]] = ("verdict", "accepted")
 
     network: str
     removed: tuple[str, ...]
@@ -99,7 +97,6 @@ class Shortened(Result):
     scores: Mapping[str, Mapping[str, Score]]
     gain: Score | None
     bound: float | None
-    accepted: bool
     candidates: tuple[Candidate, ...]
     size: Mapping[str, Size]
     error: float
@@ -123,18 +120,30 @@ class Shortened(Result):
             f"{1 - short.parameters / full.parameters:.0%} fewer weights, a forward takes "
             f"{short.forward / full.forward:.2f} times as long"
         )
-        if self.gain is None:
-            return f"{text}."
-        what = worded(self.figure)
-        rows = self.scores[SHORTENED][self.figure].value, self.scores[DROPPED][self.figure].value
-        text = f"{text}. {what[0].upper()}{what[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} if the blocks are only dropped"
-        if self.accepted:
-            return f"{text}."
-        better = _beats(self.gain)
-        why = [] if better else [f"{self.matcher} is not better than dropping with confidence ({self.gain})"]
+        if self.gain is not None:
+            what = worded(self.figure)
+            rows = self.scores[SHORTENED][self.figure].value, self.scores[DROPPED][self.figure].value
+            text += f". {what[0].upper()}{what[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} if the blocks are only dropped"
+        why = (
+            []
+            if self.gain is None or self.gain.low > 0
+            else [f"{self.matcher} is not better than dropping: {self.gain}"]
+        )
         if self.bound is not None and not score.low >= self.bound:
             why.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
-        return f"{text}. Not accepted: {'; '.join(why)}."
+        return (
+            f"{text}. {'Not accepted' if self.bound is not None else 'But'}: {'; '.join(why)}." if why else f"{text}."
+        )
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether the map is better than none and the agreement at least the bound, with confidence.
+
+        Both are judged by the ends of their 95% intervals. ``None`` if there is no bound.
+        """
+        if self.bound is None:
+            return None
+        return self.agreement[1].low >= self.bound and (self.gain is None or self.gain.low > 0)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the shorter network as an ordinary folder, with its processor and a card.
@@ -201,11 +210,6 @@ class Shortened(Result):
         axes.set(xlabel="the block before the removed ones", ylabel=worded(self.figure))
         axes.legend()
         return figure
-
-
-def _beats(gain: Score) -> bool:
-    """Return whether a gain, of which more is better, is above 0 with confidence."""
-    return gain.low > 0
 
 
 def worded(figure: str) -> str:

@@ -57,9 +57,9 @@ class Interval:
         return self.stack.blocks[self.first + 1 : self.last + 1]
 
     @property
-    def removed(self) -> dict[str, Sequence[int]]:
-        """What is removed, as :func:`hf_stitch_shorten.plain.without` takes it."""
-        return {self.stack.name: self.stack.places(self.first, self.last)}
+    def places(self) -> range:
+        """Places of the removed blocks in the list."""
+        return self.stack.places(self.first, self.last)
 
 
 class Search:
@@ -81,7 +81,7 @@ class Search:
         self.network, self.reference, self.run = network, reference, run_
         self.matcher, self.keep = matcher, keep
         self.stacks = stacks(network)
-        self.task: Task = registries.tasks.build(network.task or "feature-extraction").about(network)
+        self.task = task_of(network)
         self.joints: dict[str, Joint] = {}
         self.cost, self.rows = 0.0, 0
 
@@ -126,16 +126,13 @@ class Search:
             for block, lasts in ends.items():
                 joint, found = joints[block], taps.outputs[block]
                 read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-                lacks = {
-                    last: rows_of(taps.streams[last] - taps.streams[block], found.layout) / joint.scale
-                    for last in lasts
-                }
-                _add(sums[block], found, read, lacks, count)
+                lacks = {last: _lacks(taps.streams[last] - taps.streams[block], found.layout, joint) for last in lasts}
+                self._add(sums[block], found, read, lacks, count)
             self.cost += len(batch.samples)
         sums = self._gathered(sums)
         self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
         fits = {
-            block: Fits(self.network.model.get_submodule(joints[block].projection), *moments)
+            block: Fits(self.network.model.get_submodule(joints[block].projection), joints[block].scale, *moments)
             for block, moments in sums.items()
         }
         return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
@@ -150,11 +147,20 @@ class Search:
             whole = run(self.reference, inputs, {original: aim}, [original], complete=False)
             found = taps.outputs[block]
             read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-            lack = rows_of(whole.streams[original] - taps.streams[block], found.layout) / joint.scale
-            _add(sums[block], found, read, {block: lack}, count)
+            lack = _lacks(whole.streams[original] - taps.streams[block], found.layout, joint)
+            self._add(sums[block], found, read, {block: lack}, count)
             self.cost += 2 * len(batch.samples)
-        fits = Fits(self.network.model.get_submodule(joint.projection), *self._gathered(sums)[block])
+        fits = Fits(self.network.model.get_submodule(joint.projection), joint.scale, *self._gathered(sums)[block])
         return fits.refit(block)
+
+    def _add(
+        self, sums: tuple[Moments, Moments], found: Representation, read: Tensor, lacks: Mapping[str, Tensor],
+        count: int,
+    ) -> None:  # fmt: skip
+        """Add the rows of a batch to the moments of those to fit on and of those that are held out."""
+        first = count * found.batch + self.run.processes.rank  # so that processes with few samples hold some out, too
+        for fold, chosen in zip(sums, _folds(found.batch, read, found.mask, first), strict=True):
+            fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
 
     def _gathered(self, sums: dict[str, tuple[Moments, Moments]]) -> dict[str, tuple[Moments, Moments]]:
         """Return the moments of all processes."""
@@ -237,6 +243,11 @@ class Search:
                 yield self.task.inputs(self.network, batch.samples), batch
 
 
+def task_of(network: Adapter) -> Task:
+    """Return what scores a network."""
+    return registries.tasks.build(network.task or "feature-extraction").about(network)
+
+
 def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, change: Change) -> Tensor:
     """Return the stream of the block before an interval with its projection changed."""
     found = taps.outputs[interval.before]
@@ -251,14 +262,21 @@ def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, chang
 
 
 def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted: str | None) -> str:
-    """Return the figure by which intervals are chosen."""
+    """Return the figure by which intervals are chosen; it is defined for all of them."""
     rows = [*values.values()]
     names = [name for name in rows[0] if all(np.isfinite(row[name]) for row in rows)]
-    if wanted is not None:
-        if wanted not in rows[0]:
-            raise ValueError(f"metric {wanted!r} is not measured; figures of this network: {', '.join(rows[0])}")
-        return wanted
-    return next(name for name in (*PREFERRED, *names) if name in names)
+    if (wanted is not None and wanted not in names) or not names:
+        raise ValueError(
+            f"{wanted or 'every figure'} is undefined for these samples and outputs; defined: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return wanted or next(name for name in (*PREFERRED, *names) if name in names)
+
+
+def _lacks(difference: Tensor, layout: str, joint: Joint) -> Tensor:
+    """Return as rows what the output of a projection lacks, so that its stream becomes another; 0 in dead channels."""
+    rows = rows_of(difference, layout)
+    return torch.where(joint.scale == 0, 0, rows / joint.scale.where(joint.scale != 0, 1))
 
 
 def _kind(joint: Joint | None, block: str) -> str | None:
@@ -266,17 +284,9 @@ def _kind(joint: Joint | None, block: str) -> str | None:
     return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
 
 
-def _add(
-    sums: tuple[Moments, Moments], found: Representation, read: Tensor, lacks: Mapping[str, Tensor], count: int
-) -> None:
-    """Add the rows of a batch to the moments of those to fit on and of those that are held out."""
-    for fold, chosen in zip(sums, _folds(found.batch, read, found.mask, count), strict=True):
-        fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
-
-
-def _folds(batch: int, read: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+def _folds(batch: int, read: Tensor, mask: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
     """Return which rows of a batch to fit on, and which are held out; rows of padding are neither."""
     per_sample = len(read) // batch
-    held = ((torch.arange(batch) + count * batch) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
+    held = ((torch.arange(batch) + first) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
     real = torch.ones_like(held) if mask is None else mask.flatten()
     return ~held & real, held & real

@@ -22,10 +22,13 @@ PROJECTIONS = (nn.Linear, Conv1D, nn.Conv2d)
 TOLERANCE = 1e-3
 """Greatest relative error of what a projection adds to the stream, in float32."""
 
+DEAD = 1e-6
+"""Channels whose factor is below this share of the greatest one are left as they are."""
+
 RELU = "relu"
 """Name of a rectifier that is no module, as the end of a block."""
 
-RECTIFIERS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
+RECTIFIERS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 """Functions without weights with which a block may end."""
 
 
@@ -54,7 +57,8 @@ class Joint:
 
     Attributes:
         projection: Name of the module whose weights can be refitted.
-        scale: Factor of each channel, (width,): a residual multiplier, a LayerScale, a batch norm.
+        scale: Factor of each channel, (width,): a residual multiplier, a LayerScale, a batch norm; 0 where it is too
+            small to be seen.
         tail: What follows the stream in the block: the name of a norm or an activation, ``relu`` for the function, or
             ``None`` if the block outputs the stream.
     """
@@ -76,7 +80,11 @@ def stacks(network: Adapter) -> tuple[Stack, ...]:
     groups: dict[tuple[str, RepresentationSpec], list[str]] = {}
     for layer in network.layers:
         parent, _, place = layer.rpartition(".")
-        if place.isdecimal() and isinstance(network.model.get_submodule(parent), nn.ModuleList | nn.Sequential):
+        if (
+            parent
+            and place.isdecimal()
+            and isinstance(network.model.get_submodule(parent), nn.ModuleList | nn.Sequential)
+        ):
             groups.setdefault((parent, network.spec(layer)), []).append(layer)
     found = []
     for (parent, _), blocks in groups.items():
@@ -268,10 +276,12 @@ def _scale(
     if added.shape != change.shape:
         return None
     scale = (added * change).sum(0) / added.square().sum(0)
-    size = torch.finfo(before.dtype).eps / torch.finfo(torch.float32).eps * TOLERANCE
-    error = (change - scale * added).norm() / change.norm().clamp(min=1e-30)
-    fits = bool(change.norm() > 0) and float(error) < min(size, 0.1) and bool((scale.abs() > 1e-6).all())
-    return scale if fits else None
+    scale = scale.where(scale.abs() > DEAD * scale.abs().max(), 0)
+    eps = torch.finfo(before.dtype).eps
+    rounding = eps * rows_of(before.double(), network.spec(block).layout).norm(dim=0)
+    error = ((change - scale * added).norm(dim=0) - rounding).clamp(min=0).norm() / change.norm().clamp(min=1e-30)
+    size = min(eps / torch.finfo(torch.float32).eps * TOLERANCE, 0.1)
+    return scale if bool(scale.any()) and float(error) < size else None
 
 
 @contextmanager
