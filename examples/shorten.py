@@ -21,16 +21,21 @@ print("blocks:", model.config.num_hidden_layers)
 
 keep = [layer for layer in whole.layers[1:] if layer not in short.removed]
 dropped = shorten(whole, images, remove=2, keep=keep, matcher="drop", test_data=test, progress=False)
+
+
+def divergence(network: hf_stitch.Adapter, batch: hf_stitch.data.Batch) -> torch.Tensor:
+    """Return how far the outputs of a network are from those of the whole one."""
+    inputs = whole.preprocess(batch.samples)
+    with torch.no_grad():
+        wanted = whole.forward(inputs).logits.log_softmax(-1)
+    return kl_div(network.model(**inputs).logits.log_softmax(-1), wanted, log_target=True, reduction="batchmean")
+
+
 for name, network in (("refitted", hf_stitch.load(model, processor=whole.processor)), ("dropped", dropped.model)):
     optimizer = torch.optim.AdamW(network.model.parameters(), lr=1e-4)
-    for batch in [*images.batches(100), *test.batches(len(test))]:
-        inputs = whole.preprocess(batch.samples)
-        with torch.no_grad():
-            wanted = whole.forward(inputs).logits.log_softmax(-1)
-        found = network.model(**inputs).logits.log_softmax(-1)
-        loss = kl_div(found, wanted, log_target=True, reduction="batchmean")
-        if len(batch.samples) <= 100:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    print(f"{name}, trained on: divergence from the whole network {loss:.3f}")
+    for batch in images.batches(100):
+        optimizer.zero_grad()
+        divergence(network, batch).backward()
+        optimizer.step()
+    (held_out,) = test.batches(len(test))
+    print(f"{name}, trained on: divergence from the whole network {divergence(network, held_out).item():.3f}")

@@ -23,7 +23,7 @@ def check_form(network: Adapter) -> None:
     if is_offloaded(network.model):
         raise ValueError(f"weights of {kind} are offloaded: load it into memory (without device_map) and shorten that")
     for name, module in network.model.named_modules():
-        if hasattr(module, "base_layer"):
+        if hasattr(module, "base_layer") and type(module).__module__.startswith("peft."):
             raise ValueError(f"module {name!r} of {kind} has an adapter: shorten what merge_and_unload() returns")
         if parametrize.is_parametrized(module):
             raise ValueError(f"module {name!r} of {kind} is parametrised: call remove_parametrizations on it first")

@@ -84,18 +84,13 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
 def read_as(network: Adapter, model: nn.Module) -> Adapter:
     """Return the adapter of a model that reads what a network reads."""
     if network.library == SENTENCES:
-        return hf_stitch.load(model.eval())
+        return _sentence_encoder(model)
     return hf_stitch.load(model.eval(), example_inputs=network.example, processor=network.processor)
 
 
 def copied(network: Adapter) -> Adapter:
     """Return a copy of a network."""
-    model: Any = copy.deepcopy(network.model)
-    if network.library == SENTENCES:
-        from sentence_transformers import SentenceTransformer
-
-        model = SentenceTransformer(modules=[model.get_submodule(name) for name in model.steps], **model.chosen)
-    return read_as(network, model)
+    return read_as(network, copy.deepcopy(network.model))
 
 
 def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
@@ -114,16 +109,20 @@ def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
 
 def _sentence_encoders(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
     """Yield ``SentenceTransformer`` networks with a shorter transformer."""
-    from sentence_transformers import SentenceTransformer
-
     encoder: Any = network.model
-    first, *others = (encoder.get_submodule(name) for name in encoder.steps)
+    first = encoder.get_submodule(encoder.steps[0])
     whole = first.auto_model
     prefix = next(f"{name}." for name, module in encoder.named_modules() if module is whole)
-    inner = hf_stitch.load(whole, processor=network.processor)
-    for short in without(inner, stack.removeprefix(prefix), places):
-        head = copy.deepcopy(first, {id(whole): short.model})
-        yield read_as(network, SentenceTransformer(modules=[head, *map(copy.deepcopy, others)], **encoder.chosen))
+    for short in without(hf_stitch.load(whole, processor=network.processor), stack.removeprefix(prefix), places):
+        yield _sentence_encoder(copy.deepcopy(encoder, {id(whole): short.model}))
+
+
+def _sentence_encoder(encoder: Any) -> Adapter:
+    """Return the adapter of a ``SentenceTransformer`` of the modules of an encoder."""
+    from sentence_transformers import SentenceTransformer
+
+    made = SentenceTransformer(modules=[encoder.get_submodule(name) for name in encoder.steps], **encoder.chosen)
+    return hf_stitch.load(made.eval())
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn
         except Exception:  # a number that is no depth
             continue
         weights = weights_for(skeleton, model, {stack: places})
-        if weights is not None:
+        if weights is not None and depth_of(skeleton, stack) == depth_of(model, stack) - len(places):
             built, found = network_of(record).to(reference.device), True
             _cast(built, model, {stack: places})
             built.load_state_dict(weights)
@@ -215,8 +214,7 @@ def _records(
     """Yield blueprints in which one number, as the depth of the stack, is smaller; likely ones first."""
     length = depth_of(model, stack)
     part = "config" if "config" in record else "arguments"
-    given = {name: [*value] if isinstance(value, tuple) else value for name, value in record[part].items()}
-    settings = given if part == "config" else {**_arguments(model, record), **given}
+    settings = record[part] if part == "config" else _arguments(model, record)
     paths = sorted(_depths(settings, length), key=lambda path: _unlike(settings, path, length))
     seen: list[Any] = []
     for vary in (_placed, _otherwise):

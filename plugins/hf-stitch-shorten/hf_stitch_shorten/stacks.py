@@ -186,6 +186,7 @@ def rows_of(values: Tensor, layout: str = "") -> Tensor:
 
 
 # -- joints -----------------------------------------------------------------------------------------------------------
+@torch.no_grad()
 def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint | None:
     """Find where a block adds the output of a projection to its stream, by a trial.
 
@@ -202,10 +203,15 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
     """
     seen: dict[str, tuple[Any, Any]] = {}
     tails: list[str] = []
+    linear: list[str] = []
     module = network.model.get_submodule(block)
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if name not in seen and _is_projection(module, args, output, network.spec(block).width):
+                linear.append(name)
+            elif name in linear:  # it runs more than once
+                linear.remove(name)
             seen[name] = (args, output) if name not in seen else (None, None)
 
         return hook
@@ -218,31 +224,38 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
             if same and alone and not isinstance(inside, (*PROJECTIONS, nn.Dropout)):
                 tails.append(inner)
 
-    with torch.no_grad(), ExitStack() as stack, _Rectified(seen):
+    with ExitStack() as stack, _Rectified(seen):
         for name, inner in module.named_modules(prefix=block):
             if inner is not module and not list(inner.children()):
                 stack.callback(inner.register_forward_hook(note(name)).remove)
         network.run_with_callback(inputs, [block], keep)
-    for name in sorted(
-        _candidates(network.model, seen, network.spec(block).width), key=lambda n: -_reads(network.model, n)
-    ):
+    streams: dict[str | None, Tensor | None] = {}
+    for name in sorted(reversed(linear), key=lambda n: -_reads(network.model, n)):
         for tail in (None, *tails[-1:]):  # what is called last; others may have worked in place
-            scale = _scale(network, block, name, tail, inputs)
+            if tail not in streams:
+                streams[tail] = _stream(network, Joint(name, torch.ones(()), tail), block, inputs)
+            scale = _scale(network, block, name, tail, inputs, streams[tail])
             if scale is not None:
                 return Joint(name, scale, tail)
     return None
 
 
-def _candidates(model: nn.Module, seen: Mapping[str, Any], width: int) -> list[str]:
-    """Return the projections of a block that run once and write the width of the stream, the last one first."""
-    found = []
-    for name, (args, _) in reversed([*seen.items()]):
-        module: Any = None if name == RELU else model.get_submodule(name)
-        if args is not None and type(module) in PROJECTIONS and getattr(module, "groups", 1) == 1:
-            written = module.weight.shape[1] if isinstance(module, Conv1D) else module.weight.shape[0]
-            if written == width and module.weight.is_floating_point():
-                found.append(name)
-    return found
+def _is_projection(module: Any, args: Any, output: Any, width: int) -> bool:
+    """Return whether a module writes the width of the stream, and what its weights say, as subclasses may not."""
+    kind = next((kind for kind in PROJECTIONS if isinstance(module, kind)), None)
+    if kind is None or len(args) != 1 or not module.weight.is_floating_point() or getattr(module, "groups", 1) != 1:
+        return False
+    if module.weight.shape[1 if kind is Conv1D else 0] != width:
+        return False
+    if type(module) is kind:
+        return True
+    own = kind.forward(module, *args)
+    return isinstance(output, Tensor) and own.shape == output.shape and torch.allclose(own, output, 1e-4, 1e-6)
+
+
+def _stream(network: Adapter, joint: Joint, block: str, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return the stream of a block with some joint."""
+    return run(network, inputs, {block: joint}, [block], complete=False).streams.get(block)
 
 
 def _reads(model: nn.Module, name: str) -> int:
@@ -252,10 +265,9 @@ def _reads(model: nn.Module, name: str) -> int:
 
 
 def _scale(
-    network: Adapter, block: str, name: str, tail: str | None, inputs: Mapping[str, Any]
+    network: Adapter, block: str, name: str, tail: str | None, inputs: Mapping[str, Any], before: Tensor | None
 ) -> Tensor | None:  # fmt: skip
     """Return the factor of each channel with which the output of a projection enters the stream, if it does."""
-    joint = {block: Joint(name, torch.ones(()), tail)}
     noise: list[Tensor] = []
 
     def disturb(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -264,10 +276,8 @@ def _scale(
         noise.append(drawn)
         return output + drawn
 
-    with torch.no_grad():
-        before = run(network, inputs, joint, [block], complete=False).streams.get(block)
-        with _hooked(network.model.get_submodule(name), disturb):
-            after = run(network, inputs, joint, [block], complete=False).streams.get(block)
+    with _hooked(network.model.get_submodule(name), disturb):
+        after = _stream(network, Joint(name, torch.ones(()), tail), block, inputs)
     if before is None or after is None or len(noise) != 1:
         return None
     convolves = isinstance(network.model.get_submodule(name), nn.Conv2d)
