@@ -40,32 +40,15 @@ from benchmarks.timing import machine
 
 KEPT = Path(tempfile.gettempdir()) / "hf-stitch-benchmark-shorten"
 
-LENGTH = 128
-"""Most tokens of a text."""
-
-TEST, HELD_OUT = 400, 2_400
-"""Texts of a test, and texts that are not trained on: those of the test first, then those to calibrate with."""
-
-BYTES = 258
-"""Tokens of a tokenizer without merges: all bytes, and two special tokens."""
+LENGTH, TEST, HELD_OUT = 128, 400, 2_400
+"""Most tokens of a text, samples of a test, and texts not trained on: those of the test first, the others calibrate."""
 
 Loss = Callable[[torch.Generator], Tensor]
-Samples = tuple[list[Any], list[Any], list[Any]]
 
 
 @dataclass(frozen=True)
 class Deep:
-    """A trained network, and raw samples that it was not trained on.
-
-    Attributes:
-        name: Name of the network.
-        folder: Where model and processor are kept.
-        model: The network, in eval mode.
-        processor: Its tokenizer or image processor.
-        calibration: Samples to calibrate with: texts, or dictionaries with ``image`` and ``label``.
-        test: Other samples of the same domain.
-        other: Samples of another domain: Spanish tweets, or images of CIFAR-100 without labels.
-    """
+    """A trained network, and raw samples that it was not trained on: texts, or dictionaries of an image and a label."""
 
     name: str
     folder: Path
@@ -73,7 +56,7 @@ class Deep:
     processor: Any
     calibration: list[Any]
     test: list[Any]
-    other: list[Any]
+    other: list[Any]  # another domain: Spanish tweets, or images of CIFAR-100 without labels
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -85,11 +68,9 @@ def column(name: str, place: str) -> list[str]:
 
 def images(place: str, start: int, count: int) -> list[dict[str, Any]]:
     """Read images, and their classes if the data have one column of them."""
-    rows = pq.read_table(SHARED / "data" / place).slice(start, count).to_pylist()
-    read = (Image.open(BytesIO(row["img"]["bytes"])).convert("RGB") for row in rows)
     return [
-        {"image": image} | {key: row[key] for key in ("label",) if key in row}
-        for image, row in zip(read, rows, strict=True)
+        {"image": Image.open(BytesIO(row["img"]["bytes"])).convert("RGB")} | {x: row[x] for x in row if x == "label"}
+        for row in pq.read_table(SHARED / "data" / place).slice(start, count).to_pylist()
     ]
 
 
@@ -106,9 +87,8 @@ def paragraphs(sentences: Iterable[str], size: int) -> list[str]:
 
 def english(size: int) -> list[str]:
     """Return English questions, tweets, everyday sentences and news, in a fixed random order."""
-    everyday = [row[0] for row in translations()]
     tweets, news = column("text", "tweet*/english/*.parquet"), column("en", "ntrex128/*.parquet")
-    sources = column("text", "trec/*.parquet"), tweets, everyday, news
+    sources = column("text", "trec/*.parquet"), tweets, [row[0] for row in translations()], news
     texts = list(dict.fromkeys(text for source in sources for text in paragraphs(source, size)))
     random.Random(0).shuffle(texts)
     return texts
@@ -128,14 +108,13 @@ def tokenizer(texts: Iterable[str], size: int) -> Any:
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     pad, end = special = ["<pad>", "<|endoftext|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
+    made.train_from_iterator(texts, trainer)
     return hf.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=LENGTH, pad_token=pad, eos_token=end)
 
 
 def kept(
-    name: str, auto: Any, config: Any, processor: Any, loss: Callable[[Any, Any], Loss], steps: int, samples: Samples
+    name: str, auto: Any, config: Any, processor: Any, loss: Callable[[Any, Any], Loss], steps: int, *samples: list[Any]
 ) -> Deep:
     """Read a network and its processor from their folder; train the network first if it is missing."""
     folder, reader = KEPT / name, hf.AutoImageProcessor if name == "vit" else hf.AutoTokenizer
@@ -154,16 +133,13 @@ def kept(
 
 def decoder(name: str) -> Deep:
     """Return a decoder that writes English."""
-    characters, size = (70, BYTES) if name == "llama" else (200, 2_000)  # from some 70 tokens on
+    characters, size = (70, 258) if name == "llama" else (200, 2_000)  # 258 are all bytes and two special tokens
     texts = english(characters)
-    tokens = {"vocab_size": size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 8, "num_attention_heads": 4}
-    config: Any
-    if name == "gpt2":
-        config = hf.GPT2Config(n_embd=128, n_layer=8, n_head=4, n_positions=LENGTH, **tokens)
-    else:
-        kind = hf.LlamaConfig if name == "llama" else hf.Qwen2Config
-        config = kind(num_key_value_heads=4, max_position_embeddings=LENGTH, **sizes, **tokens)
+    config = hf.AutoConfig.for_model(
+        {"qwen": "qwen2"}.get(name, name), vocab_size=size, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+        hidden_size=128, num_hidden_layers=8, num_attention_heads=4, max_position_embeddings=LENGTH,
+        **({} if name == "gpt2" else {"intermediate_size": 344, "num_key_value_heads": 4}),
+    )  # fmt: skip
 
     def loss(model: Any, words: Any) -> Loss:
         stream = torch.tensor(words(words.eos_token.join(texts[HELD_OUT:]), verbose=False)["input_ids"])
@@ -177,7 +153,7 @@ def decoder(name: str) -> Deep:
 
     other = paragraphs(column("text", "tweet*/spanish/*.parquet"), characters)
     samples = texts[TEST:HELD_OUT], texts[:TEST], other
-    return kept(name, hf.AutoModelForCausalLM, config, lambda: tokenizer(texts[HELD_OUT:], size), loss, 1_000, samples)
+    return kept(name, hf.AutoModelForCausalLM, config, lambda: tokenizer(texts[HELD_OUT:], size), loss, 1_000, *samples)
 
 
 def encoded(model: Any, words: Any, texts: list[str]) -> Tensor:
@@ -206,10 +182,9 @@ def sentences(name: str) -> Deep:
 
         return of_batch
 
-    english, other = [row[0] for row in rows], list(dict.fromkeys(column("text", "tweet*/spanish/*.parquet")))
-    samples = english[TEST:HELD_OUT], english[:TEST], other
-    words = lambda: tokenizer((text for row in rows[HELD_OUT:] for text in row), 4_000)  # noqa: E731
-    deep = kept(name, hf.AutoModel, config, words, loss, 1_200, samples)
+    first, seen = [row[0] for row in rows[:HELD_OUT]], [text for row in rows[HELD_OUT:] for text in row]
+    samples = first[TEST:], first[:TEST], list(dict.fromkeys(column("text", "tweet*/spanish/*.parquet")))
+    deep = kept(name, hf.AutoModel, config, lambda: tokenizer(seen, 4_000), loss, 1_200, *samples)
     folder = KEPT / f"{name}-st"
     if importlib.util.find_spec("sentence_transformers") and not folder.exists():
         from sentence_transformers import SentenceTransformer
@@ -239,21 +214,16 @@ def vit(name: str) -> Deep:
         return of_batch
 
     calibration, test = images("cifar10/train.parquet", 40_000, 3_000), images("cifar10/test.parquet", 0, TEST)
-    samples = calibration, test, images("cifar100/test.parquet", 0, 3_000)
-    processor = lambda: hf.ViTImageProcessor(size={"height": 32, "width": 32})  # noqa: E731
-    return kept(name, hf.AutoModelForImageClassification, config, processor, loss, 1_000, samples)
+    processor, other = hf.ViTImageProcessor(size={"height": 32, "width": 32}), images("cifar100/test.parquet", 0, 3_000)
+    auto = hf.AutoModelForImageClassification
+    return kept(name, auto, config, lambda: processor, loss, 1_000, calibration, test, other)
 
 
 NETWORKS = {"llama": decoder, "gpt2": decoder, "vit": vit, "sentences": sentences, "qwen": decoder}
 
 
 def network(name: str) -> Deep:
-    """Return one of ``NETWORKS`` and its samples; train it first if it is not kept.
-
-    Example:
-        >>> deep = network("vit")  # doctest: +SKIP
-        >>> hf_stitch.load(deep.folder).layers  # doctest: +SKIP
-    """
+    """Return one of ``NETWORKS`` and its samples; train it first if it is not kept."""
     return NETWORKS[name](name)
 
 
@@ -285,8 +255,7 @@ def main() -> None:
     for name in sys.argv[1:] or NETWORKS:
         began = time.process_time()
         deep = network(name)
-        sizes = [len(x) for x in (deep.calibration, deep.test, deep.other)]
-        seconds = time.process_time() - began
+        seconds, sizes = time.process_time() - began, [len(x) for x in (deep.calibration, deep.test, deep.other)]
         print(f"{name}: {figure(deep)}; samples {sizes}; {seconds:.0f} CPU s; {deep.folder}", flush=True)
     print(machine())
 
