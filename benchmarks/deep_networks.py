@@ -5,10 +5,8 @@ Usage: python -m benchmarks.deep_networks [NAME ...]
 A Llama of bytes, and a GPT-2 and a Qwen2 of pieces of words, write English; a BERT encodes sentences so that English
 ones are near their Spanish and French translations; a ViT classifies CIFAR-10. Each is trained once, in some minutes of
 one thread, and kept in a temporary folder as ``save_pretrained`` writes it. With each come raw samples that it was not
-trained on: a pool to calibrate with, a test, and samples of another domain.
-
-Data are read from the folder ``HF_STITCH_SHARED``, by default ``../shared``. Install the plugins
-``hf-stitch-versions`` and ``hf-stitch-studies``.
+trained on: a pool to calibrate with, a test, and samples of another domain. Data are read from the folder
+``HF_STITCH_SHARED``, by default ``../shared``. Install the plugin ``hf-stitch-versions``.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,32 +38,13 @@ from benchmarks.timing import machine
 
 KEPT = Path(tempfile.gettempdir()) / "hf-stitch-benchmark-shorten"
 
-LENGTH = 128
-"""Most tokens of a text."""
-
-TEST, HELD_OUT = 400, 2_400
-"""Texts of a test, and texts that are not trained on: those of the test first, then those to calibrate with."""
-
-BYTES = 258
-"""Tokens of a tokenizer without merges: all bytes, and two special tokens."""
-
-Loss = Callable[[torch.Generator], Tensor]
-Samples = tuple[list[Any], list[Any], list[Any]]
+LENGTH, TEST, HELD_OUT = 128, 400, 2_400
+"""Most tokens of a text, samples of a test, and texts not trained on: those of the test first, the others calibrate."""
 
 
 @dataclass(frozen=True)
 class Deep:
-    """A trained network, and raw samples that it was not trained on.
-
-    Attributes:
-        name: Name of the network.
-        folder: Where model and processor are kept.
-        model: The network, in eval mode.
-        processor: Its tokenizer or image processor.
-        calibration: Samples to calibrate with: texts, or dictionaries with ``image`` and ``label``.
-        test: Other samples of the same domain.
-        other: Samples of another domain: Spanish tweets, or images of CIFAR-100 without labels.
-    """
+    """A trained network, and raw samples that it was not trained on: texts, or dictionaries of an image and a label."""
 
     name: str
     folder: Path
@@ -73,11 +52,9 @@ class Deep:
     processor: Any
     calibration: list[Any]
     test: list[Any]
-    other: list[Any]
+    other: list[Any]  # another domain: Spanish tweets, or images of CIFAR-100 without labels
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-@cache
 def column(name: str, place: str) -> list[str]:
     """Read a column of all files that a pattern names."""
     return [x for path in sorted((SHARED / "data").glob(place)) for x in pq.read_table(path)[name].to_pylist()]
@@ -85,11 +62,9 @@ def column(name: str, place: str) -> list[str]:
 
 def images(place: str, start: int, count: int) -> list[dict[str, Any]]:
     """Read images, and their classes if the data have one column of them."""
-    rows = pq.read_table(SHARED / "data" / place).slice(start, count).to_pylist()
-    read = (Image.open(BytesIO(row["img"]["bytes"])).convert("RGB") for row in rows)
     return [
-        {"image": image} | {key: row[key] for key in ("label",) if key in row}
-        for image, row in zip(read, rows, strict=True)
+        {"image": Image.open(BytesIO(row["img"]["bytes"])).convert("RGB")} | {x: row[x] for x in row if x == "label"}
+        for row in pq.read_table(SHARED / "data" / place).slice(start, count).to_pylist()
     ]
 
 
@@ -106,9 +81,8 @@ def paragraphs(sentences: Iterable[str], size: int) -> list[str]:
 
 def english(size: int) -> list[str]:
     """Return English questions, tweets, everyday sentences and news, in a fixed random order."""
-    everyday = [row[0] for row in translations()]
     tweets, news = column("text", "tweet*/english/*.parquet"), column("en", "ntrex128/*.parquet")
-    sources = column("text", "trec/*.parquet"), tweets, everyday, news
+    sources = column("text", "trec/*.parquet"), tweets, [row[0] for row in translations()], news
     texts = list(dict.fromkeys(text for source in sources for text in paragraphs(source, size)))
     random.Random(0).shuffle(texts)
     return texts
@@ -121,22 +95,20 @@ def translations() -> list[tuple[str, ...]]:
     return rows
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
 def tokenizer(texts: Iterable[str], size: int) -> Any:
     """Make a tokenizer of bytes and their most frequent merges."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    pad, end = special = ["<pad>", "<|endoftext|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
-    )
+    alphabet, (pad, end) = pre_tokenizers.ByteLevel.alphabet(), ("<pad>", "<|endoftext|>")
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[pad, end], initial_alphabet=alphabet)
+    made.train_from_iterator(texts, trainer)
     return hf.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=LENGTH, pad_token=pad, eos_token=end)
 
 
 def kept(
-    name: str, auto: Any, config: Any, processor: Any, loss: Callable[[Any, Any], Loss], steps: int, samples: Samples
-) -> Deep:
+    name: str, auto: Any, config: Any, processor: Any, prepare: Callable[[Any], Any], loss: Callable[..., Tensor],
+    steps: int, *samples: list[Any],
+) -> Deep:  # fmt: skip
     """Read a network and its processor from their folder; train the network first if it is missing."""
     folder, reader = KEPT / name, hf.AutoImageProcessor if name == "vit" else hf.AutoTokenizer
     if not folder.exists():
@@ -146,7 +118,8 @@ def kept(
             processor = reader.from_pretrained(place)  # as the type of network reads it
             torch.manual_seed(0)
             model = auto.from_config(config)
-            train(model, loss(model, processor), model, steps, 2e-3 if "LM" in type(model).__name__ else 1e-3)
+            rate = 2e-3 if "LM" in type(model).__name__ else 1e-3
+            train(model, partial(loss, model, prepare(processor)), model, steps, rate)
             model.save_pretrained(place)
             shutil.copytree(place, folder)
     return Deep(name, folder, auto.from_pretrained(folder).eval(), reader.from_pretrained(folder), *samples)
@@ -154,30 +127,26 @@ def kept(
 
 def decoder(name: str) -> Deep:
     """Return a decoder that writes English."""
-    characters, size = (70, BYTES) if name == "llama" else (200, 2_000)  # from some 70 tokens on
+    characters, size = (70, 258) if name == "llama" else (200, 2_000)  # 258 are all bytes and two special tokens
     texts = english(characters)
-    tokens = {"vocab_size": size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 8, "num_attention_heads": 4}
-    config: Any
-    if name == "gpt2":
-        config = hf.GPT2Config(n_embd=128, n_layer=8, n_head=4, n_positions=LENGTH, **tokens)
-    else:
-        kind = hf.LlamaConfig if name == "llama" else hf.Qwen2Config
-        config = kind(num_key_value_heads=4, max_position_embeddings=LENGTH, **sizes, **tokens)
+    seen, calibration, test = texts[HELD_OUT:], texts[TEST:HELD_OUT], texts[:TEST]
+    config = hf.AutoConfig.for_model(
+        {"qwen": "qwen2"}.get(name, name), vocab_size=size, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+        hidden_size=128, num_hidden_layers=8, num_attention_heads=4, max_position_embeddings=LENGTH,
+        **({} if name == "gpt2" else {"intermediate_size": 344, "num_key_value_heads": 4}),
+    )  # fmt: skip
 
-    def loss(model: Any, words: Any) -> Loss:
-        stream = torch.tensor(words(words.eos_token.join(texts[HELD_OUT:]), verbose=False)["input_ids"])
+    def stream(words: Any) -> Tensor:
+        return torch.tensor(words(words.eos_token.join(seen), verbose=False)["input_ids"])
 
-        def of_batch(draw: torch.Generator) -> Tensor:
-            starts = torch.randint(len(stream) - LENGTH, (12,), generator=draw).tolist()
-            ids = torch.stack([stream[start : start + LENGTH] for start in starts])
-            return model(input_ids=ids, labels=ids).loss
-
-        return of_batch
+    def loss(model: Any, tokens: Tensor, draw: torch.Generator) -> Tensor:
+        starts = torch.randint(len(tokens) - LENGTH, (12,), generator=draw).tolist()
+        ids = torch.stack([tokens[start : start + LENGTH] for start in starts])
+        return model(input_ids=ids, labels=ids).loss
 
     other = paragraphs(column("text", "tweet*/spanish/*.parquet"), characters)
-    samples = texts[TEST:HELD_OUT], texts[:TEST], other
-    return kept(name, hf.AutoModelForCausalLM, config, lambda: tokenizer(texts[HELD_OUT:], size), loss, 1_000, samples)
+    auto, words = hf.AutoModelForCausalLM, partial(tokenizer, seen, size)
+    return kept(name, auto, config, words, stream, loss, 1_000, calibration, test, other)
 
 
 def encoded(model: Any, words: Any, texts: list[str]) -> Tensor:
@@ -195,21 +164,18 @@ def sentences(name: str) -> Deep:
         max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
 
-    def loss(model: Any, words: Any) -> Loss:
-        def of_batch(draw: torch.Generator) -> Tensor:
-            chosen = (HELD_OUT + torch.randperm(len(rows) - HELD_OUT, generator=draw)[:64]).tolist()
-            languages = torch.randint(1, 3, (64,), generator=draw).tolist()
-            translated = [rows[i][language] for i, language in zip(chosen, languages, strict=True)]
-            a, b = encoded(model, words, [rows[i][0] for i in chosen] + translated).chunk(2)
-            scores, right = a @ b.T / 0.05, torch.arange(64)
-            return functional.cross_entropy(scores, right) + functional.cross_entropy(scores.T, right)
+    def loss(model: Any, words: Any, draw: torch.Generator) -> Tensor:
+        chosen = (HELD_OUT + torch.randperm(len(rows) - HELD_OUT, generator=draw)[:64]).tolist()
+        languages = torch.randint(1, 3, (64,), generator=draw).tolist()
+        translated = [rows[i][language] for i, language in zip(chosen, languages, strict=True)]
+        a, b = encoded(model, words, [rows[i][0] for i in chosen] + translated).chunk(2)
+        scores, right = a @ b.T / 0.05, torch.arange(64)
+        return functional.cross_entropy(scores, right) + functional.cross_entropy(scores.T, right)
 
-        return of_batch
-
-    english, other = [row[0] for row in rows], list(dict.fromkeys(column("text", "tweet*/spanish/*.parquet")))
-    samples = english[TEST:HELD_OUT], english[:TEST], other
-    words = lambda: tokenizer((text for row in rows[HELD_OUT:] for text in row), 4_000)  # noqa: E731
-    deep = kept(name, hf.AutoModel, config, words, loss, 1_200, samples)
+    first, seen = [row[0] for row in rows[:HELD_OUT]], [text for row in rows[HELD_OUT:] for text in row]
+    samples = first[TEST:], first[:TEST], list(dict.fromkeys(column("text", "tweet*/spanish/*.parquet")))
+    words = partial(tokenizer, seen, 4_000)
+    deep = kept(name, hf.AutoModel, config, words, lambda words: words, loss, 1_200, *samples)
     folder = KEPT / f"{name}-st"
     if importlib.util.find_spec("sentence_transformers") and not folder.exists():
         from sentence_transformers import SentenceTransformer
@@ -220,52 +186,42 @@ def sentences(name: str) -> Deep:
 
 def vit(name: str) -> Deep:
     """Return a classifier of images."""
-    config = hf.ViTConfig(
-        hidden_size=96, intermediate_size=192, num_hidden_layers=8, num_attention_heads=3, image_size=32, patch_size=4,
-        num_labels=10,
+    config = hf.AutoConfig.for_model(
+        "vit", hidden_size=96, intermediate_size=192, num_hidden_layers=8, num_attention_heads=3, image_size=32,
+        patch_size=4, num_labels=10,
     )  # fmt: skip
 
-    def loss(model: Any, processor: Any) -> Loss:
+    def pixels(processor: Any) -> tuple[Tensor, Tensor]:
         seen = images("cifar10/train.parquet", 0, 20_000)
-        pixels = processor([x["image"] for x in seen], return_tensors="pt")["pixel_values"]
-        labels = torch.tensor([x["label"] for x in seen])
+        found = processor([x["image"] for x in seen], return_tensors="pt")["pixel_values"]
+        return found, torch.tensor([x["label"] for x in seen])
 
-        def of_batch(draw: torch.Generator) -> Tensor:
-            chosen = torch.randint(len(pixels), (64,), generator=draw)
-            flipped = torch.rand(64, 1, 1, 1, generator=draw) < 0.5
-            batch = torch.where(flipped, pixels[chosen].flip(3), pixels[chosen])
-            return functional.cross_entropy(model(batch).logits, labels[chosen])
-
-        return of_batch
+    def loss(model: Any, seen: tuple[Tensor, Tensor], draw: torch.Generator) -> Tensor:
+        chosen = torch.randint(len(seen[0]), (64,), generator=draw)
+        batch, flipped = seen[0][chosen], torch.rand(64, 1, 1, 1, generator=draw) < 0.5
+        return functional.cross_entropy(model(torch.where(flipped, batch.flip(3), batch)).logits, seen[1][chosen])
 
     calibration, test = images("cifar10/train.parquet", 40_000, 3_000), images("cifar10/test.parquet", 0, TEST)
-    samples = calibration, test, images("cifar100/test.parquet", 0, 3_000)
-    processor = lambda: hf.ViTImageProcessor(size={"height": 32, "width": 32})  # noqa: E731
-    return kept(name, hf.AutoModelForImageClassification, config, processor, loss, 1_000, samples)
+    auto, other = hf.AutoModelForImageClassification, images("cifar100/test.parquet", 0, 3_000)
+    processor = partial(hf.ViTImageProcessor, size={"height": 32, "width": 32})
+    return kept(name, auto, config, processor, pixels, loss, 1_000, calibration, test, other)
 
 
 NETWORKS = {"llama": decoder, "gpt2": decoder, "vit": vit, "sentences": sentences, "qwen": decoder}
 
 
 def network(name: str) -> Deep:
-    """Return one of ``NETWORKS`` and its samples; train it first if it is not kept.
-
-    Example:
-        >>> deep = network("vit")  # doctest: +SKIP
-        >>> hf_stitch.load(deep.folder).layers  # doctest: +SKIP
-    """
+    """Return one of ``NETWORKS`` and its samples; train it first if it is not kept."""
     return NETWORKS[name](name)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def figure(deep: Deep) -> str:
     """Say how good a network is on its test samples."""
     model, processor, test = deep.model, deep.processor, deep.test
     if deep.name == "vit":
-        pixels = processor([x["image"] for x in test], return_tensors="pt")
-        right = model(**pixels).logits.argmax(1) == torch.tensor([x["label"] for x in test])
-        return f"accuracy {right.float().mean():.3f}"
+        logits = model(**processor([x["image"] for x in test], return_tensors="pt")).logits
+        return f"accuracy {(logits.argmax(1) == torch.tensor([x['label'] for x in test])).float().mean():.3f}"
     if deep.name == "sentences":
         a, *others = (encoded(model, processor, list(part)) for part in zip(*translations()[:TEST], strict=True))
         found = [float(((a @ b.T).argmax(1) == torch.arange(TEST)).float().mean()) for b in others]
@@ -285,8 +241,7 @@ def main() -> None:
     for name in sys.argv[1:] or NETWORKS:
         began = time.process_time()
         deep = network(name)
-        sizes = [len(x) for x in (deep.calibration, deep.test, deep.other)]
-        seconds = time.process_time() - began
+        seconds, sizes = time.process_time() - began, [len(x) for x in (deep.calibration, deep.test, deep.other)]
         print(f"{name}: {figure(deep)}; samples {sizes}; {seconds:.0f} CPU s; {deep.folder}", flush=True)
     print(machine())
 
