@@ -1,6 +1,7 @@
 """Blocks removed without training: maps against each other on every interval, and how intervals are chosen.
 
-Trained networks (:mod:`benchmarks.deep_networks`, and a published ResNet-20) lose every interval of one to four blocks.
+Trained networks (:mod:`benchmarks.deep_networks`, two of :mod:`benchmarks.diff`, and a published ResNet-20) lose every
+interval of one to four blocks.
 What is left of their outputs is measured for the blocks dropped, for three published maps written anew from their
 papers (ReplaceMe, LinearPatch, and least squares on the whole stream as in Ghosted Layers), and for the refit. The
 first and the last fold into a plain checkpoint; the other two need a layer of their own.
@@ -33,8 +34,7 @@ from hf_stitch.running import Run
 
 METHODS = ("drop", "linearpatch", "replaceme", "stream", "refit")
 LONGEST, RESAMPLES = 4, 1000
-DECODERS = ("llama", "gpt2", "qwen")
-NETWORKS = (*DECODERS, "sentences", "vit", "resnet20")
+NETWORKS = ("llama", "gpt2", "small-gpt2", "bert", "sentences", "vit", "resnet20")
 FITTED, TESTED = 600, 200
 """Samples to fit on, and to test on."""
 
@@ -160,6 +160,18 @@ class Case:
 
 def case(name: str) -> Case:
     """Return a network, trained once and kept."""
+    if name in ("bert", "small-gpt2"):
+        from benchmarks import diff
+
+        draw = torch.Generator().manual_seed(5)
+        found = diff.bert() if name == "bert" else diff.decoder("gpt2")
+        network = hf_stitch.load(found.model, example_inputs={"input_ids": found.samples[:2]})
+        if name == "bert":
+            ids = diff.questions()[0]
+            return Case(network, [*ids[:-TESTED]], [*ids[-TESTED:]], [])
+        english, spanish = torch.cat([diff.text("trec"), diff.text("english")]), diff.text("spanish")
+        parts = (english[:-40_000], FITTED + 500), (english[-40_000:], TESTED), (spanish, FITTED)
+        return Case(network, *([*diff.windows(text, count, draw)] for text, count in parts))
     if name == "resnet20":
         from benchmarks.diff import images, vision
 
@@ -278,8 +290,8 @@ def samples(names: Sequence[str]) -> None:
     for name in names:
         given, count = case(name), 2
         shown = Table("samples", "rows", *METHODS, title=f"{name}: two blocks in the middle")
-        blocks = 8 if name != "sentences" else 6
-        only = [(blocks // 2 - 1, blocks // 2 - 1 + count)]
+        middle = len(given.network.layers) // 2
+        only = [(middle - 1, middle - 1 + count)]
         for domain in ("calibration", "other"):
             pool = getattr(given, domain)
             for size in (2, 5, 10, 30, 100, 300, 1000):

@@ -151,6 +151,12 @@ def _child(pipe: Connection, work: Callable[[], Any]) -> None:
     pipe.send(dataclasses.asdict(work()))
 
 
+def examined(suite: str, family: str, seconds: int = SECONDS) -> Record:
+    """Return the row of a family, which is examined in a separate process."""
+    found = apart(partial(examine, suite, family), seconds)
+    return Record(**{"suite": suite, "family": family, "versions": VERSIONS, **found})
+
+
 def apart(work: Callable[[], Any], seconds: int = SECONDS) -> dict[str, Any]:
     """Examine a family in a separate process with limits on time and memory.
 
@@ -202,8 +208,7 @@ def main() -> None:
     ]
     adapter_of("text", "llama")  # import shared modules before forking
     for suite, family in tqdm(wanted, "families", file=sys.stderr):
-        found = apart(partial(examine, suite, family))
-        record = done[suite, family] = Record(**{"suite": suite, "family": family, "versions": VERSIONS, **found})
+        record = done[suite, family] = examined(suite, family)
         write(done.values(), options.records)
         print(
             f"{suite}:{family} {record.model} {record.cuts} cuts, {record.exact} exact {record.plans} "

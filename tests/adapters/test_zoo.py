@@ -97,8 +97,7 @@ def test_a_crash_or_timeout_affects_one_family_only(monkeypatch: pytest.MonkeyPa
 
     def examined(act: Callable[[], object]) -> Record:
         monkeypatch.setattr(zoo, "examine", lambda suite, family: act())
-        monkeypatch.setattr(zoo, "SECONDS", 1)
-        return zoo.apart("text", "bert")
+        return zoo.examined("text", "bert", 1)
 
     assert "the process died (exit code 3)" in examined(lambda: __import__("os")._exit(3)).reason
     assert "took more than 1 s" in examined(lambda: __import__("time").sleep(60)).reason
@@ -120,7 +119,7 @@ def test_the_committed_records_are_a_row_per_family_and_keep_their_promises(tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", zoo.SUITES)
 def test_no_family_has_an_inexact_cut_and_enough_families_have_two(suite: str) -> None:
-    found = [zoo.apart(suite, family) for family in zoo.families(suite)]
+    found = [zoo.examined(suite, family) for family in zoo.families(suite)]
     assert [record for record in found if record.inexact] == []
     assert sum(record.exact > 1 for record in found) >= TITLES[suite][1]
     assert all(record.reason for record in found if record.exact < 2)

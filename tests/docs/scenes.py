@@ -542,6 +542,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-graphs/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
+    "plugins/hf-stitch-shorten/README.md": shortened,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-testing/README.md": nothing,
     "plugins/hf-stitch-transfer/README.md": transfer,
