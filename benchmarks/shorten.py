@@ -294,7 +294,7 @@ def samples(names: Sequence[str]) -> None:
         only = [(middle - 1, middle - 1 + count)]
         for domain in ("calibration", "other"):
             pool = getattr(given, domain)
-            for size in (2, 5, 10, 30, 100, 300, 1000):
+            for size in (3, 10, 30, 100, 300):
                 if size > len(pool):
                     continue
                 found = measure(given.network, pool[:size], given.test, only=only)
