@@ -44,7 +44,7 @@ def save_network(network: Adapter | None, folder: Path, card: str) -> None:
     if network.library == SENTENCES:
         _save_whole(network, folder, card)
         return
-    with replacing(folder) as fresh:
+    with replacing(folder, _weights) as fresh:
         model: Any = network.model
         if network.library == "timm":
             import timm
@@ -56,6 +56,11 @@ def save_network(network: Adapter | None, folder: Path, card: str) -> None:
             if network.processor is not None:
                 network.processor.save_pretrained(fresh)
         (fresh / "README.md").write_text(card, encoding="utf-8")
+
+
+def _weights(folder: Path) -> list[str]:
+    """Return the files of weights in a folder: those of an earlier save may be divided otherwise, and be read first."""
+    return [path.name for pattern in ("model*.safetensors*", "pytorch_model*") for path in folder.glob(pattern)]
 
 
 def _save_whole(network: Adapter, folder: Path, card: str) -> None:

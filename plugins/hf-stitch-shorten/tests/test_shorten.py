@@ -458,6 +458,59 @@ def test_a_folder_needs_no_hf_stitch(family: str, kind: str, tmp_path: Path) -> 
     assert found.verdict in card and 'library_name: "transformers"' in card
 
 
+def test_a_save_leaves_the_old_folder_or_the_new_one_whole(tmp_path: Path) -> None:
+    net = deep()
+    one, two = (shorten(net, texts(60), remove=count, **QUIET) for count in (1, 2))
+    assert one.model is not None and two.model is not None
+    one.save_pretrained(tmp_path)
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).write_text("{}")  # as of an earlier save in parts
+
+    def depth() -> int:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        return len(loaded.model.layers)
+
+    def broken(folder: Any) -> None:
+        (Path(folder) / "config.json").write_text("{")
+        raise OSError("no space left on device")
+
+    saves, two.model.model.save_pretrained = two.model.model.save_pretrained, broken
+    with pytest.raises(OSError, match="no space left"):
+        two.save_pretrained(tmp_path)
+    assert depth() == 5
+    two.model.model.save_pretrained = saves
+    two.save_pretrained(tmp_path)
+    assert depth() == 4 and [each.name for each in tmp_path.glob("*model*")] == ["model.safetensors"]
+
+
+KILLED = """
+import os, signal, sys
+import transformers
+from pathlib import Path
+from hf_stitch_shorten.folder import save_network
+import hf_stitch
+
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+net = hf_stitch.load(model, processor=transformers.AutoTokenizer.from_pretrained(sys.argv[1]))
+own = model.save_pretrained
+model.save_pretrained = lambda folder: (own(folder), os.kill(os.getpid(), signal.SIGKILL))
+save_network(net, Path(sys.argv[2]), "card")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_save_leaves_the_old_folder_whole(tmp_path: Path) -> None:
+    one, two = (shorten(deep(), texts(60), remove=count, **QUIET) for count in (1, 2))
+    one.save_pretrained(tmp_path / "short")
+    two.save_pretrained(tmp_path / "other")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "short").iterdir() if path.is_file()}
+    ran = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "other", tmp_path / "short"], check=False)
+    assert ran.returncode == -9
+    assert {name: (tmp_path / "short" / name).read_bytes() for name in before} == before
+    two.save_pretrained(tmp_path / "short")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "short").num_hidden_layers == 4
+
+
 def test_a_folder_of_timm(tmp_path: Path) -> None:
     found = shorten(built("timm resnet"), images(60), remove=1, **QUIET)
     found.save_pretrained(tmp_path / "short")
