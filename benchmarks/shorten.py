@@ -33,6 +33,9 @@ from hf_stitch import Adapter, Samples
 from hf_stitch.running import Run
 
 METHODS = ("drop", "linearpatch", "replaceme", "stream", "refit")
+SHORTEN = "shorten"
+"""What the verb does: the refit, or the blocks only dropped where that is better on samples that fitted nothing."""
+
 LONGEST, RESAMPLES = 4, 1000
 NETWORKS = ("llama", "gpt2", "small-gpt2", "bert", "sentences", "vit", "resnet20")
 FITTED, TESTED = 600, 200
@@ -200,9 +203,9 @@ class Measurement:
 
 def measure(
     network: Adapter, fit: list[Any], test: list[Any], methods: Sequence[str] = METHODS, longest: int = LONGEST,
-    only: Sequence[tuple[int, int]] = (),
+    only: Sequence[tuple[int, int]] = (), held: Sequence[Any] = (),
 ) -> Measurement:  # fmt: skip
-    """Fit all maps and measure what is left of the outputs."""
+    """Fit all maps and measure what is left of the outputs; held samples leave out refits that do not help."""
     how, samples, tested = Run(progress=False), Samples.of(fit), Samples.of(test)
     values: dict[str, dict[Interval, np.ndarray]] = {}
     streams, rows, figure, sign = None, 0, "", 1
@@ -224,6 +227,9 @@ def measure(
         figure = chosen_figure(search.task, means, None)
         sign = -1 if search.task.figures.get(figure, True) else 1
         values[method] = {each: drawn[each][figure] for each in chosen}
+        if method == "refit" and len(held):
+            _, kept, _ = search.scored(Samples.of(held), changes, figure)
+            values[SHORTEN] = {each: values["drop" if kept[each] is None else method][each] for each in chosen}
     assert streams is not None
     return Measurement(figure, sign, values, streams, rows)
 
@@ -240,27 +246,33 @@ def table(names: Sequence[str]) -> None:
     console, wins, against_drop = Console(width=150), [0, 0], [0, 0, 0]
     for name in names:
         given = case(name)
-        found = measure(given.network, given.calibration[:FITTED], given.test)
-        shown = Table("removed", *METHODS, "refit − drop", title=f"{name}: {found.figure}, {found.rows} rows")
+        held = given.calibration[FITTED : FITTED + 200]
+        found = measure(given.network, given.calibration[:FITTED], given.test, held=held)
+        shown = Table(
+            "removed", *METHODS, "dropped", "shorten − drop", title=f"{name}: {found.figure}, {found.rows} rows"
+        )
         intervals = [*found.values["refit"]]
         for each in intervals:
             losses = {method: loss(found, method, each) for method in METHODS}
-            gap = losses["refit"] - losses["drop"]
+            gap = loss(found, SHORTEN, each) - losses["drop"]
+            left_out = "yes" if not gap.any() and losses["refit"][0] != losses["drop"][0] else ""
             low, high = np.quantile(gap[1:], [0.025, 0.975])
             wins[0] += bool(losses["refit"][0] < losses["replaceme"][0])
             wins[1] += 1
             against_drop[0 if high < 0 else 2 if low > 0 else 1] += 1
             best = min(METHODS, key=lambda method: losses[method][0])
             cells = [f"{losses[m][0]:.4g}" + " ★" * (m == best) for m in METHODS]
-            shown.add_row(f"{each.blocks[0]} to {each.end.rpartition('.')[2]}", *cells, f"[{low:.3g}, {high:.3g}]")
+            shown.add_row(
+                f"{each.blocks[0]} to {each.end.rpartition('.')[2]}", *cells, left_out, f"[{low:.3g}, {high:.3g}]"
+            )
         console.print(shown)
         ratios = {m: np.exp(np.mean([np.log(loss(found, m, i)[0] / loss(found, "drop", i)[0]) for i in intervals]))
-                  for m in METHODS}  # fmt: skip
+                  for m in (*METHODS, SHORTEN)}  # fmt: skip
         better = {m: sum(bool(loss(found, "refit", i)[0] < loss(found, m, i)[0]) for i in intervals) for m in METHODS}
         print(name, "over drop, geometric mean:", {m: round(float(v), 3) for m, v in ratios.items()})
         print("refit better in", {m: f"{v} of {len(intervals)}" for m, v in better.items() if m != "refit"})
     p = binomtest(wins[0], wins[1], 0.5, alternative="greater").pvalue if wins[1] else float("nan")
-    print(f"refit against replaceme: {wins[0]} of {wins[1]}, sign test p = {p:.2g}; refit against drop, by paired "
+    print(f"refit against replaceme: {wins[0]} of {wins[1]}, sign test p = {p:.2g}; shorten against drop, by paired "
           f"intervals: better {against_drop[0]}, open {against_drop[1]}, worse {against_drop[2]}")  # fmt: skip
 
 

@@ -180,6 +180,9 @@ def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
 LATER = "refit_later"
 """The map that refits the projections of the blocks behind removed ones, too, one after the other."""
 
+REFITS = ("refit", LATER)
+"""Maps that are left out where they do not help; the others are as published."""
+
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
     "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme,
 }  # fmt: skip

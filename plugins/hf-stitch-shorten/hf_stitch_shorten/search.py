@@ -17,7 +17,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch.tasks.vectors import tensor_of
-from hf_stitch_shorten.maps import MAPS, Change, Fits, Moments, read_by
+from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
 from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, rows_of, run, stacks
 
 FOLDS = 5
@@ -171,6 +171,28 @@ class Search:
         return total
 
     # -- scoring ------------------------------------------------------------------------------------------------------
+    def scored(
+        self, samples: Samples, changes: Mapping[Interval, Change | None], metric: str | None
+    ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change | None], str]:
+        """Score intervals; where the network is better with the blocks only dropped, leave out the refit.
+
+        Args:
+            samples: Samples that no map was fitted on.
+            changes: Interval -> change, or ``None`` to drop it.
+            metric: Figure by which to choose; ``None`` leaves it to :func:`chosen_figure`.
+
+        Returns:
+            Interval -> figure -> value, interval -> change, and the figure.
+        """
+        values, kept = self.values(samples, changes), dict(changes)
+        figure = chosen_figure(self.task, values, metric)
+        if self.matcher in REFITS and changes:
+            sign = 1 if self.task.figures.get(figure, True) else -1
+            for each, row in self.values(samples, dict.fromkeys(changes)).items():
+                if sign * row[figure] > sign * values[each][figure]:
+                    values[each], kept[each] = row, None
+        return values, kept, figure
+
     def values(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Interval, dict[str, float]]:
         """Return the figures of the network without each interval, against the outputs of the reference.
 

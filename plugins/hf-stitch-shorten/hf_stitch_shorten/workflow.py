@@ -23,7 +23,7 @@ from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import LATER, Change, add_to
 from hf_stitch_shorten.plain import CannotBeRebuiltError, copied, dropped, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
-from hf_stitch_shorten.search import Interval, Search, chosen_figure, task_of
+from hf_stitch_shorten.search import Interval, Search, task_of
 from hf_stitch_shorten.stacks import RELU
 
 SHARE = 0.25
@@ -58,9 +58,10 @@ def shorten(
 
     The last projection of the block before removed ones is fitted, by ridge regression towards its current weights, so
     that the stream of activations behind it becomes that behind the removed blocks. All intervals are fitted in one
-    pass over the data, and scored on other samples with the outputs of the whole network; the best is removed. Several
-    intervals that do not touch are tried, too: one block after the other. The result is an ordinary network with fewer
-    blocks, and is tested on samples that chose nothing, beside the same blocks only dropped.
+    pass over the data, and scored on other samples with the outputs of the whole network, with the refit and without
+    it; the best is removed. Several intervals that do not touch are tried, too: one block after the other. The result
+    is an ordinary network with fewer blocks, and is tested on samples that chose nothing, beside the same blocks only
+    dropped.
 
     Args:
         model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -144,6 +145,7 @@ class _Job:
     run: Run
     candidates: list[Candidate] = field(default_factory=list)
     cost: float = 0.0
+    figure: str = ""  # that chooses
     rows: int = 0
     inputs: int = 0  # of the widest projection
 
@@ -163,7 +165,6 @@ class _Job:
             raise ValueError(f"{count} blocks are to be removed, and keep leaves {free}")
         start = _State(self.network, own)
         values, changes = self._scored(search, search.intervals(count))
-        self.figure = chosen_figure(self.task, values, self.metric)
         first = self._ranked(values)
         if remove == "auto":
             first = self._allowed(first, values)
@@ -220,17 +221,18 @@ class _Job:
 
     def _scored(
         self, search: Search, intervals: Sequence[Interval]
-    ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change]]:  # fmt: skip
-        """Fit and score intervals."""
+    ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change | None]]:  # fmt: skip
+        """Fit and score intervals; those of the whole network choose the figure."""
         if not intervals:
             raise ValueError(self._unmapped(search))
         changes = search.changes(self.fit, intervals)
-        values = search.values(self.choose, {each: changes.get(each) for each in intervals})
+        given = {each: changes.get(each) for each in intervals}
+        values, kept, figure = search.scored(self.choose, given, self.figure or self.metric)
         self.cost += search.cost
-        if not self.rows:
-            self.rows, self._map = search.rows, values
+        if not self.figure:
+            self.rows, self._map, self.figure = search.rows, values, figure
             self.inputs = max((change.weight.shape[1] for change in changes.values()), default=0)
-        return values, changes
+        return values, kept
 
     def _unmapped(self, search: Search) -> str:
         """Tell why no interval can be removed."""
@@ -268,7 +270,7 @@ class _Job:
 
     # -- building -----------------------------------------------------------------------------------------------------
     def _built(
-        self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change]
+        self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change | None]
     ) -> _State:  # fmt: skip
         """Return the plain network without the best interval whose plain network computes the same."""
         why = ""
@@ -379,7 +381,9 @@ class _Job:
                 f"{self.rows} rows are fewer than twice the {self.inputs} inputs of a projection: more data help more "
                 "than another interval"
             )
-        if result.gain is not None and not result.gain.low > 0:
+        if result.gain is not None and result.gain.value == result.gain.low == result.gain.high == 0:
+            notes.append("no map was better than none on samples that fitted nothing: the blocks are only dropped")
+        elif result.gain is not None and not result.gain.low > 0:
             notes.append(
                 "the map does not help on the test samples: it is not needed, or they come from elsewhere than the "
                 "data it was fitted on"

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import transformers
 from hf_stitch_shorten import CannotBeRebuiltError, Shortened, shorten
 from hf_stitch_shorten.maps import Fits, Moments, add_to, read_by
+from hf_stitch_shorten.search import Search
 from hf_stitch_shorten.stacks import joint_of, run, stacks
 from torch import nn
 from torch.nn import functional
@@ -23,8 +25,9 @@ from transformers.pytorch_utils import Conv1D
 from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch import Adapter
+from hf_stitch import Adapter, Samples
 from hf_stitch.cli import app
+from hf_stitch.running import WITHOUT_STATE, Run
 
 from tests.forms import REFUSED, adapter_of, form_of  # isort: skip
 from tests.tiny_networks import BODY, CLASSES, SIZE, TEXT, WORDS, network, plain_tokenizer  # isort: skip
@@ -226,7 +229,10 @@ def test_a_norm_behind_the_projection_is_no_joint(family: str) -> None:
 
 @pytest.mark.parametrize("family", [each for each in JOINTS if each != "swin"])
 @pytest.mark.parametrize("matcher", ["refit", "drop"])
-def test_the_plain_network_computes_what_the_mapped_one_does(family: str, matcher: Any) -> None:
+def test_the_plain_network_computes_what_the_mapped_one_does(
+    family: str, matcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_stitch_shorten.search.REFITS", ())  # no network is trained here, and a refit seldom helps
     net = built(family)
     found = shorten(net, data_of(net), remove=1, matcher=matcher, **QUIET)
     assert found.error <= 2e-6 and found.model is not None
@@ -247,7 +253,29 @@ def test_channels_with_a_small_factor_do_not_choose_the_penalty() -> None:
     assert torch.allclose(found.weight[0], torch.ones(6, dtype=torch.float64), atol=1e-2)
 
 
-def test_channels_without_a_factor_are_left_alone() -> None:
+def test_a_refit_that_does_not_help_is_left_out() -> None:
+    net = built("llama")
+    samples = Samples.of(data_of(net))
+    with Run.of(shorten, {"progress": False}, takes=WITHOUT_STATE) as run:
+        search = Search(net, net, (), "refit", run)
+        search.find_joints(samples)
+        good = search.changes(samples, search.intervals(1))
+        first, *others = good
+        bad = replace(good[first], weight=good[first].weight + 100.0)
+        wanted = search.values(samples, {first: None})[first]
+        values, kept, figure = search.scored(samples, {**good, first: bad}, None)
+        assert kept[first] is None and values[first] == wanted and figure == "kl_divergence"
+        alone = search.values(samples, good)
+        for each in others:
+            dropped = search.values(samples, {each: None})[each]
+            assert (kept[each] is None) == (dropped[figure] < alone[each][figure])
+        as_published = Search(net, net, (), "replaceme", run)
+        as_published.find_joints(samples)
+        assert as_published.scored(samples, {first: bad}, None)[1][first] is bad
+
+
+def test_channels_without_a_factor_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch_shorten.search.REFITS", ())
     net = built("timm convnext")
     block: Any = net.model.get_submodule("stages.1.blocks.0")
     block.gamma.data[3] = 0
