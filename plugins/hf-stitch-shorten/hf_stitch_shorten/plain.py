@@ -27,7 +27,10 @@ SENTENCES = "sentence_transformers"
 OUTPUTS = ("out_features", "out_indices", "_out_features", "_out_indices")
 """Fields that say which blocks a backbone outputs; without them the last one."""
 
-DEPTH = ("depth", "layer", "block")
+LABELS = ("id2label", "label2id")
+"""Fields whose numbers are classes, never blocks."""
+
+DEPTH = ("depth", "layer", "block", "stage")
 """Parts of the names of most fields and arguments that are the depth."""
 
 
@@ -78,7 +81,12 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
         _take_out(model, stack, places)
         yield read_as(network, model)
     else:
-        yield from (read_as(network, model) for model in _rebuilt(network, stack, places))
+        for model in _rebuilt(network, stack, places):
+            try:
+                made = read_as(network, model)
+            except Exception:  # the code of the network raises anything for a config that makes no sense
+                continue
+            yield made
 
 
 def read_as(network: Adapter, model: nn.Module) -> Adapter:
@@ -294,8 +302,12 @@ def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     if isinstance(holder, list):
         yield [*holder]
         return
-    new = {name: _without_places(value, length, places) for name, value in holder.items() if name not in OUTPUTS}
-    yield {name: holder[name] if value is None else value for name, value in new.items()}
+    new = {
+        name: _without_places(value, length, places)
+        for name, value in holder.items()
+        if name not in (*OUTPUTS, *LABELS)
+    }
+    yield holder | {name: value for name, value in new.items() if value is not None}
 
 
 def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:

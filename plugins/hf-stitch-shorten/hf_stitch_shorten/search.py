@@ -16,6 +16,7 @@ from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
+from hf_stitch.tasks.heads import WITHOUT_HEAD
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
 from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, rows_of, run, stacks
@@ -239,7 +240,10 @@ class Search:
         joints = {} if change is None else {name: self.joints[name] for name in (interval.before, interval.end)}
         with torch.no_grad():
             taps = run(self.network, inputs, joints, [interval.before, interval.end])
-            outputs = self._mapped(taps, interval, change), short.forward(inputs)
+            try:
+                outputs = self._mapped(taps, interval, change), short.forward(inputs)
+            except Exception:  # the code of a network whose config makes no sense raises anything
+                return float("inf")
         wanted, found = (tensor_of(each, len(batch.samples)) for each in outputs)
         if wanted is None or found is None or wanted.shape != found.shape:
             return float("inf")
@@ -267,7 +271,13 @@ class Search:
 
 def task_of(network: Adapter) -> Task:
     """Return what scores a network."""
-    return registries.tasks.build(network.task or "feature-extraction").about(network)
+    name = network.task or WITHOUT_HEAD
+    if name != WITHOUT_HEAD:
+        with torch.no_grad():
+            output = network.forward(dict(network.example))
+        if isinstance(output, Mapping) and "logits" not in output:  # a head in name only
+            name = WITHOUT_HEAD
+    return registries.tasks.build(name).about(network)
 
 
 def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, change: Change) -> Tensor:
