@@ -598,6 +598,24 @@ class Adapter:
             gone[cut.layer] = hollow(self.model.get_submodule(cut.layer))
         return Back(copy_without(self.model, gone), cut, plan, self.interface)
 
+    def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
+        """Replace a part of the network by another network, for :func:`hf_stitch.swap`.
+
+        Args:
+            part: Name of the part.
+            encoder: The other network, in any form that :func:`hf_stitch.load` takes.
+            data: Raw samples, without labels.
+            run: How the job runs (:class:`hf_stitch.running.Run`).
+            **options: Those of ``swap`` that have a meaning for parts.
+
+        Raises:
+            ValueError: By default: the library of the network knows no parts.
+        """
+        raise ValueError(
+            f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: leave out "
+            "part, or install a plugin for networks that read images with texts (hf-stitch list adapters)"
+        )
+
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
         """Check inputs of the model and return them as keyword arguments.

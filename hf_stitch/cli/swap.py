@@ -36,6 +36,9 @@ def swap(
 ) -> None:
     """Swap the encoder, with anchors where the networks are no stitched models."""
     given, shared = job.given, job.shared
+    if "part" in given:
+        _exchange(job)
+        return
     whole_network = {"--anchors": anchors, "--selection": selection, "--task": shared.task}
     if "target_layer" not in given and (idle := [name for name, value in whole_network.items() if value is not None]):
         raise typer.BadParameter(
@@ -61,6 +64,19 @@ def swap(
             known, chosen = _kept(model, pool, new, given["encoder_layer"], given.get("pooling"))
         scored = draw(_others(read, known, job.output), shared.max_samples, job.seed, str(shared.data))
         finish(job, job.run(model=model, encoder=new, anchors=chosen, data=scored), {})
+
+
+def _exchange(job: Job) -> None:
+    """Exchange a tower, with the data as images, and save the network."""
+    shared = job.shared
+    if shared.data is None:
+        raise typer.BadParameter("is required", param_hint="--data")
+    with job.folder(needed=True):
+        networks = {name: shared.load(job.given[name]) for name in ("model", "encoder")}
+        found = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
+        assert shared.out is not None
+        found.save_pretrained(shared.out / "model")
+        job.finish(found, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
 
 
 def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from hf_stitch.adapters import load_on
 from hf_stitch.analysis.grid.plan import unfitted
 from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -22,6 +23,7 @@ from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
+from hf_stitch.results import Result
 from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -41,12 +43,17 @@ BASELINES = ("inverse_relative",)
 Fit = Callable[[Named | Matcher], StitchingLayer]
 
 
-@checked
+@overload
+def swap(model: Runs, encoder: Runs, anchors: Any = None, *, part: str, **options: Any) -> Result: ...
+@overload
+def swap(model: Runs, encoder: Runs, anchors: Any = None, *, part: None = None, **options: Any) -> StitchedModel: ...
+@checked  # type: ignore[misc]  # options of the overloads are those of the function itself
 def swap(
     model: Runs,
     encoder: Runs,
     anchors: Data | AnchorSet | None = None,
     *,
+    part: str | None = None,
     encoder_layer: str | None = None,
     paired_anchors: Data | AnchorSet | None = None,
     target_layer: str | None = None,
@@ -57,7 +64,7 @@ def swap(
     paired_data: Data | None = None,
     task: str | None = "auto",
     **options: Unpack[RunOptions],
-) -> StitchedModel:
+) -> StitchedModel | Result:
     """Replace the encoder of a trained head without training, from the activations of both encoders on the anchors.
 
     What is exchanged depends on ``model``:
@@ -68,6 +75,8 @@ def swap(
       map on the anchors alone. The same holds for an absolute model and for a model that was swapped in this way
       before. If the encoder of an absolute model was trained together with its head, pass the anchors as samples: its
       encoder has to encode them again.
+    - With ``part``, it is one tower of a network that reads two things, as images and texts; the anchors are then
+      images without labels (:meth:`hf_stitch.Adapter.exchange`).
 
     By default (``auto``), the head chooses the map: the orthogonal one (``procrustes`` with ``scale=True``, the direct
     translation of Maiorca et al. 2023), that of ``ridge``, or none (``identity``, for equal widths). No single one is
@@ -87,6 +96,7 @@ def swap(
             :class:`~hf_stitch.relative.AnchorSet`. A stitched model already keeps its anchors and checks that these are
             the same. They can be left out if its anchor set contains the encoding by the new encoder, or with
             ``paired_anchors``.
+        part: Which tower is replaced: ``vision``, for example, if the library of the network knows its parts.
         encoder_layer: The layer at which the new encoder is cut. Required unless it is a relative model.
         paired_anchors: The anchors for the new encoder, if it takes other samples (translations of the anchors): raw
             samples with the same ids in the same order as the anchors, or an anchor set of such samples.
@@ -105,7 +115,7 @@ def swap(
     Returns:
         The stitched model with the new encoder. With ``data``, its ``evaluation`` attribute holds the scores
         (:func:`hf_stitch.evaluate`), in which ``target`` is the original model. Its ``anchors`` attribute holds the
-        anchor set.
+        anchor set. With ``part``, a result that holds the network.
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
@@ -131,6 +141,14 @@ def swap(
         True
     """
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
+        if part is not None:
+            unread = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines}
+            if unused := [name for name, value in unread.items() if value is not None]:
+                raise TypeError(f"part={part!r} takes no {' and no '.join(unused)}")
+            return load_on(model, run.processes.device).exchange(
+                part, encoder, anchors, run, encoder_layer=encoder_layer, target_layer=target_layer, matcher=matcher,
+                test_data=data,
+            )  # fmt: skip
         if is_relative(encoder):
             given = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
             if any(each is not None for each in given) or (matcher, task) != (AUTO, "auto"):

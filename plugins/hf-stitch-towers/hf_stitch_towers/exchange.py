@@ -1,0 +1,464 @@
+"""Another tower under the same decoder, without labels: :func:`exchange`, which ``hf_stitch.swap(part=…)`` runs."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch import Adapter, Samples
+from hf_stitch.adapters import load_on
+from hf_stitch.data import Data, PairedSamples
+from hf_stitch.registry import registries
+from hf_stitch.running import Run
+from hf_stitch.scoring.measured import as_score
+from hf_stitch.statistics import Moments
+from hf_stitch.tasks.heads import divergence
+from hf_stitch_towers.folding import (
+    EQUAL, CannotFoldError, Reading, Tower, difference, features_of, fold, paired_readers, read, replacing_features, tower_of,
+    variants, with_tower,
+)  # fmt: skip
+from hf_stitch_towers.result import (
+    ANOTHER, BETTER, EXCHANGED, KL, MEAN, MOMENTS, NO_MAP, Exchanged, Figures,
+)  # fmt: skip
+
+AUTO = "auto"
+CANDIDATES: Mapping[str, Mapping[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}}
+"""Matchers among which ``auto`` chooses, with their options."""
+
+SHARE = 0.25
+"""Share of the images that tests, without test data; and of the rest, share that chooses the matcher."""
+
+FEWEST = 8
+"""Least number of images to fit on, to choose by and to test on."""
+
+TOKENS = 16
+"""Most tokens of a caption that the original writes for an image, on which outputs are compared."""
+
+RESAMPLES = 1000
+
+
+def exchange(
+    model: Any, encoder: Any, images: Data, part: str, run: Run, *,
+    encoder_layer: str | None = None, target_layer: str | None = None, matcher: Any = AUTO,
+    test_data: Data | None = None,
+) -> Exchanged:  # fmt: skip
+    """Replace a tower of a network by another encoder and a closed-form map, fitted to images without labels.
+
+    The map goes from what the class of the model would read of the new tower to what it reads of the old one. Where the
+    class takes the new tower, and what reads it is linear, the map is folded into the weights of these modules: the
+    result is a network of the same class. Otherwise both networks are joined to a stitched model.
+
+    Outputs are compared on captions that the original writes for test images, token by token.
+
+    Args:
+        model: The network, in any form that :func:`hf_stitch.load` takes.
+        encoder: The new encoder, with its own processor.
+        images: Images, or samples of an image and a text that the model reads with it; labels are not needed.
+        part: Which tower: ``vision`` or ``audio``.
+        run: How the job runs.
+        encoder_layer: Layer at which the encoder is cut, if the map cannot be folded. Default: its last one.
+        target_layer: Layer of the model that the map leads to, if it cannot be folded. Default: what the modules
+            behind the old tower read.
+        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes`` and ``ridge`` with which next
+            tokens differ less on images that fitted nothing.
+        test_data: Samples to test on. Default: a quarter of the images.
+
+    Returns:
+        The network with the new tower, and its scores.
+
+    Raises:
+        ValueError: If the model has no such tower, the encoder does not fit, or images are too few.
+    """
+    old, new = ready(load_on(model, run.processes.device)), load_on(encoder, run.processes.device)
+    samples = Samples.of(images)
+    rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
+    fit, choose = rest.split(SHARE, run.seed)
+    for each, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
+        if len(each) < FEWEST:
+            raise ValueError(f"{len(each)} images {what} are too few: pass {FEWEST} or more for each purpose")
+    tower = tower_of(old.model, part)
+    reading = read(old.model, tower.name, full_inputs(old, fit.take(2)))
+    job = _Job(old, new, tower, reading.readers, run)
+    place, why = _place(job, fit, reading, encoder_layer, target_layer)
+    options = CANDIDATES if matcher == AUTO else {"": {}}
+    maps = {name: place.fitted(registries.matchers.build(name or matcher, **given), fit)
+            for name, given in options.items()}  # fmt: skip
+    held: dict[str, float] = {}
+    if len(maps) > 1:
+        found = job.scored(choose, {name: each.features for name, each in maps.items()})
+        held = {name: float(found[name][KL].mean()) for name in maps}
+    best = min(maps, key=lambda name: held.get(name, 0.0))
+    chosen = best or getattr(matcher, "name", str(matcher))
+    final = place.fitted(registries.matchers.build(best or matcher, **options[best]), rest)
+    rows: dict[str, Callable[[Samples], Tensor]] = {
+        EXCHANGED: final.features, ANOTHER: lambda part: final.features(part).roll(1, 0), **place.baselines(rest)
+    }  # fmt: skip
+    measured = job.scored(test, rows)
+    network, error = final.finished(test)
+    notes = [f"the map is not folded: {why}"] if why else []
+    return Exchanged(
+        str(old.reference), str(new.reference), part, chosen, held, len(rest), len(test), test.fingerprint,
+        _scores(measured, run.seed), not why, error, tuple(notes), network,
+    )  # fmt: skip
+
+
+def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict[str, Figures]:
+    """Return means over images with intervals; all rows share the resamples."""
+    count = len(next(iter(next(iter(measured.values())).values())))
+    draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    return {
+        who: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
+              for name, values in row.items()}
+        for who, row in measured.items()
+    }  # fmt: skip
+
+
+# -- both networks ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Job:
+    """Both networks, and what reads the old tower."""
+
+    old: Adapter
+    new: Adapter
+    tower: Tower
+    readers: tuple[str, ...]
+    run: Run
+
+    def batches(self, samples: Samples, label: str) -> Iterator[Any]:
+        """Yield batches of this process."""
+        with torch.no_grad():
+            for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
+                yield batch
+
+    def features(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return what the readers of the old tower read."""
+        return features_of(self.old.model, self.readers, inputs)
+
+    def scored(
+        self, samples: Samples, rows: Mapping[str, Callable[[Samples], Tensor]]
+    ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
+        """Return the figures of each sample if the readers read other features: row -> figure -> (samples,)."""
+        found: dict[str, dict[str, list[Tensor]]] = {}
+        for batch in self.batches(samples, "comparing outputs"):
+            part = Samples.of(list(batch.samples))
+            inputs = full_inputs(self.old, part)
+            context, wanted, counted = with_captions(self.old.model, inputs)
+            own = _logs(self.old.model(**context).logits, wanted)
+            for name, features in rows.items():
+                with replacing_features(self.old.model, self.readers, features(part)):
+                    logs = _logs(self.old.model(**context).logits, wanted)
+                same = (logs.argmax(-1) == own.argmax(-1)).double()
+                written = logs.gather(-1, wanted[..., None])[..., 0] - own.gather(-1, wanted[..., None])[..., 0]
+                for figure, values in zip(BETTER, (divergence(logs, own), same, written), strict=True):
+                    total = (values.double() * counted).sum(1) / counted.sum(1)
+                    found.setdefault(name, {}).setdefault(figure, []).append(total.cpu())
+        gathered = self.run.processes.gather(found)
+        return {
+            name: {figure: torch.cat([x for part in gathered for x in part[name][figure]]).numpy() for figure in BETTER}
+            for name in found
+        }
+
+
+def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
+    """Return all arguments of a forward of a network."""
+    return dict(network.preprocess(list(next(iter(samples.batches(len(samples)))).samples)))
+
+
+def ready(network: Adapter) -> Adapter:
+    """Return a network that knows what it reads beside an image: a decoder reads its first token, if nothing else."""
+    given, model = network.interface.given, network.model
+    if given != ("decoder_input_ids",) or network.interface.prompt:
+        return network
+    configs: tuple[Any, ...] = model.generation_config, model.config
+    first = next((x for each in configs if (x := getattr(each, "decoder_start_token_id", None)) is not None), None)
+    if first is None:
+        raise ValueError(
+            f"the first token of the decoder of {type(model).__name__} is unknown: set "
+            "model.generation_config.decoder_start_token_id"
+        )
+    return network.beside({"decoder_input_ids": [first]})
+
+
+def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Return inputs with the captions that a network writes, their tokens, and which of them count.
+
+    Args:
+        model: A network that generates.
+        inputs: All arguments of a forward.
+
+    Returns:
+        The arguments of a forward over the captions; the next tokens, (samples, tokens); and which tokens count, up to
+        the end of each caption.
+    """
+    decodes = bool(model.config.is_encoder_decoder)
+    name = "decoder_input_ids" if decodes else "input_ids"
+    prompt = inputs[name].shape[1]
+    given = {key: value for key, value in inputs.items() if not (decodes and key.startswith("decoder_"))}
+    ends = model.generation_config.eos_token_id
+    ids = model.generate(**given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=_padding(model))
+    if ids.shape[1] <= prompt and not decodes:  # some return the new tokens alone
+        ids = torch.cat([inputs[name], ids], 1)
+    new = ids[:, prompt:] if ids.shape[1] > prompt else ids
+    ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
+    counted = (ended.cumsum(1) - ended.long()) == 0
+    full = {**inputs, name: torch.cat([inputs[name], new], 1)[:, :-1]}
+    for key, value in inputs.items():  # masks and types of the prompt
+        if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape:
+            fill = 1 if "mask" in key else 0
+            more = value.new_full((len(value), new.shape[1] - 1), fill)
+            full[key] = torch.cat([value, more], 1)
+    return full, new, counted
+
+
+def _padding(model: Any) -> int:
+    """Return the id that fills captions up."""
+    found = getattr(model.generation_config, "pad_token_id", None)
+    return int(found) if found is not None else 0
+
+
+def _logs(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the log-probabilities of the last tokens, as many as there are wanted ones."""
+    return logits[:, -wanted.shape[1] :].double().log_softmax(-1)
+
+
+# -- where the map goes -----------------------------------------------------------------------------------------------
+class _Map(ABC):
+    """A fitted map from a new tower to the readers of the old one."""
+
+    @abstractmethod
+    def features(self, samples: Samples) -> Tensor:
+        """Return what the readers are to read."""
+
+    @abstractmethod
+    def finished(self, samples: Samples) -> tuple[Any, float]:
+        """Return the network with the new tower, and how far its outputs are from those of the mapped one."""
+
+
+class _Place(ABC):
+    """Where a map from the new tower goes."""
+
+    @abstractmethod
+    def fitted(self, matcher: Any, samples: Samples) -> _Map:
+        """Fit a map."""
+
+    @abstractmethod
+    def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:
+        """Return what a score has to beat."""
+
+
+def _place(
+    job: _Job, samples: Samples, reading: Reading, encoder_layer: str | None, target_layer: str | None
+) -> tuple[_Place, str]:  # fmt: skip
+    """Return where the map goes, and why it is not folded if it is not."""
+    why = ""
+    if encoder_layer is None and target_layer is None:
+        for settings in variants(job.old.model.config):
+            try:
+                return _Folded.of(job, samples, reading, settings), ""
+            except CannotFoldError as error:
+                why = why or str(error)
+    else:
+        why = "a layer was named"
+    return _Stitched.of(job, samples, reading, encoder_layer, target_layer), why
+
+
+@dataclass(frozen=True)
+class _Folded(_Place):
+    """A map that is folded into the modules that read the tower."""
+
+    job: _Job
+    made: Any  # a network of the class with the new tower
+    readers: Mapping[str, str]
+    content: str  # argument of the encoder
+
+    @classmethod
+    def of(cls, job: _Job, samples: Samples, reading: Reading, settings: Mapping[str, Any]) -> _Folded:
+        """Return the place, if the class takes the new tower."""
+        made = with_tower(job.old.model, job.tower, job.new.model, settings)
+        found = cls(job, made, {}, job.new.interface.content[0])
+        part = samples.take(2)
+        new = read(made, job.tower.name, found.inputs(part))
+        if new.features.shape[:-1] != reading.features.shape[:-1]:
+            raise CannotFoldError(
+                f"the new tower has {new.features.shape[1]} positions, and the old one {reading.features.shape[1]}"
+            )
+        readers = paired_readers(reading, new, job.old.model)
+        found = cls(job, made, readers, found.content)
+        width, out = new.features.shape[-1], reading.features.shape[-1]
+        trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
+        if (error := found.folded(*trial, part)[1]) > EQUAL:
+            raise CannotFoldError(f"other modules of {type(made).__name__} read the tower, too (outputs: {error:.2g})")
+        return found
+
+    def inputs(self, samples: Samples) -> dict[str, Any]:
+        """Return the inputs of the network with the new tower."""
+        own = full_inputs(self.job.old, samples)
+        raw = list(next(iter(samples.batches(len(samples)))).samples)
+        return {**own, self.job.tower.content: self.job.new.preprocess(images_of(raw))[self.content]}
+
+    def new(self, samples: Samples) -> Tensor:
+        """Return what would be read of the new tower."""
+        return features_of(self.made, tuple(self.readers), self.inputs(samples))
+
+    def folded(self, matrix: Tensor, bias: Tensor, samples: Samples) -> tuple[Any, float]:
+        """Return the network with a map, and how far its outputs are from those of the mapped one."""
+        made = copy.deepcopy(self.made)
+        fold(self.job.old.model, made, self.readers, matrix, bias)
+        part = samples.take(min(len(samples), 4))
+        inputs = full_inputs(self.job.old, part), self.inputs(part)
+        return made, difference(self.job.old.model, made, *inputs, self.job.tower, matrix, bias)
+
+    def fitted(self, matcher: Any, samples: Samples) -> _Map:
+        """Fit a map to all positions, in one pass."""
+        moments: Moments | None = None
+        for batch in self.job.batches(samples, "reading towers"):
+            part = Samples.of(list(batch.samples))
+            old, new = self.job.features(full_inputs(self.job.old, part)), self.new(part)
+            moments = moments or Moments(new.shape[-1], old.shape[-1])
+            moments.update(new.flatten(0, -2).double(), old.flatten(0, -2).double())
+        assert moments is not None
+        if (accelerator := self.job.run.processes.accelerator) is not None:
+            moments.all_reduce(accelerator)
+        stitch = matcher.fit(moments, dtype=torch.float64)
+        with torch.no_grad():
+            bias = stitch(torch.zeros(1, stitch.in_features, dtype=torch.float64))[0]
+            matrix = stitch(torch.eye(stitch.in_features, dtype=torch.float64)) - bias
+        return _FoldedMap(self, matrix, bias)
+
+    def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:
+        """Return the mean, features as they are, with matched moments, and those of another image."""
+        sums: list[Tensor] = []
+        for batch in self.job.batches(samples, "reading towers"):
+            part = Samples.of(list(batch.samples))
+            old, new = self.job.features(full_inputs(self.job.old, part)).double(), self.new(part).double()
+            for place, each in enumerate((old.sum(0), old.square().sum(0), new.sum(0), new.square().sum(0))):
+                sums = [*sums, each] if len(sums) <= place else [*sums[:place], sums[place] + each, *sums[place + 1 :]]
+        count = len(samples)
+        mean, own = sums[0] / count, sums[2] / count
+        dtype = next(self.job.old.model.parameters()).dtype
+        found: dict[str, Callable[[Samples], Tensor]] = {
+            MEAN: lambda part: mean.to(dtype).expand(len(part), *mean.shape)
+        }
+        if mean.shape == own.shape:
+            size = ((sums[1] / count - mean.square()) / (sums[3] / count - own.square()).clamp(min=1e-12)).clamp(min=0)
+            found[NO_MAP] = self.new
+            found[MOMENTS] = lambda part: ((self.new(part).double() - own) * size.sqrt() + mean).to(dtype)
+        return found
+
+
+@dataclass(frozen=True)
+class _FoldedMap(_Map):
+    """A map to fold."""
+
+    place: _Folded
+    matrix: Tensor
+    bias: Tensor
+
+    def features(self, samples: Samples) -> Tensor:
+        """Return mapped features."""
+        new = self.place.new(samples)
+        return (new.double() @ self.matrix + self.bias).to(new.dtype)
+
+    def finished(self, samples: Samples) -> tuple[Any, float]:
+        """Return the network of the same class."""
+        made, error = self.place.folded(self.matrix, self.bias, samples)
+        job = self.place.job
+        processor = with_images(job.old.processor, job.new.processor)
+        return hf_stitch.load(made, processor=processor, context=job.old.interface.prompt or None), error
+
+
+@dataclass(frozen=True)
+class _Stitched(_Place):
+    """A map between two halves that stay two networks."""
+
+    job: _Job
+    layers: tuple[str, str]
+    positions: int  # that the readers read, the last ones of the layer
+
+    @classmethod
+    def of(
+        cls, job: _Job, samples: Samples, reading: Reading, encoder_layer: str | None, target_layer: str | None
+    ) -> _Stitched:  # fmt: skip
+        """Return the place: by default from the last layer of the encoder to what the readers read."""
+        inputs = full_inputs(job.old, samples.take(2))
+        wanted = reading.features
+        found = None
+        with torch.no_grad():
+            for name, each in job.old.encode(inputs, *([target_layer] if target_layer else job.old.layers)).items():
+                values = each.values.flatten(2).mT if each.layout == "bchw" else each.values
+                read = values[:, -wanted.shape[1] :]
+                if read.shape == wanted.shape and torch.equal(read, wanted):
+                    found = name
+        if found is None:
+            raise ValueError(
+                f"no layer of {type(job.old.model).__name__} is what {', '.join(job.readers)} read of "
+                f"{job.tower.name}; layers: {', '.join(job.old.layers)}"
+            )
+        return cls(job, (encoder_layer or job.new.layers[-1], found), wanted.shape[1])
+
+    def fitted(self, matcher: Any, samples: Samples) -> _Map:
+        """Fit a map between the layers."""
+        source, target = self.layers
+        images = Samples.of(
+            images_of([each for batch in samples.batches(64) for each in batch.samples]), id=samples.ids
+        )
+        run = self.job.run
+        made = hf_stitch.stitch(
+            self.job.new, self.job.old, images, source_layer=source, target_layer=target, matcher=matcher,
+            paired_data=samples, test_size=FEWEST, task=None if self.job.old.task is None else "auto",
+            batch_size=run.batch_size, seed=run.seed, progress=run.progress,
+        )  # fmt: skip
+        return _StitchedMap(self, made)
+
+    def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:
+        """Return the mean of the old tower."""
+        total = sum(
+            self.job.features(full_inputs(self.job.old, Samples.of(list(batch.samples)))).double().sum(0)
+            for batch in self.job.batches(samples, "reading towers")
+        )
+        mean = (torch.as_tensor(total) / len(samples)).to(next(self.job.old.model.parameters()).dtype)
+        return {MEAN: lambda part: mean.expand(len(part), *mean.shape)}
+
+
+@dataclass(frozen=True)
+class _StitchedMap(_Map):
+    """A stitched model."""
+
+    place: _Stitched
+    model: Any
+
+    @torch.no_grad()
+    def features(self, samples: Samples) -> Tensor:
+        """Return mapped features."""
+        new, layer = self.place.job.new, self.place.layers[0]
+        raw = images_of(list(next(iter(samples.batches(len(samples)))).samples))
+        made = self.model.stitch(new.encode(new.preprocess(raw), layer)[layer])
+        values: Tensor = made.values.flatten(2).mT if made.layout == "bchw" else made.values
+        return values[:, -self.place.positions :]
+
+    def finished(self, samples: Samples) -> tuple[Any, float]:
+        """Return the stitched model; what it computes is what was scored."""
+        return self.model, 0.0
+
+
+# -- processors -------------------------------------------------------------------------------------------------------
+def images_of(samples: Sequence[Any]) -> list[Any]:
+    """Return the images of samples, which can have a text beside them."""
+    return [each["image"] if isinstance(each, Mapping) else each for each in samples]
+
+
+def with_images(processor: Any, of_images: Any) -> Any:
+    """Return a processor of images and texts with another part for images; without one for texts, that part."""
+    if not hasattr(processor, "image_processor"):
+        return of_images
+    made = copy.copy(processor)
+    made.image_processor = of_images
+    return made

@@ -1,0 +1,63 @@
+"""A network with another tower as an ordinary folder, with a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_stitch.storage.folders import replacing
+from hf_stitch_towers.result import BETTER, worded
+
+if TYPE_CHECKING:
+    from hf_stitch_towers.result import Exchanged
+
+CARD = """---
+library_name: transformers
+tags: [hf-stitch, tower-exchange]
+---
+# Another {part} tower
+
+{network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://pypi.org/project/hf-stitch/) without
+training: a map ({matcher}) was fitted on {fitted} images without labels and folded into the weights.
+
+{verdict}
+
+| row | {figures} |
+|---|{rules}|
+{rows}
+
+Outputs are compared with those of the original, on captions that it writes for {n} test images; 95% intervals over
+images.
+
+{notes}
+"""
+
+
+def save(result: Exchanged, folder: Path) -> None:
+    """Save the network of a result; see :meth:`Exchanged.save_pretrained`."""
+    if result.model is None:
+        raise ValueError("this result was read from a file, which contains no network: do the job again")
+    if not result.folded:
+        result.model.save_pretrained(folder)
+        return
+    with replacing(folder, _weights) as fresh:
+        model: Any = result.model.model
+        model.save_pretrained(fresh)
+        if hasattr(result.model.processor, "save_pretrained"):
+            result.model.processor.save_pretrained(fresh)
+        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+
+
+def _weights(folder: Path) -> list[str]:
+    """Return the files of weights in a folder: those of an earlier save may be divided otherwise, and be read first."""
+    return [path.name for pattern in ("model*.safetensors*", "pytorch_model*") for path in folder.glob(pattern)]
+
+
+def card(result: Exchanged) -> str:
+    """Return the card of a network with another tower."""
+    rows = [f"| {who} | " + " | ".join(str(row[name]) for name in BETTER) + " |" for who, row in result.scores.items()]
+    return CARD.format(
+        part=result.part, network=result.network, encoder=result.encoder, matcher=result.matcher, fitted=result.fitted,
+        verdict=result.verdict, figures=" | ".join(map(worded, BETTER)), rules="|".join("---" for _ in BETTER),
+        rows="\n".join(rows), n=result.n, notes="\n".join(f"- {note}" for note in result.notes),
+    )  # fmt: skip

@@ -1,0 +1,338 @@
+"""Put another tower and an affine map into a network of two modalities, so that it stays one of its class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PretrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+READERS = (nn.Linear, Conv1D)
+"""Classes of modules into which a map in front of them folds."""
+
+EQUAL = 1e-5
+"""Greatest difference between the folded network and the mapped one, over the largest output."""
+
+
+class CannotFoldError(ValueError):
+    """No network of the class has the other tower and the map."""
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A part of a network that reads one modality.
+
+    Attributes:
+        name: Name of the module.
+        setting: Name of its config in the config of the network.
+        content: Argument that it reads.
+    """
+
+    name: str
+    setting: str
+    content: str
+
+
+CONTENT = {"vision": "pixel_values", "audio": "input_features", "text": "input_ids"}
+"""Part of a network -> argument that its tower reads."""
+
+
+def tower_of(model: Any, part: str) -> Tower:
+    """Find the tower of a network that reads a modality, by its config.
+
+    Args:
+        model: A network of transformers.
+        part: ``vision``, ``audio`` or ``text``.
+
+    Returns:
+        The outermost module that has a config of its own and reads this modality.
+
+    Raises:
+        CannotFoldError: If there is none.
+
+    Example:
+        >>> from transformers import CLIPConfig, CLIPModel
+        >>> small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        >>> vision, text = {**small, "image_size": 4, "patch_size": 2}, {**small, "vocab_size": 9}
+        >>> tower_of(CLIPModel(CLIPConfig(vision_config=vision, text_config=text)), "vision").name
+        'vision_model'
+    """
+    wanted = CONTENT[part]
+    own = {
+        id(value): name for name, value in vars(model.config).items() if isinstance(value, PretrainedConfig)
+    }  # fmt: skip
+    for name, module in model.named_modules():
+        setting = own.get(id(getattr(module, "config", None)))
+        if name and setting and isinstance(module, PreTrainedModel) and module.main_input_name == wanted:
+            return Tower(name, setting, wanted)
+    raise CannotFoldError(
+        f"{type(model).__name__} has no {part} tower with a config of its own; configs in its config: "
+        f"{', '.join(own.values()) or 'none'}"
+    )
+
+
+@dataclass
+class Reading:
+    """What the modules behind a tower read of it in one forward.
+
+    Attributes:
+        features: What they read, (samples, positions, width) or (samples, width).
+        readers: Names of the modules.
+        output: Output of the network.
+    """
+
+    features: Tensor
+    readers: tuple[str, ...]
+    output: Any
+
+
+class _EnoughError(Exception):
+    """What was wanted has been read."""
+
+
+@torch.no_grad()
+def features_of(model: nn.Module, readers: Sequence[str], inputs: Mapping[str, Any]) -> Tensor:
+    """Run a network up to the first module that reads its tower, and return what it reads.
+
+    Args:
+        model: The network.
+        readers: Names of the modules.
+        inputs: Arguments of the forward.
+
+    Returns:
+        The features, (samples, positions, width) or (samples, width).
+    """
+    found: list[Tensor] = []
+
+    def stop(module: nn.Module, args: Any) -> None:
+        found.append(args[0])
+        raise _EnoughError
+
+    with ExitStack() as stack, suppress(_EnoughError):
+        for name in readers:
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(stop).remove)
+        model(**inputs)
+    return found[0]
+
+
+@torch.no_grad()
+def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
+    """Run a network and note which modules read the output of its tower.
+
+    Args:
+        model: The network.
+        tower: Name of the tower.
+        inputs: Arguments of the forward.
+
+    Returns:
+        What they read. All of them read the same values.
+
+    Raises:
+        CannotFoldError: If the output is not read by linear modules alone, or by several in different ways.
+    """
+    given: list[Tensor] = []
+    found: dict[str, Tensor] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given.extend(_tensors(output))
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+            values = args[0] if args else None
+            if isinstance(values, Tensor) and any(_shares(values, each) for each in given):
+                found[name] = values
+
+        return hook
+
+    with ExitStack() as stack:
+        part = model.get_submodule(tower)
+        stack.callback(part.register_forward_hook(note, with_kwargs=True).remove)
+        for name, module in model.named_modules():
+            if isinstance(module, READERS) and not name.startswith(tower + "."):
+                stack.callback(module.register_forward_pre_hook(watch(name)).remove)
+        try:
+            output = model(**inputs)
+        except Exception as error:  # the code of the network checks numbers of positions in its own way
+            raise CannotFoldError(f"{type(model).__name__} does not run with this tower: {error}") from error
+    if not found:
+        raise CannotFoldError(
+            f"what follows {tower} in {type(model).__name__} is no linear module: a norm, a pooling or attention reads "
+            "its output first"
+        )
+    first = next(iter(found.values()))
+    if any(each.shape != first.shape or not torch.equal(each, first) for each in found.values()):
+        raise CannotFoldError(f"{', '.join(found)} read different parts of the output of {tower}")
+    return Reading(first, tuple(found), output)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yield all tensors in an output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for each in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(each)
+
+
+def _shares(values: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are parts of the same memory."""
+    return values.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+SETTINGS = {"vision_feature_select_strategy": ("full", "default")}
+"""Fields that say what is read of a tower, of which some towers need another value: those without a first token."""
+
+
+def variants(config: Any) -> Iterator[dict[str, Any]]:
+    """Yield changes of a config with which another tower may fit; none first."""
+    yield {}
+    for name, values in SETTINGS.items():
+        yield from ({name: value} for value in values if getattr(config, name, value) != value)
+
+
+# -- another tower ----------------------------------------------------------------------------------------------------
+def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, Any] | None = None) -> Any:
+    """Return a network of the class of a model with another encoder as its tower, and all other weights that fit.
+
+    Args:
+        model: The network.
+        tower: Its tower.
+        encoder: A network of transformers, with a head or without.
+        settings: Fields of the config with other values, as :func:`variants` yields them.
+
+    Returns:
+        The network, in eval mode. The weights of modules that read the tower are random where they do not fit.
+
+    Raises:
+        CannotFoldError: If the class of the model makes another tower of the config of the encoder.
+    """
+    body = getattr(encoder, "base_model", encoder)
+    if not isinstance(body, PreTrainedModel):
+        raise CannotFoldError(f"{type(encoder).__name__} is no class of transformers, which a config could name")
+    config = copy.deepcopy(model.config)
+    setattr(config, tower.setting, copy.deepcopy(body.config))
+    for name, value in (settings or {}).items():
+        setattr(config, name, value)
+    place = next(model.parameters())
+    try:
+        made = type(model)(config).to(place.device, place.dtype).eval()
+    except Exception as error:  # the code of the network raises anything for a config that it does not expect
+        raise CannotFoldError(f"{type(model).__name__} takes no {type(body.config).__name__}: {error}") from error
+    own = made.get_submodule(tower.name)
+    given, wanted = body.state_dict(), own.state_dict()
+    prefix = next((p for p in ("", "vision_model.", "encoder.") if _fits(given, wanted, p)), None)
+    if prefix is None:
+        raise CannotFoldError(
+            f"{type(model).__name__} makes {type(own).__name__} of {type(body.config).__name__}, whose weights are not "
+            f"those of {type(body).__name__}"
+        )
+    own.load_state_dict({name: given[prefix + name] for name in wanted})
+    now = made.state_dict()
+    rest = {
+        name: value for name, value in model.state_dict().items()
+        if not name.startswith(tower.name + ".") and name in now and now[name].shape == value.shape
+    }  # fmt: skip
+    made.load_state_dict(rest, strict=False)
+    made.tie_weights()
+    if getattr(model, "generation_config", None) is not None:
+        made.generation_config = copy.deepcopy(model.generation_config)
+    return made
+
+
+def _fits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> bool:
+    """Return whether weights contain those of a tower under a prefix."""
+    return all(prefix + n in given and given[prefix + n].shape == value.shape for n, value in wanted.items())
+
+
+# -- a map in front of readers ----------------------------------------------------------------------------------------
+def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the weights of a linear module as (inputs, outputs) in float64, and its bias."""
+    weight = module.weight.detach().double()
+    return weight if isinstance(module, Conv1D) else weight.T, None if module.bias is None else module.bias.double()
+
+
+@torch.no_grad()
+def fold(model: Any, made: Any, readers: Mapping[str, str], matrix: Tensor, bias: Tensor) -> None:
+    """Put an affine map in front of the readers of a tower, in place.
+
+    Args:
+        model: The network with the old tower.
+        made: The network with the new one (:func:`with_tower`).
+        readers: Reader of the new network -> reader of the old one, ``""`` if the new one has one more.
+        matrix: (width of the new tower, width of the old one) float64.
+        bias: (width of the old one,) float64.
+
+    Raises:
+        CannotFoldError: If a reader without a bias would need one.
+    """
+    for name, own in readers.items():
+        module = made.get_submodule(name)
+        weight, shift = matrix, bias
+        if own:
+            old, old_bias = matrix_of(model.get_submodule(own))
+            weight, shift = matrix @ old, bias @ old + (0 if old_bias is None else old_bias)
+        if module.bias is None:
+            if float(shift.abs().max()) > 0:
+                raise CannotFoldError(f"{name} has no bias for that of the map: use a matcher without one")
+        else:
+            module.bias.copy_(shift.to(module.bias.dtype))
+        module.weight.copy_((weight if isinstance(module, Conv1D) else weight.T).to(module.weight.dtype))
+
+
+def paired_readers(old: Reading, new: Reading, model: nn.Module) -> dict[str, str]:
+    """Return which reader of the old tower each reader of the new one takes the place of.
+
+    Raises:
+        CannotFoldError: If readers cannot be paired by name.
+    """
+    if set(new.readers) == set(old.readers):
+        return {name: name for name in new.readers}
+    if len(new.readers) == 1 and new.readers[0] not in dict(model.named_modules()):
+        return {new.readers[0]: ""}  # the class puts a projection between unequal widths
+    raise CannotFoldError(
+        f"the old tower is read by {', '.join(old.readers)}, the new one by {', '.join(new.readers)}: the class "
+        "connects towers of this width in another way"
+    )
+
+
+@contextmanager
+def replacing_features(model: nn.Module, readers: tuple[str, ...], features: Tensor) -> Iterator[None]:
+    """Let readers of a tower read other features."""
+
+    def put(module: nn.Module, args: Any) -> Any:
+        return (features.contiguous(), *args[1:])
+
+    with ExitStack() as stack:
+        for name in readers:
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(put).remove)
+        yield
+
+
+@torch.no_grad()
+def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[str, Any], tower: Tower,
+               matrix: Tensor, bias: Tensor) -> float:  # fmt: skip
+    """Return how far the outputs of a folded network are from those of the old one that reads mapped features.
+
+    Args:
+        model: The network with the old tower.
+        made: The folded one.
+        inputs: Inputs of the old one.
+        new: Inputs of the folded one.
+        tower: The tower.
+        matrix: The map, (width of the new tower, width of the old one).
+        bias: Its bias.
+
+    Returns:
+        The greatest difference of logits, over the largest one.
+    """
+    old, found = read(model, tower.name, inputs), read(made, tower.name, new)
+    mapped = (found.features.double() @ matrix + bias).to(old.features.dtype)
+    with replacing_features(model, old.readers, mapped):
+        wanted = model(**inputs).logits
+    return float((wanted - found.output.logits).abs().max() / wanted.abs().max())

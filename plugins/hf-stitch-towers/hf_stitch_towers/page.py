@@ -1,0 +1,26 @@
+"""The page of a network with another tower."""
+
+from __future__ import annotations
+
+from hf_stitch.reports.section import Section, Table
+from hf_stitch_towers.result import BETTER, Exchanged, worded
+
+
+def section(result: Exchanged) -> Section:
+    """Describe an exchanged tower: scores beside baselines, and how the map was chosen."""
+    tables = {
+        "Outputs against the original, on test images": Table(
+            ("row", *map(worded, BETTER)),
+            [(who, *(str(row[name]) for name in BETTER)) for who, row in result.scores.items()],
+        ),
+        "Choice of the map": Table(
+            ("matcher", "KL divergence on images that fitted nothing"),
+            [(name, f"{value:.4g}") for name, value in result.held_out.items()],
+        ),
+    }
+    if not result.held_out:
+        del tables["Choice of the map"]
+    asked = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
+    return Section(
+        "Another tower", asked, result.verdict, [], tables=tables, notes=list(result.notes), data=result.data
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""The answer: a network with another tower, and whether it is as good as before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_stitch.results import Result
+from hf_stitch.scoring.measured import Score
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+EXCHANGED, MEAN, NO_MAP, MOMENTS, ANOTHER = "exchanged", "mean only", "no map", "matched moments", "another image"
+"""Names of rows: the new tower through its map, the mean of the old tower for every image, the new tower as it is and
+with the means and variances of the old one, and the new tower on another image."""
+
+KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
+BETTER: Mapping[str, bool] = {KL: False, AGREEMENT: True, WRITTEN: True}
+"""Figure -> whether more is better."""
+
+Figures = Mapping[str, Score]
+
+
+@dataclass(frozen=True)
+class Exchanged(Result):
+    """A network with another tower, returned by ``hf_stitch.swap(…, part="vision")``.
+
+    Figures compare outputs with those of the original, token by token, on captions that the original writes for test
+    images; each is a mean over images of the mean over tokens.
+
+    Attributes:
+        network: The original.
+        encoder: The new tower.
+        part: Which tower was exchanged.
+        matcher: Name of the map.
+        held_out: Matcher -> Kullback-Leibler divergence of next tokens on images that fitted nothing, by which it was
+            chosen; empty if it was named.
+        fitted: Number of images that the map was fitted on.
+        n: Number of test images.
+        data: Fingerprint of the test images.
+        scores: ``exchanged`` and baselines -> figure -> score: ``kl_divergence`` from the original in nats per token,
+            ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token.
+        folded: Whether the map was folded into weights, so that the result is a network of the class of the original.
+        error: Greatest difference between outputs of the result and of the original that reads mapped features, over
+            the largest output.
+        notes: What to know.
+        model: The network: an adapter if the map was folded, else a stitched model; not in the saved result.
+    """
+
+    page: ClassVar[str] = "hf_stitch_towers.page:section"
+    derived: ClassVar[tuple[str, ...]] = ("verdict", "beaten")
+
+    network: str
+    encoder: str
+    part: str
+    matcher: str
+    held_out: Mapping[str, float]
+    fitted: int
+    n: int
+    data: str
+    scores: Mapping[str, Figures]
+    folded: bool
+    error: float
+    notes: tuple[str, ...]
+    model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
+
+    @property
+    def beaten(self) -> tuple[str, ...]:
+        """The baselines than which it is closer to the original, by intervals that do not overlap."""
+        own = self.scores[EXCHANGED][KL]
+        return tuple(who for who, row in self.scores.items() if who != EXCHANGED and own.high < row[KL].low)
+
+    @property
+    def verdict(self) -> str:
+        """What came out, in a sentence: is it as good as before?"""
+        own = self.scores[EXCHANGED]
+        text = (
+            f"With {self.encoder} as its {self.part} tower, {own[AGREEMENT].value:.1%} of next tokens "
+            f"[{own[AGREEMENT].low:.1%}, {own[AGREEMENT].high:.1%}] are those of the original; the captions of the "
+            f"original lose {-own[WRITTEN].value:.3g} nats per token"
+        )
+        if MEAN in self.scores:
+            text += f", and {-self.scores[MEAN][WRITTEN].value:.3g} without any image"
+        missed = [who for who in self.scores if who != EXCHANGED and who not in self.beaten]
+        if missed:
+            text += f". But it is not clearly closer to the original than {' and '.join(missed)}"
+        return text + "."
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the network with its processor and a card.
+
+        If the map was folded, transformers loads the folder without hf-stitch.
+
+        Args:
+            folder: The folder; files of an earlier save are replaced at once.
+
+        Raises:
+            ValueError: If the result was read from a file and has no network.
+        """
+        from hf_stitch_towers.folder import save
+
+        save(self, Path(folder))
+
+    def __rich__(self) -> Table:
+        """Return the table of the rows."""
+        from rich.table import Table
+
+        table = Table(
+            "row", *map(worded, BETTER), title=f"{self.n} test images, 95% intervals",
+            caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
+        )  # fmt: skip
+        for who, row in self.scores.items():
+            cells = (str(row[name]).replace(" [", "\n[") for name in BETTER)
+            table.add_row(who, *cells, style="bold" if who == EXCHANGED else "")
+        return table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row for each row and figure: row, figure, value, low, high."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {"row": who, "figure": name, "value": score.value, "low": score.low, "high": score.high}
+                for who, row in self.scores.items()
+                for name, score in row.items()
+            ]
+        )
+
+    def plot(self) -> Figure:
+        """Plot the divergence of each row with its interval.
+
+        Returns:
+            The matplotlib figure.
+        """
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(7, 0.6 * len(self.scores) + 1.5), layout="constrained")
+        for place, row in enumerate(self.scores.values()):
+            score = row[KL]
+            ends = [[score.value - score.low], [score.high - score.value]]
+            axes.errorbar(score.value, place, xerr=ends, fmt="o", capsize=4)
+        axes.set_yticks(range(len(self.scores)), list(self.scores))
+        axes.invert_yaxis()
+        axes.set(xlabel=f"{worded(KL)} from the original, nats per token", xlim=(0, None))
+        return figure
+
+
+def worded(figure: str) -> str:
+    """Return the name of a figure in words."""
+    return figure.replace("_", " ").replace("kl ", "KL ")

@@ -1,0 +1,210 @@
+"""Another tower under the same decoder: folded into a network of the class, or stitched; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers as hf
+from hf_stitch_towers.exchange import exchange, full_inputs, ready, with_captions
+from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import hf_stitch
+from hf_stitch.running import Run
+
+SIZE, MARK = 16, 59
+SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+IMAGES = {"image_size": SIZE, "patch_size": 4}
+QUIET = Run(progress=False)
+
+
+def images(count: int, seed: int = 0) -> list[Image.Image]:
+    draw = np.random.default_rng(seed)
+    return [Image.fromarray(draw.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8)) for _ in range(count)]
+
+
+def of_images() -> Any:
+    return hf.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
+
+
+def words() -> Any:
+    names = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, MARK)}, "<image>": MARK}
+    made = Tokenizer(models.WordLevel(names, unk_token="w3"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        additional_special_tokens=["<image>"], padding_side="left",
+    )  # fmt: skip
+
+
+def vit(width: int = 32, **more: Any) -> Any:
+    return hf.ViTModel(hf.ViTConfig(**{**SMALL, **IMAGES, "hidden_size": width, **more})).eval()
+
+
+def ved(width: int = 32, decoder: int = 32) -> Any:
+    gpt2 = hf.GPT2Config(n_embd=decoder, n_layer=2, n_head=4, vocab_size=60, n_positions=32, bos_token_id=1,
+                         eos_token_id=2, pad_token_id=0, add_cross_attention=True, is_decoder=True)  # fmt: skip
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vit(width).config, gpt2)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+    model = hf.VisionEncoderDecoderModel(config).eval()
+    model.generation_config.decoder_start_token_id = 1
+    return louder(model)
+
+
+def llava() -> Any:
+    vision = hf.CLIPVisionConfig(**SMALL, **IMAGES)
+    text = hf.LlamaConfig(**SMALL, vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=MARK, image_seq_length=16)
+    return louder(hf.LlavaForConditionalGeneration(config).eval())
+
+
+def louder(model: Any) -> Any:
+    """Return a network of which the image changes the outputs, as in trained ones."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() > 1:
+                value.copy_(torch.randn_like(value) * value.shape[-1] ** -0.5)
+    return model
+
+
+def network(kind: str) -> Any:
+    """Return a network of images and texts with its processor."""
+    torch.manual_seed(0)
+    if kind == "llava":
+        processor = hf.LlavaProcessor(
+            of_images(), words(), patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+            image_token="<image>",
+        )  # fmt: skip
+        return hf_stitch.load(llava(), processor=processor, context="<image> w5 w6")
+    width = {"ved": 32, "ved projected": 48}[kind]
+    return hf_stitch.load(ved(width), processor=of_images())
+
+
+TOWERS: dict[str, Any] = {
+    "vit": lambda: vit(),
+    "wide vit": lambda: vit(48, num_hidden_layers=2),
+    "clip": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**{**SMALL, "hidden_size": 48}, **IMAGES)).eval(),
+    "siglip": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL, **IMAGES, vision_use_head=False)).eval(),
+    "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+                                                     **IMAGES)).eval(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tower"), [
+    ("ved", "vit"), ("ved", "wide vit"), ("ved", "dinov2"), ("ved projected", "wide vit"), ("llava", "clip"),
+    ("llava", "siglip"), ("llava", "dinov2"),
+])  # fmt: skip
+def test_a_folded_network_is_one_of_the_class_and_computes_what_the_mapped_one_does(kind: str, tower: str) -> None:
+    old = network(kind)
+    before = {name: value.clone() for name, value in old.model.state_dict().items()}
+    found = exchange(old, hf_stitch.load(TOWERS[tower](), processor=of_images()), images(48), "vision", QUIET)
+    assert found.folded and found.error < 1e-5 and type(found.model.model) is type(old.model)
+    assert all(torch.equal(value, before[name]) for name, value in old.model.state_dict().items())
+    assert set(found.held_out) == {"procrustes", "ridge"} and found.matcher in found.held_out
+
+
+def test_the_same_tower_changes_nothing() -> None:
+    old = network("llava")
+    own = copy.deepcopy(old.model.model.vision_tower)
+    found = exchange(old, hf_stitch.load(own, processor=of_images()), images(48), "vision", QUIET, matcher="lstsq")
+    row = found.scores["exchanged"]
+    assert row["kl_divergence"].value < 1e-8 and row["agreement"].value == 1
+    assert found.scores["no map"]["kl_divergence"].value < 1e-12
+    assert found.scores["mean only"]["kl_divergence"].value > 1e-3
+    assert found.scores["another image"]["kl_divergence"].value > 1e-3
+
+
+def test_a_rotated_tower_is_found_by_its_images_alone() -> None:
+    old = network("llava")
+    own = copy.deepcopy(old.model.model.vision_tower)
+    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64))[0]
+    tower = tower_of(old.model, "vision")
+    made = with_tower(old.model, tower, own)
+    inputs = full_inputs(ready(old), hf_stitch.Samples.of(images(4)))
+    reading = read(old.model, tower.name, inputs)
+    fold(old.model, made, {name: name for name in reading.readers}, turn, torch.zeros(32, dtype=torch.float64))
+    turned = hf_stitch.load(made, processor=old.processor, context="<image> w5 w6")  # reads a tower that is turned back
+    found = exchange(turned, hf_stitch.load(own, processor=of_images()), images(64), "vision", QUIET, matcher="ridge")
+    assert found.scores["exchanged"]["kl_divergence"].value < 1e-6
+
+
+def test_a_saved_network_loads_without_hf_stitch(tmp_path: Path) -> None:
+    old = network("llava")
+    found = exchange(old, hf_stitch.load(TOWERS["siglip"](), processor=of_images()), images(48), "vision", QUIET)
+    found.save_pretrained(tmp_path / "new")
+    found.save_pretrained(tmp_path / "new")
+    inputs = found.model.preprocess(images(2, seed=3))
+    torch.save((inputs, found.model.model.generate(**inputs, max_new_tokens=5)), tmp_path / "wanted.pt")
+    code = (
+        "import sys, torch, transformers\n"
+        f"inputs, wanted = torch.load({str(tmp_path / 'wanted.pt')!r})\n"
+        f"model = transformers.AutoModelForImageTextToText.from_pretrained({str(tmp_path / 'new')!r}).eval()\n"
+        "assert torch.equal(model.generate(**inputs, max_new_tokens=5), wanted)\n"
+        f"processor = transformers.AutoProcessor.from_pretrained({str(tmp_path / 'new')!r})\n"
+        "assert 'hf_stitch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    assert "next tokens" in (tmp_path / "new" / "README.md").read_text()
+
+
+def test_a_tower_of_another_kind_is_stitched() -> None:
+    old = network("ved")
+    torch.manual_seed(2)
+    resnet = timm.create_model("resnet10t", num_classes=3).eval()
+    new = hf_stitch.load(resnet, example_inputs=torch.randn(2, 3, SIZE, SIZE), processor=to_tensor)
+    found = exchange(old, new, images(64), "vision", QUIET, matcher="ridge")
+    assert not found.folded and isinstance(found.model, hf_stitch.StitchedModel)
+    assert found.notes and "folded" in found.notes[0]
+    inputs = found.model.preprocess(images(2, seed=3))
+    ids = found.model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)
+    assert ids.shape == (2, 5)
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(image.resize((SIZE, SIZE)))).permute(2, 0, 1).float() / 255
+
+
+def test_swap_exchanges_a_part() -> None:
+    new = hf_stitch.load(TOWERS["vit"](), processor=of_images())
+    found = hf_stitch.swap(network("ved"), new, images(48), part="vision", matcher="ridge", progress=False)
+    assert found.to_pandas()["row"].iloc[0] == "exchanged" and found.matcher == "ridge"
+    again = type(found).from_dict(found.to_dict())
+    assert again == found and "as good as before" in again.to_html()
+    with pytest.raises(TypeError, match="takes no pooling"):
+        hf_stitch.swap(network("ved"), new, images(48), part="vision", pooling="mean", progress=False)
+
+
+def test_captions_are_compared_up_to_their_ends() -> None:
+    old = ready(network("llava"))
+    inputs = full_inputs(old, hf_stitch.Samples.of(images(3)))
+    full, wanted, counted = with_captions(old.model, inputs)
+    assert full["input_ids"].shape[1] == inputs["input_ids"].shape[1] + wanted.shape[1] - 1
+    logits = old.model(**full).logits[:, -wanted.shape[1] :]
+    assert torch.equal(logits.argmax(-1)[counted], wanted[counted])  # greedy captions
+    ended = wanted == 2
+    assert bool((counted | (ended.cumsum(1) > 0)).all())
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"part": "audio"}, "no audio tower"), ({"images": images(10)}, "too few"),
+])  # fmt: skip
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"images": images(48), "part": "vision", **change}
+    new = hf_stitch.load(TOWERS["vit"](), processor=of_images())
+    with pytest.raises(ValueError, match=message):
+        exchange(network("ved"), new, run=QUIET, **options)
+
+
+def test_a_module_of_user_code_is_no_tower_of_a_config() -> None:
+    with pytest.raises(CannotFoldError, match="no class of transformers"):
+        with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2))
