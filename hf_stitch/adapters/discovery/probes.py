@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.adapters.cutting.interface import Interface, mask_of
+from hf_stitch.adapters.cutting.interface import Interface, mask_of, size_of_inputs
 
 
 class Probes:
@@ -21,8 +21,8 @@ class Probes:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the texts of the example; 0 for other modalities."""
-        return int(self.example[self.interface.content[0]].shape[1]) if self.interface.modality == "text" else 0
+        """Number of tokens of the texts of the example; 0 without texts."""
+        return size_of_inputs(self.example, self.interface)[1]
 
     def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
         """Change the number of samples and tokens of the example by repetition.
@@ -30,13 +30,15 @@ class Probes:
         Of an example with one sample, every second repetition differs, because state that one forward leaves would
         otherwise be right for the next one.
         """
-        old_batch = self.example[self.interface.content[0]].shape[0]
+        old_batch = size_of_inputs(self.example, self.interface)[0]
         varied = {}
         for name, value in self.example.items():
             if isinstance(value, Tensor) and value.dim():
-                if value.shape[0] == old_batch:
-                    value = value[torch.arange(batch, device=value.device) % old_batch]
-                if tokens is not None and value.dim() > 1 and value.shape[1] == self.tokens:
+                rows = len(value) // old_batch if name in self.interface.packed else 1
+                if value.shape[0] == old_batch * rows:
+                    chosen = torch.arange(batch, device=value.device) % old_batch
+                    value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
+                if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
                     places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
                     places[-1] = self.tokens - 1  # texts may end with a token that heads search for
                     value = value[:, places]
@@ -74,7 +76,8 @@ class Probes:
         if self.interface.modality != "text":
             yield self.vary(1)
             yield {n: v.flip(0) if n in self.interface.content else v for n, v in self.vary(4).items()}
-            return
+            if self.interface.text is None:
+                return
         n = self.tokens + 3
         full = self.vary(3, n)
         for name in self.interface.given:  # change the length of arguments whose length is independent of the content
@@ -86,12 +89,13 @@ class Probes:
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             for left in (False, True):
                 n -= 1
-                lengths = torch.tensor([n, 1])
+                lengths = torch.tensor([n, 1 if self.interface.modality == "text" else n - 1])
                 ragged = self.vary(2, n)
                 real = torch.arange(n)[None] < lengths[:, None]
                 real = (real.flip(1) if left else real).to(full[mask].device)
                 last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
-                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in self.interface.content}
+                texts = self.interface.content if self.interface.modality == "text" else self.interface.given[:1]
+                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in texts}
                 pad = self.interface.pad_id or 0
                 padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
                 yield {**ragged, **padded, mask: real.long()}

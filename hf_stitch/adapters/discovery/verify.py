@@ -80,8 +80,8 @@ class Verifier:
         kept = list(cuts)
         with torch.no_grad():
             probes = list(self.probes)
-            tries = [TRIES[place : place + 1] for place in range(len(probes) - 1)]
-            tries.append(TRIES[max(1, len(probes) - 1) :])
+            tries = [TRIES[min(place, 2) :][:1] for place in range(len(probes) - 1)]
+            tries.append(TRIES[max(1, min(len(probes) - 1, 2)) :])
             observed = [self._observed(kept, *each) for each in zip(probes, tries, strict=True)]
             for place, inputs in enumerate(self.probes.further()):
                 with suppress(Exception):  # the network may refuse these
