@@ -638,7 +638,8 @@ class Adapter:
             raise TypeError(
                 f"inputs must be a tensor or a mapping of arguments of the model, got {type(inputs).__name__}"
             )
-        elif missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
+        inputs = self.interface.complete(inputs)
+        if missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
             raise ValueError(f"inputs of {kind} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
         counted = ("samples", "tokens") if self.interface.modality == "text" else ("samples",)
         for name in content:

@@ -91,6 +91,7 @@ class Front(nn.Module):
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut."""
+        inputs = self.interface.complete(inputs)
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
         try:
             return self._represent(values, inputs)

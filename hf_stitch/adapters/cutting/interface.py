@@ -90,6 +90,14 @@ class Interface(Record):
         first, *others = inputs[name].shape
         return (first // size_of_inputs(inputs, self)[0], *others) if name in self.packed else tuple(others)
 
+    def complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs with the :attr:`prompt`, if they have nothing of it."""
+        content = inputs.get(self.content[0])
+        if not self.prompt or content is None or self.prompt.keys() & inputs.keys():
+            return dict(inputs)
+        batch = len(content) // (self.shapes[self.content[0]][0] if self.content[0] in self.packed else 1)
+        return {**inputs, **{n: torch.tensor([row] * batch, device=content.device) for n, row in self.prompt.items()}}
+
     def kept(self, output: Any) -> Any:
         """Return an output of the network without what does not count."""
         chosen = [name for name in self.outputs if isinstance(output, Mapping) and name in output]

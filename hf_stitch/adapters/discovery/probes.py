@@ -39,13 +39,24 @@ class Probes:
                     chosen = torch.arange(batch, device=value.device) % old_batch
                     value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
                 if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
-                    places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
-                    places[-1] = self.tokens - 1  # texts may end with a token that heads search for
-                    value = value[:, places]
+                    value = value[:, self._places(tokens).to(value.device)]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         if old_batch == 1 < batch:
             varied |= {name: self._alternating(varied[name]) for name in self.interface.content}
         return varied
+
+    def _places(self, tokens: int) -> Tensor:
+        """Return which tokens of the example make a text of another length.
+
+        Texts may end with a token that heads search for. Beside images, one word is repeated, no mark of an image.
+        """
+        if self.interface.modality != "text":
+            special = torch.isin(self.example[self.interface.given[0]], torch.tensor(self.interface.special_ids))
+            words = (~special.any(0)).nonzero().flatten().tolist() or [0]
+            return torch.tensor([*range(self.tokens), *[words[-1]] * (tokens - self.tokens)]).sort().values
+        places = torch.arange(tokens) % max(self.tokens - 1, 1)
+        places[-1] = self.tokens - 1
+        return places
 
     def _alternating(self, content: Tensor) -> Tensor:
         """Change every second sample: values in reverse order, or other words."""
@@ -76,8 +87,8 @@ class Probes:
         if self.interface.modality != "text":
             yield self.vary(1)
             yield {n: v.flip(0) if n in self.interface.content else v for n, v in self.vary(4).items()}
-            if self.interface.text is None:
-                return
+            yield from self._with_other_texts()
+            return
         n = self.tokens + 3
         full = self.vary(3, n)
         for name in self.interface.given:  # change the length of arguments whose length is independent of the content
@@ -89,16 +100,36 @@ class Probes:
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
             for left in (False, True):
                 n -= 1
-                lengths = torch.tensor([n, 1 if self.interface.modality == "text" else n - 1])
+                lengths = torch.tensor([n, 1])
                 ragged = self.vary(2, n)
                 real = torch.arange(n)[None] < lengths[:, None]
                 real = (real.flip(1) if left else real).to(full[mask].device)
                 last = (real * torch.arange(1, n + 1, device=real.device)).argmax(1, keepdim=True)
-                texts = self.interface.content if self.interface.modality == "text" else self.interface.given[:1]
-                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in texts}
+                ends = {name: ragged[name].scatter(1, last, ragged[name][:, -1:]) for name in self.interface.content}
                 pad = self.interface.pad_id or 0
                 padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
                 yield {**ragged, **padded, mask: real.long()}
+
+    def _with_other_texts(self) -> Iterator[dict[str, Any]]:
+        """Iterate over contents with longer texts beside them, and with one that is padded right and left."""
+        text, mask, n = self.interface.text, self.interface.mask, self.tokens
+        if text is None:
+            return
+        longer = self.vary(3, n + 3)
+        for name in self.interface.given[1:]:
+            for one in {name, mask_of(name)} & longer.keys():
+                longer[one] = torch.cat([longer[one], longer[one][:, -1:]], 1)
+        yield longer
+        for left in (False, True) if mask in longer else ():
+            few, own = self.vary(2), torch.arange(n)
+            shorter = torch.cat([own[:1], own] if left else [own, own[-1:]])
+            places = self._places(n + 1), shorter
+            for name, value in few.items():
+                if isinstance(value, Tensor) and name not in self.interface.shapes and value.shape[1:2] == (n,):
+                    rows = [row[place.to(row.device)] for row, place in zip(value, places, strict=True)]
+                    few[name] = torch.stack(rows)
+                    few[name][1, 0 if left else -1] = (self.interface.pad_id or 0) if name == text else 0
+            yield few
 
     def further(self) -> Iterator[dict[str, Any]]:
         """Iterate over texts that the network may refuse: up to four times as long, with all outputs of the tokenizer.

@@ -97,7 +97,7 @@ class Verifier:
             found = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
             return same(found, one.values[cut.layer])
 
-        return self._tried(cut, lambda: all(map(holds, observed)))
+        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
         """Return whether what follows a cut depends on the content only through the values there.
@@ -113,7 +113,7 @@ class Verifier:
 
             return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
 
-        return self._tried(cut, lambda: all(map(holds, observed)))
+        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.examples import ExampleError, arguments_of
 from hf_stitch.adapters.libraries.padding import text_config
+from hf_stitch.adapters.overrides.clip import WRONG
 
 MEDIA = {
     "pixel_values": "image",
@@ -60,6 +61,14 @@ def placeholder(model: Any, kind: str) -> int | None:
             if isinstance(found := getattr(each, name, None), int):
                 return found
     return None
+
+
+def end_of(model: Any) -> int | None:
+    """Return the token that ends a text, for which heads search; the oldest configs of CLIP name a wrong one."""
+    text = text_config(model.config)
+    end = getattr(text, "eos_token_id", None)
+    wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
+    return text.vocab_size - 1 if wrong else end if isinstance(end, int) else None
 
 
 def example_of(model: nn.Module, content: str) -> dict[str, Any]:
@@ -261,7 +270,7 @@ def ordinary_ids(model: Any) -> list[int]:
     config = model.config
     inner = text_config(config)
     vocabulary = getattr(inner, "vocab_size", None) or getattr(config, "vocab_size", None) or 1000
-    special: set[int] = set()
+    special: set[int] = {end} if (end := end_of(model)) is not None else set()
     for each in (config, inner):
         for name, value in vars(each).items():
             if name.endswith(("token_id", "token_index", "_id")):
@@ -299,8 +308,7 @@ def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[st
                 texts[name] = torch.cat([before, opened, marks, closed, after], 1)
             else:
                 texts[name] = drawn(BEFORE + AFTER)
-                end = getattr(text_config(model.config), "eos_token_id", None)
-                if name == "input_ids" and kind == "image" and isinstance(end, int):  # heads search for it (CLIP)
+                if name == "input_ids" and (end := end_of(model)) is not None:
                     texts[name][:, -1] = end
         for name in ("attention_mask", "decoder_attention_mask"):
             ids = texts.get("decoder_input_ids" if name.startswith("decoder") else "input_ids")

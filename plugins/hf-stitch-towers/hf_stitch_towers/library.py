@@ -23,7 +23,7 @@ from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference
 
 from hf_stitch_towers.adapter import ImageTextAdapter
-from hf_stitch_towers.examples import MEDIA, TEXTS, example_of, media_of, placeholder, texts_of
+from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS, end_of, example_of, media_of, placeholder, texts_of
 from hf_stitch_towers.inputs import ImageAndTextProcessor
 
 __all__ = ["ImageText"]
@@ -116,8 +116,10 @@ class ImageText(Transformers):
             raise ExampleError(f"example_inputs of {type(model).__name__} must contain a tensor {name!r}", model)
         example = _placed(example, model)
         given = tuple(each for each in TEXTS if isinstance(example.get(each), Tensor))
+        marks = [placeholder(model, kind) for kind in PLACEHOLDERS]
         interface = dataclasses.replace(
             _interface(model, name, example, processor),
+            special_ids=tuple(sorted({mark for mark in marks if mark is not None})),
             modality="image" if MEDIA[name] == "image" else "tensor",
             given=given,
             pad_id=pad_id(model.config),
@@ -138,7 +140,9 @@ class ImageText(Transformers):
                 example_inputs = example_of(model, media_of(model)[0])
         found = super().describe(model, example_inputs, tokenizer, name)
         outputs = _outputs(model, {**found.interface.options, **found.example}, "text")
-        return found._replace(interface=dataclasses.replace(found.interface, outputs=outputs))
+        special = {*found.interface.special_ids, *([] if (end := end_of(model)) is None else [end])}
+        interface = dataclasses.replace(found.interface, outputs=outputs, special_ids=tuple(sorted(special)))
+        return found._replace(interface=interface)
 
     def task(self, adapter: Adapter) -> str | None:
         """The task of a decoder that reads images: ``image-text-to-text``; of other networks, as for transformers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import fill
 from hf_stitch.adapters.examples import arguments_of
+from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Representation
 
@@ -51,6 +53,11 @@ class StitchedModelForImageTextToText(StitchedModel):
     supports_gradient_checkpointing = False
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
 
+    def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
+        """Build the model as the base class does, and take the settings for generation from the target."""
+        super().__init__(config, *parts, **named)
+        self.generation_config = copy.deepcopy(getattr(self.target.model, "generation_config", None))
+
     @property
     def unscored(self) -> str:
         """Nothing: the task scores the head."""
@@ -77,10 +84,6 @@ class StitchedModelForImageTextToText(StitchedModel):
         of_source = {*front.takes.content, *front.takes.given, *front.takes.arguments, *front.takes.prompt}
         of_source |= set(arguments_of(front.model, front.takes.content[0])) if front.takes.given else set()
         rest = {name: value for name, value in inputs.items() if name not in context or name in of_source}
-        for name, row in front.takes.prompt.items():
-            content = next((inputs[each] for each in (*front.takes.content, "pixel_values") if each in inputs), None)
-            if name not in rest and content is not None:
-                rest[name] = torch.tensor([row] * len(content), device=content.device)
         options = {name: rest.pop(name) for name in ("logits_to_keep",) if name in rest and name not in of_source}
         entering = self.transfer(**rest)
         if context or not own.given:
@@ -136,13 +139,15 @@ class StitchedModelForImageTextToText(StitchedModel):
         copies = max(beams, answers)
         tokens = context[half.interface.given[0]].shape[1] if half.interface.given else 0
 
-        def restart(module: nn.Module, args: Any) -> None:
-            fill(half._slot, values, (len(values), tokens))
+        def restart(module: nn.Module, args: Any, kwargs: Any) -> None:
+            # Images are encoded before samples are copied for beams, or in the first forward, after it.
+            rows = [len(value) for name in ("input_ids", *half.interface.given) if (value := kwargs.get(name)) is not None]
+            many = bool(rows) and rows[0] == entering.batch * copies
+            own = _copied(values, copies, entering.batch) if many and copies > 1 else values
+            fill(half._slot, own, (entering.batch * (copies if many else 1), tokens))
 
-        if copies > 1:
-            values = _copied(values, copies, entering.batch)
-        fill(half._slot, values, (entering.batch * copies, tokens))
-        handle = network.register_forward_pre_hook(restart)
+        fill(half._slot, values, (entering.batch, tokens))
+        handle = network.register_forward_pre_hook(restart, with_kwargs=True)
         try:
             with evaluating(network):
                 found: Tensor = network.generate(
