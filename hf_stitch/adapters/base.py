@@ -152,6 +152,19 @@ class Adapter:
         """
         return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
 
+    def beside(self, context: Any) -> Adapter:
+        """Return the adapter with a fixed context, for networks that read a text beside their content.
+
+        Args:
+            context: The text, or its arguments; ``None`` changes nothing.
+
+        Raises:
+            ValueError: By default, for any context.
+        """
+        if context is not None:
+            raise ValueError(f"{type(self.model).__name__} reads nothing beside its content: leave out context")
+        return self
+
     @property
     @_locked
     def pinned(self) -> ModelReference:
@@ -643,7 +656,8 @@ class Adapter:
             raise TypeError(
                 f"inputs must be a tensor or a mapping of arguments of the model, got {type(inputs).__name__}"
             )
-        elif missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
+        inputs = self.interface.complete(inputs)
+        if missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
             raise ValueError(f"inputs of {kind} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
         counted = ("samples", "tokens") if self.interface.modality == "text" else ("samples",)
         for name in content:
@@ -664,7 +678,7 @@ class Adapter:
         eagerly = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         condition = self._library.running(self, inputs, trial=trial)
         with evaluating(self.model), eagerly, condition:
-            return self.model(**{**self.interface.options, **inputs})
+            return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """Return the cached survey for inputs of this kind: image size and additional arguments."""
@@ -683,7 +697,7 @@ class Adapter:
     def _kind(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the key of the survey cache: the size of images, and the arguments in addition to those of texts."""
         interface = self.interface
-        sizes = () if interface.modality == "text" else tuple(tuple(inputs[n].shape[1:]) for n in interface.content)
+        sizes = () if interface.modality == "text" else tuple(interface.shape(inputs, n) for n in interface.content)
         known = {*interface.content, *interface.given, *interface.arguments}
         others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in known}
         values = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
@@ -696,7 +710,7 @@ class Adapter:
         for name, value in inputs.items():
             if isinstance(value, Tensor) and value.dim():
                 value = value.detach()
-                if tokens and value.dim() > 1 and value.shape[1] == tokens:
+                if interface.modality == "text" and value.dim() > 1 and value.shape[1] == tokens:
                     native = self._example[interface.content[0]].shape[1]
                     value = torch.ones_like(value[:, :native]) if name == interface.mask else value[:, :native]
                 if len(value) == batch:

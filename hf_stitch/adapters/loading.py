@@ -33,6 +33,7 @@ def load(
     example_inputs: Any = None,
     processor: Any = None,
     content: str | None = None,
+    context: Any = None,
     **options: Any,
 ) -> Adapter:
     """Load a model and return its adapter, which compares, cuts and stitches it.
@@ -54,7 +55,10 @@ def load(
             tensor.
         content: Name of the argument that carries the content, for models with several. For an encoder-decoder,
             ``input_ids`` (the default, with cuts in the encoder) or ``decoder_input_ids`` (with cuts in the decoder).
-            The other argument belongs to the context: every input must contain it, and both halves receive it.
+            The other argument belongs to the context: every input must contain it, and both halves receive it. For a
+            network of images and texts, ``"image"`` or ``"text"`` names its argument (``hf-stitch-towers``).
+        context: What a network of images and texts reads beside each image that comes without a text: a text
+            (``"Describe the image"``).
         **options: Passed to ``from_pretrained`` of transformers or ``create_model`` of timm (``dtype``,
             ``device_map``, ``num_classes``, …). ``pretrained=False`` gives random weights in both libraries.
 
@@ -83,7 +87,7 @@ def load(
         _check_kept(
             {"task": other, "example_inputs": example_inputs, "processor": processor, "content": content}, options
         )
-        return model
+        return model.beside(context)
     if processor is not None and not callable(processor):
         raise TypeError(
             "processor must be a function of one sample, or a tokenizer or image processor of transformers, got "
@@ -99,7 +103,7 @@ def load(
                 loaded = _library(reference).load(reference, processor, **options)
                 return _library(loaded.reference).adapter(
                     loaded.model, loaded.reference, example_inputs, loaded.processor, content
-                )
+                ).beside(context)
         except Exception as error:
             if (found := _explained(reference, options, error)) is None:
                 raise
@@ -113,7 +117,7 @@ def load(
     library = _serving(module)
     with alone(module):
         reference = ModelReference(id=library.origin(module), library=library.name, task=task)
-        return library.adapter(module, reference, example_inputs, processor, content)
+        return library.adapter(module, reference, example_inputs, processor, content).beside(context)
 
 
 def described(network: Any) -> Described:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
-from hf_stitch.data.samples import ids_of
+from hf_stitch.data.samples import RawSamples, ids_of, missing_in
 from hf_stitch.hub import DownloadOptions, explained, refused
 from hf_stitch.printing import visible, warn
 
@@ -48,8 +48,10 @@ def preprocess(
         raise ValueError("there are no samples to preprocess")
     ids = ids_of(samples)
     for id_, sample in zip(ids, samples, strict=True):
-        if sample is None or (isinstance(sample, (tuple, list)) and any(part is None for part in sample)):
-            raise ValueError(f"sample {id_!r} is missing (None): leave it out")
+        if (missing := missing_in(sample, "")) is not None:
+            raise ValueError(f"sample {id_!r} is missing (None{missing and f', its {missing}'}): leave it out")
+    if isinstance(samples[0], dict) and interface.modality in samples[0]:  # of several fields, the own one
+        samples = RawSamples([sample[interface.modality] for sample in samples], ids)
     device, dtype = place_of(model)
     tokenizes = interface.modality == "text" and (processor is None or hasattr(processor, "pad_token"))
     if tokenizes and not isinstance(samples[0], Tensor):

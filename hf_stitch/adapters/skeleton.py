@@ -179,7 +179,7 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
             found[f"{name or 'network'}.{HOOKS}"] = hooks, NOT_SET
         own, theirs = attributes_of(module), attributes_of(other)
         hiding = {key for key in own if hasattr(type(module), key)}
-        if type(module).__module__.startswith("hf_stitch."):  # its record gives its values
+        if type(module).__module__.startswith("hf_stitch"):  # its record gives its values, also of a plugin
             hiding, theirs = {key for key in hiding if callable(getattr(type(module), key))}, {}
             if module is model and _is_of_trl(own.get("forward"), type(module)):
                 hiding.discard("forward")

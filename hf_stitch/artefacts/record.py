@@ -369,7 +369,7 @@ def _check_half(half: dict[str, Any], at: Place) -> None:
         raise (at / "cut" / "axes").wrong(f"an order of the {len(layout)} axes of {layout}", axes)
     if entry is not None:
         _check_outline(entry, at / "plan" / "entry")
-        if _rank(entry, cut["path"]) != len(layout):
+        if _rank(entry, cut["path"]) != (2 if cut["fold"] == 0 else len(layout)):
             raise (at / "cut" / "path").wrong(
                 f"the way to a tensor of {len(layout)} axes in plan.entry, the output of {cut['layer']!r}", cut["path"]
             )

@@ -8,7 +8,9 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from PIL.Image import Image
 
-Modality = Literal["image", "text", "tensor"]
+Modality = Literal["image", "text", "tensor", "image and text"]
+FIELDS = ("image", "text")
+"""What a sample of two fields contains: a dictionary with these keys."""
 
 LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
 """Kinds of columns with several numbers per sample, which can be labels."""
@@ -23,7 +25,7 @@ def kind_of(value: Any) -> str:
         isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, str) for v in value)
     ):
         return "text"
-    if isinstance(value, Image):
+    if isinstance(value, Image) or (isinstance(value, list) and value and all(isinstance(v, Image) for v in value)):
         return "image"
     if isinstance(value, (int, np.integer)):
         return "integer"
@@ -50,6 +52,8 @@ def common_kind(values: Sequence[Any]) -> str:
 
 def content(sample: Any) -> bytes:
     """Return the bytes that identify a sample in memory."""
+    if isinstance(sample, list) and kind_of(sample) == "image":
+        return b"".join(map(content, sample))
     if isinstance(sample, Image):
         return repr((sample.mode, sample.size, sample.getpalette())).encode() + sample.tobytes()
     if kind_of(sample) == "tensor":
@@ -97,18 +101,23 @@ def find_samples(
     kinds: Mapping[str, str], image: str | None, text: str | None, text_pair: str | None, taken: Iterable[Any]
 ) -> tuple[Modality, tuple[str, ...]]:
     """The modality and the columns of the samples: the named ones, or the only possible one."""
-    if image is not None and text is not None:
-        raise ValueError("pass either image or text, not both")
     if text_pair is not None and text is None:
         raise ValueError("text_pair is the column of the second texts; pass the column of the first texts as text")
     for role, name in (("image", image), ("text", text), ("text", text_pair)):
         if name is not None:
             check_named(kinds, role, name, (role,))
+    if image is not None and text is not None:
+        if text_pair is not None:
+            raise ValueError("a sample of an image and a text has one text: leave out text_pair")
+        return "image and text", (image, text)
     if text is not None:
         return "text", (text,) if text_pair is None else (text, text_pair)
     if image is not None:
         return "image", (image,)
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
+    if sorted(candidates.values()) == list(FIELDS):
+        by_kind = {kind: name for name, kind in candidates.items()}
+        return "image and text", tuple(by_kind[kind] for kind in FIELDS)
     if len(candidates) != 1:
         many = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
         none = (

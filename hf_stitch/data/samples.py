@@ -41,12 +41,19 @@ def ids_of(samples: Sequence[Any]) -> Sequence[Id]:
     return samples.ids if isinstance(samples, RawSamples) else range(len(samples))
 
 
+def missing_in(sample: Any, modality: str) -> str | None:
+    """Return what is missing (None) in a sample; ``None`` if nothing is."""
+    if isinstance(sample, dict):
+        return next((name for name, value in sample.items() if value is None), None)
+    return modality if sample is None or (isinstance(sample, (tuple, list)) and any(v is None for v in sample)) else None
+
+
 @dataclass(frozen=True)
 class Batch:
     """Consecutive samples, read into memory.
 
     Attributes:
-        samples: PIL images, texts, pairs of texts, tensors or arrays, as in the data.
+        samples: PIL images, texts, pairs of texts, tensors or arrays, as in the data; dictionaries of an image and a text.
         origin: The corresponding part of the :class:`Samples`.
 
     Example:
@@ -123,7 +130,8 @@ class Samples:
         otherwise by the name ``label`` or ``labels``, with numbers. Integers (also ``1.0``) are classes, for tasks with
         classes; other numbers are the labels of regression. Lists of numbers (of several outputs, classes or words) are
         labels if their column is named. Labels of another kind raise an error when they are read. For dictionaries, the
-        first one determines the columns.
+        first one determines the columns. One column of images beside one of texts makes samples of both,
+        ``{"image": …, "text": …}``, of which each network reads what it takes.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
@@ -134,8 +142,8 @@ class Samples:
                 those of a list (they are read once for types and labels, and again when needed); a ``DataLoader`` that
                 neither shuffles nor has a ``collate_fn`` of its own, of which the data set is read; or
                 :class:`Samples`, which are returned unchanged.
-            image: Column of the images.
-            text: Column of the texts.
+            image: Column of the images, or of lists of images.
+            text: Column of the texts; with ``image``, of those that belong to the images.
             text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
             label: Column of the labels, or the labels themselves: a number for each sample, or a list of numbers.
             id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
@@ -196,7 +204,7 @@ class Samples:
 
     @property
     def modality(self) -> Modality:
-        """Type of a sample: ``image``, ``text`` (a text or a pair of texts) or ``tensor``."""
+        """Type of a sample: ``image``, ``text`` (a text or a pair of texts), ``tensor`` or ``image and text``."""
         return self._source.modality
 
     @cached_property
@@ -431,8 +439,8 @@ class Samples:
                 part = Samples(self._source, self._positions[start : start + batch_size])
                 samples = self._source.read(part._positions)
                 for id_, sample in zip(part.ids, samples, strict=True):
-                    if sample is None or (isinstance(sample, tuple) and None in sample):
-                        raise ValueError(f"sample {id_!r} has no {self.modality}; drop it with select")
+                    if (missing := missing_in(sample, self.modality)) is not None:
+                        raise ValueError(f"sample {id_!r} has no {missing}; drop it with select")
                 yield Batch(RawSamples(samples, part.ids), part)
                 bar.update(len(part))
 

@@ -88,9 +88,8 @@ class HalvesOfPair:
 class HalvesOfModel:
     """The halves of a stitched model itself, also if its parents are not in memory."""
 
-    needs_own = False
-
     def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
+        self.needs_own = bool(model.target.interface.given)  # its context
         self.model, self.alone, self.modules = model, alone, [model]
         self.left_out: dict[str, str] = {}  # why the whole source is not scored
         self.reads_other_tokens = isinstance(model.source, PrefixFront)
@@ -112,7 +111,7 @@ class HalvesOfModel:
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
         """Run the back half."""
-        return self.model.head(mapped)
+        return self.model.head(mapped.replace(context=like.context) if self.needs_own and like else mapped)
 
     @classmethod
     def of(cls, model: StitchedModel, source: Any, target: Whole, *, other_tokens: bool = False) -> Self:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.errors import see
 from hf_stitch.options import Fraction, Natural
 from hf_stitch.records import Dtype, Record
@@ -50,6 +50,8 @@ class Cut(Record):
         axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
             samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
         padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
+        fold: Number of positions in each row of the first axis, where a sample has several rows (tiles of an image; 0 if
+            a row is one position, a patch); ``None`` (default) where it has one.
 
     Example:
         >>> import torch
@@ -71,6 +73,7 @@ class Cut(Record):
     cost: Fraction
     axes: tuple[Natural, ...] = ()
     padding: Padding = "masked"
+    fold: int | None = None
 
     @property
     def around(self) -> tuple[str, ...]:
@@ -87,6 +90,8 @@ class Cut(Record):
         Returns:
             A view of ``values``.
         """
+        if self.fold is not None:
+            return values.reshape(-1, *([self.fold] if self.fold else []), values.shape[-1])
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
@@ -122,6 +127,8 @@ class Cut(Record):
         Returns:
             The representation, with axes in the order of the layout.
         """
+        if self.fold is not None:
+            values = values.reshape(size_of_inputs(inputs, interface)[0], -1, values.shape[-1])
         values = values.permute(self.axes) if self.axes else values
         mask, padding_unknown = self._real(values, inputs, interface)
         return Representation(
@@ -141,7 +148,7 @@ class Cut(Record):
             mask = None
         if self.padding in ("absent", "unknown"):
             return None, self.padding == "unknown" and mask is not None
-        batch, tokens = inputs[interface.content[0]].shape[:2]
+        batch, tokens = inputs[interface.text or interface.content[0]].shape[:2]
         before, behind = self.spec.prefix_tokens, values.shape[1] - self.spec.prefix_tokens - tokens
         if behind < 0 or (behind and self.padding == "masked"):  # unlike in the traced forwards
             return None, mask is not None or behind > 0
@@ -165,10 +172,11 @@ def in_context(representation: Representation, interface: Interface) -> Represen
                 "context, representation.replace(context={}), or connect the networks with hf_stitch.stitch"
             )
         return representation
-    if interface.given:
+    if not set(interface.given) <= interface.prompt.keys():
         raise ValueError(
             f"the representation has no context, and none can be created because this network also reads "
-            f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…)"
+            f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…), or load it "
+            "with one, hf_stitch.load(…, context=…)"
         )
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":
@@ -180,7 +188,7 @@ def in_context(representation: Representation, interface: Interface) -> Represen
 
 def size_of(representation: Representation, interface: Interface) -> tuple[int, int]:
     """Return the batch size and the number of tokens of a representation."""
-    if interface.modality != "text":
+    if interface.text is None:
         return representation.batch, 0
-    ids = representation.context.get(interface.content[0])
+    ids = representation.context.get(interface.text)
     return representation.batch, ids.shape[1] if ids is not None else representation.values.shape[1]

@@ -91,6 +91,7 @@ class Front(nn.Module):
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut."""
+        inputs = self.interface.complete(inputs)
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
         try:
             return self._represent(values, inputs)
@@ -197,7 +198,7 @@ class Back(nn.Module):
         """
         fill(self._slot, values, _size)
         try:
-            return self.model(**{**self.interface.options, **inputs})
+            return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -209,10 +210,10 @@ class Back(nn.Module):
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
     """Refuse images and sequences of another size: the removed part may pass its size on to the rest."""
     for name in interface.shapes:
-        if name in inputs and tuple(inputs[name].shape[1:]) != interface.shapes[name]:
+        if name in inputs and (found := interface.shape(inputs, name)) != interface.shapes[name]:
             raise ValueError(
                 f"the network was cut at {cut.layer!r} for {name} of the shape {interface.shapes[name]}, got "
-                f"{tuple(inputs[name].shape[1:])}: resize or pad them, or load the network with example_inputs of "
+                f"{found}: resize or pad them, or load the network with example_inputs of "
                 "that size and cut it again"
             )
 

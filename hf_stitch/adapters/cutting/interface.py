@@ -41,8 +41,12 @@ class Interface(Record):
         pad_id: Token id of padding; ``None`` (default) if there is none.
         arguments: Further outputs of a tokenizer that the model accepts (mask, token types).
         max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: those that the other stack of an encoder-decoder model
-            reads. They belong to the context.
+        given: Required arguments in addition to the content: the tokens that the other stack of an encoder-decoder model
+            reads, or that a network reads beside images. They belong to the context.
+        prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
+        packed: Arguments whose first axis has several rows for each sample: patches, or images.
+        outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
+            logits), are left out; by default none.
         start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
             there is none.
 
@@ -67,11 +71,37 @@ class Interface(Record):
     max_tokens: Count | None = None
     given: tuple[str, ...] = ()
     start_id: int | None = None
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    packed: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str | None:
+        """Name of the argument with the tokens of a text: the content, or what is read beside it; ``None`` without."""
+        return next(iter(self.content if self.modality == "text" else self.given), None)
 
     @property
     def mask(self) -> str:
-        """Name of the attention mask that belongs to the content."""
-        return mask_of(self.content[0])
+        """Name of the attention mask that belongs to the text."""
+        return mask_of(self.text or self.content[0])
+
+    def shape(self, inputs: Mapping[str, Any], name: str) -> tuple[int, ...]:
+        """Return the shape of one sample of a content argument among inputs."""
+        first, *others = inputs[name].shape
+        return (first // size_of_inputs(inputs, self)[0], *others) if name in self.packed else tuple(others)
+
+    def complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs with the :attr:`prompt`, if they have nothing of it."""
+        content = inputs.get(self.content[0])
+        if not self.prompt or content is None or self.prompt.keys() & inputs.keys():
+            return dict(inputs)
+        batch = len(content) // (self.shapes[self.content[0]][0] if self.content[0] in self.packed else 1)
+        return {**inputs, **{n: torch.tensor([row] * batch, device=content.device) for n, row in self.prompt.items()}}
+
+    def kept(self, output: Any) -> Any:
+        """Return an output of the network without what does not count."""
+        chosen = [name for name in self.outputs if isinstance(output, Mapping) and name in output]
+        return type(output)(**{name: output[name] for name in chosen}) if chosen else output
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
@@ -116,7 +146,7 @@ class Interface(Record):
             device: Device of the tensors.
 
         Returns:
-            The content arguments and, for a network of texts that takes it, the mask.
+            The content arguments, the :attr:`prompt` and, for a network of texts that takes it, the mask.
         """
         if self.modality == "text":
             assert mask is not None
@@ -124,15 +154,14 @@ class Interface(Record):
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
             return dict.fromkeys(self.content, ids) | ({self.mask: mask.long()} if self.mask in self.arguments else {})
-        return {
-            name: torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(
-                batch, *self.shapes[name]
-            )
-            for name in self.content
-        }
+        blank = {}
+        for name, shape in self.shapes.items():
+            size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)
+            blank[name] = torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(size)
+        return blank | {name: torch.tensor([row] * batch, device=device) for name, row in self.prompt.items()}
 
 
 def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
     """Return the batch size and the number of tokens of inputs."""
-    content = inputs[interface.content[0]]
-    return content.shape[0], content.shape[1] if interface.modality == "text" else 0
+    shape = inputs[interface.text or interface.content[0]].shape
+    return shape[0], shape[1] if interface.text else 0

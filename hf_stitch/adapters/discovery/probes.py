@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.adapters.cutting.interface import Interface, mask_of
+from hf_stitch.adapters.cutting.interface import Interface, mask_of, size_of_inputs
 
 
 class Probes:
@@ -21,8 +21,8 @@ class Probes:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the texts of the example; 0 for other modalities."""
-        return int(self.example[self.interface.content[0]].shape[1]) if self.interface.modality == "text" else 0
+        """Number of tokens of the texts of the example; 0 without texts."""
+        return size_of_inputs(self.example, self.interface)[1]
 
     def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
         """Change the number of samples and tokens of the example by repetition.
@@ -30,20 +30,33 @@ class Probes:
         Of an example with one sample, every second repetition differs, because state that one forward leaves would
         otherwise be right for the next one.
         """
-        old_batch = self.example[self.interface.content[0]].shape[0]
+        old_batch = size_of_inputs(self.example, self.interface)[0]
         varied = {}
         for name, value in self.example.items():
             if isinstance(value, Tensor) and value.dim():
-                if value.shape[0] == old_batch:
-                    value = value[torch.arange(batch, device=value.device) % old_batch]
-                if tokens is not None and value.dim() > 1 and value.shape[1] == self.tokens:
-                    places = torch.arange(tokens, device=value.device) % max(self.tokens - 1, 1)
-                    places[-1] = self.tokens - 1  # texts may end with a token that heads search for
-                    value = value[:, places]
+                rows = len(value) // old_batch if name in self.interface.packed else 1
+                if value.shape[0] == old_batch * rows:
+                    chosen = torch.arange(batch, device=value.device) % old_batch
+                    value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
+                if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
+                    value = value[:, self._places(tokens).to(value.device)]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         if old_batch == 1 < batch:
             varied |= {name: self._alternating(varied[name]) for name in self.interface.content}
         return varied
+
+    def _places(self, tokens: int) -> Tensor:
+        """Return which tokens of the example make a text of another length.
+
+        Texts may end with a token that heads search for. Beside images, one word is repeated, no mark of an image.
+        """
+        if self.interface.modality != "text":
+            special = torch.isin(self.example[self.interface.given[0]], torch.tensor(self.interface.special_ids))
+            words = (~special.any(0)).nonzero().flatten().tolist() or [0]
+            return torch.tensor([*range(self.tokens), *[words[-1]] * (tokens - self.tokens)]).sort().values
+        places = torch.arange(tokens) % max(self.tokens - 1, 1)
+        places[-1] = self.tokens - 1
+        return places
 
     def _alternating(self, content: Tensor) -> Tensor:
         """Change every second sample: values in reverse order, or other words."""
@@ -74,6 +87,7 @@ class Probes:
         if self.interface.modality != "text":
             yield self.vary(1)
             yield {n: v.flip(0) if n in self.interface.content else v for n, v in self.vary(4).items()}
+            yield from self._with_other_texts()
             return
         n = self.tokens + 3
         full = self.vary(3, n)
@@ -95,6 +109,27 @@ class Probes:
                 pad = self.interface.pad_id or 0
                 padded = {name: torch.where(real, ids, pad) for name, ids in ends.items()}
                 yield {**ragged, **padded, mask: real.long()}
+
+    def _with_other_texts(self) -> Iterator[dict[str, Any]]:
+        """Iterate over contents with longer texts beside them, and with one that is padded right and left."""
+        text, mask, n = self.interface.text, self.interface.mask, self.tokens
+        if text is None:
+            return
+        longer = self.vary(3, n + 3)
+        for name in self.interface.given[1:]:
+            for one in {name, mask_of(name)} & longer.keys():
+                longer[one] = torch.cat([longer[one], longer[one][:, -1:]], 1)
+        yield longer
+        for left in (False, True) if mask in longer else ():
+            few, own = self.vary(2), torch.arange(n)
+            shorter = torch.cat([own[:1], own] if left else [own, own[-1:]])
+            places = self._places(n + 1), shorter
+            for name, value in few.items():
+                if isinstance(value, Tensor) and name not in self.interface.shapes and value.shape[1:2] == (n,):
+                    rows = [row[place.to(row.device)] for row, place in zip(value, places, strict=True)]
+                    few[name] = torch.stack(rows)
+                    few[name][1, 0 if left else -1] = (self.interface.pad_id or 0) if name == text else 0
+            yield few
 
     def further(self) -> Iterator[dict[str, Any]]:
         """Iterate over texts that the network may refuse: up to four times as long, with all outputs of the tokenizer.

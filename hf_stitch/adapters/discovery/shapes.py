@@ -44,6 +44,7 @@ class Axes:
     spec: RepresentationSpec  # layout, width, grid and prefix tokens
     order: tuple[int, ...]  # permutation from the axes of the tensor to those of the layout; empty if they are in order
     padding: Padding  # which positions are padding: masked, behind, absent or unknown
+    fold: int | None = None  # positions in each row of the first axis, if a sample has several rows
 
 
 class Shapes:
@@ -55,16 +56,23 @@ class Shapes:
         traces: Sequence[Trace],
         longer: Callable[[], Trace],
         content: tuple[int, ...],
+        tokens: int,
         modality: str,
     ) -> None:
         """Keep the traces; axes are determined on demand."""
         self.model, self.traces, self.content, self.modality = model, traces, content, modality
+        self.tokens = tokens
         self._longer = longer
 
     def axes(self, name: str, path: tree.Path, what: str) -> Axes:
         """Return the meaning of the axes of a tensor that a module returns."""
         call = self.traces[0].calls[name]
         seen = call.seen()[path]
+        if self.modality != "text" and len(seen.shape) in (2, 3) and not self._growing(name, path):
+            rows, more = (sizes[0] for sizes in self._sizes(name, path)[:2])
+            if rows > 2 and (rows % 2, more) == (0, rows // 2 * 3):
+                spec = RepresentationSpec("bnd", seen.shape[-1])
+                return Axes(spec, (), "absent", seen.shape[1] if len(seen.shape) == 3 else 0)
         order = self._order(call, path, what)
         shape = tuple(seen.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order
@@ -75,7 +83,7 @@ class Shapes:
             h, channels = (2, 1) if layout == "bchw" else (1, 3)
             spec = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
             return Axes(spec, moved, "unknown" if self.modality == "text" else "absent")
-        if self.modality == "image":
+        if self.modality == "image" and not self._growing(name, path):
             prefix, grid, behind = _token_split(shape[1], self._arranged(call), self._grid) or (0, None, 0)
             spec = (
                 RepresentationSpec("bnd", shape[2])
@@ -106,7 +114,7 @@ class Shapes:
             )
         if len(shape) != 3:
             return tuple(range(len(shape)))
-        across = tokens == [2] if self.modality == "text" else self._channels(call, call.seen()[path]) == 1
+        across = tokens == [2] if tokens or self.modality == "text" else self._channels(call, call.seen()[path]) == 1
         return (0, 2, 1) if across else (0, 1, 2)
 
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
@@ -115,7 +123,7 @@ class Shapes:
 
     def _growing(self, name: str, path: tree.Path) -> list[int]:
         """Return the axes that are longer for a text with one more token."""
-        if self.modality != "text":
+        if len(self.traces) < 3:
             return []
         shape, _, longer = self._sizes(name, path)
         return [axis for axis, (n, m) in enumerate(zip(shape, longer, strict=True)) if n != m]
@@ -205,14 +213,14 @@ class Shapes:
     def _tokens(self, name: str, path: tree.Path, axis: int) -> tuple[int, Padding]:
         """Return the number of positions before the tokens, and which positions are padding."""
         call, sizes = self.traces[0].calls[name], self._sizes(name, path)[::2]
-        if len(self.content) < 2:
+        if not self.tokens or (len(sizes) > 1 and self.modality == "tensor" and not self._growing(name, path)):
             return 0, "unknown"
 
         def are(tokens: int) -> Callable[[int, Sequence[Arrangement]], bool | None]:
             return lambda positions, _: True if positions == tokens else None
 
         found = [
-            _token_split(size[axis], self._arranged(call, 2 * more), are(self.content[1] + more))
+            _token_split(size[axis], self._arranged(call, 2 * more), are(self.tokens + more))
             for more, size in enumerate(sizes)
         ]
         around = [(one[0], one[2]) for one in found if one]

@@ -125,7 +125,7 @@ class Survey:
     def _examples(self) -> list[tuple[int, int, Trace]]:
         """Traces at the sizes from which outlines are derived."""
         with unchanged(self.model):
-            if self.interface.modality != "text":
+            if self.interface.text is None:
                 return [(2, 0, self.trace), (3, 0, self._trace(3))]
             n = self._probes.tokens
             return [(2, n, self.trace), (3, n, self._trace(3)), (2, n + 1, self._trace(2, n + 1))]
@@ -134,7 +134,8 @@ class Survey:
     def _shapes(self) -> Shapes:
         content = self._probes.vary(2)[self.interface.content[0]].shape
         traces = [watched for _, _, watched in self._examples]
-        return Shapes(self.model, traces, self._long, tuple(content), self.interface.modality)
+        tokens = self._probes.tokens or (content[1] if len(content) > 1 else 0)
+        return Shapes(self.model, traces, self._long, tuple(content), tokens, self.interface.modality)
 
     def _long(self) -> Trace:
         """Trace a text of up to four times as many tokens."""
@@ -232,6 +233,7 @@ class Survey:
             call.flops / self.trace.flops if self.trace.flops else 0.0,
             axes.order,
             axes.padding,
+            axes.fold,
         )
 
     # -- plans ------------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Verifier:
         kept = list(cuts)
         with torch.no_grad():
             probes = list(self.probes)
-            tries = [TRIES[place : place + 1] for place in range(len(probes) - 1)]
-            tries.append(TRIES[max(1, len(probes) - 1) :])
+            tries = [TRIES[min(place, 2) :][:1] for place in range(len(probes) - 1)]
+            tries.append(TRIES[max(1, min(len(probes) - 1, 2)) :])
             observed = [self._observed(kept, *each) for each in zip(probes, tries, strict=True)]
             for place, inputs in enumerate(self.probes.further()):
                 with suppress(Exception):  # the network may refuse these
@@ -97,7 +97,7 @@ class Verifier:
             found = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
             return same(found, one.values[cut.layer])
 
-        return self._tried(cut, lambda: all(map(holds, observed)))
+        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
         """Return whether what follows a cut depends on the content only through the values there.
@@ -113,7 +113,7 @@ class Verifier:
 
             return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
 
-        return self._tried(cut, lambda: all(map(holds, observed)))
+        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:

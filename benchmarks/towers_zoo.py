@@ -1,0 +1,334 @@
+"""Sweep over every type of transformers that reads images, video or sound with texts: where it can be cut.
+
+``python benchmarks/towers_zoo.py`` renews ``docs/towers_zoo.json``, a row per type of network, and
+``docs/towers_zoo.md``. A second run resumes where the first one stopped. Each type runs in a separate process with a
+limit on its time. All networks are tiny and random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import inspect
+import json
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import transformers
+from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS
+from torch import nn
+from tqdm import tqdm
+from transformers.models.auto import modeling_auto
+
+import hf_stitch
+from benchmarks import exactness, tiny, zoo, zoo_records
+from hf_stitch.adapters.cutting.modes import evaluating
+
+FILE = zoo_records.FILE.with_name("towers_zoo.json")
+PAGE = FILE.with_suffix(".md")
+SECONDS = 60
+PARTS = ("tower", "projector", "decoder")
+
+BRIDGE = re.compile(r"proj|connector|merger|align|bridge|qformer|resampler|adapter|perceiver|pool|norm|head", re.I)
+"""Names of modules between a tower and a decoder."""
+
+EXCEPTIONS: dict[str, dict[str, Any]] = {}
+"""Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What became of one type.
+
+    Attributes:
+        family: Model type of transformers.
+        model: Class of the network.
+        content: Argument that carries images, video or sound.
+        tower: Number of exact cuts in the tower.
+        projector: Number of exact cuts between the tower and the decoder.
+        decoder: Number of exact cuts whose positions are those of the text.
+        refused: Number of candidates that were refused.
+        reason: Why there are no cuts, or why candidates were refused.
+        inexact: What an independent check found at a cut; empty if all are exact.
+        built: Whether a tiny network of the type could be built and run at all.
+        seconds: How long it took.
+        versions: Libraries with which the type was examined.
+    """
+
+    family: str
+    model: str = ""
+    content: str = ""
+    tower: int = 0
+    projector: int = 0
+    decoder: int = 0
+    refused: int = 0
+    reason: str = ""
+    inexact: str = ""
+    built: bool = True
+    seconds: float = 0.0
+    versions: str = zoo.VERSIONS
+
+    @property
+    def cuts(self) -> int:
+        """Number of exact cuts."""
+        return self.tower + self.projector + self.decoder
+
+
+# -- types and networks -----------------------------------------------------------------------------------------------
+def types() -> dict[str, str]:
+    """Return every model type with a class that takes images, video or sound and a text, and the name of that class."""
+    listed: dict[str, set[str]] = {}
+    for table in (name for name in dir(modeling_auto) if name.startswith("MODEL") and name.endswith("MAPPING_NAMES")):
+        for kind, names in getattr(modeling_auto, table).items():
+            listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
+    found = {}
+    for kind, names in sorted(listed.items()):
+        for name in sorted(names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)):
+            try:
+                takes = inspect.signature(getattr(transformers, name).forward).parameters
+            except (AttributeError, ImportError):  # a class that is not there, or needs another library
+                continue
+            if any(each in takes for each in MEDIA) and any(each in takes for each in TEXTS):
+                found.setdefault(kind, name)
+    return found
+
+
+def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> Any:
+    """Return a tiny config of a type whose parts fit together and whose placeholders are in the vocabulary."""
+    if kind in COMPOSED:
+        return COMPOSED[kind]()
+    tiny.EXCEPTIONS.setdefault(kind, EXCEPTIONS.get(kind, {}))
+    config = tiny.config(kind, keep)
+    for part in _parts(config):
+        _repair(part, sections)
+    _placeholders(config)
+    return config
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, transformers.PreTrainedConfig):
+            yield from _parts(value)
+
+
+def _repair(config: Any, sections: bool) -> None:
+    """Make sizes of a config that depend on each other fit."""
+    heads, keys = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(keys, int) and (keys > heads or heads % keys):
+        config.num_key_value_heads = heads
+    for rope in (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")):
+        if not (isinstance(rope, dict) and (sections or "mrope_section" in rope) and isinstance(heads, int)):
+            continue
+        half = (getattr(config, "head_dim", None) or config.hidden_size // heads) // 2
+        half = int(half * rope.get("partial_rotary_factor", 1.0))
+        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    for name in ("image_grid_pinpoints",):
+        if getattr(config, name, None):
+            side = getattr(getattr(config, "vision_config", config), "image_size", 64)
+            setattr(config, name, [[side, side], [side, 2 * side]])
+
+
+def _placeholders(config: Any) -> None:
+    """Give every special token of a config an id in the small vocabulary, another one each."""
+    size = min(getattr(config.get_text_config(), "vocab_size", 200) or 200, 200)
+    free = iter(range(size - 1, 2, -1))
+    for part in _parts(config):
+        wanted = {name for names in PLACEHOLDERS.values() for name in names if hasattr(part, name)}
+        ids = {name for name, value in vars(part).items() if name.endswith(("token_id", "token_index"))}
+        for name in sorted(wanted | ids):
+            value = getattr(part, name)
+            if (name in wanted and value is None) or (isinstance(value, int) and not 0 <= value < size):
+                first = getattr(config, name, None)
+                shared = part is not config and isinstance(first, int) and 0 <= first < size
+                setattr(part, name, first if shared else next(free))
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
+}  # fmt: skip
+
+
+def _captioner() -> Any:
+    tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    words = transformers.GPT2Config(
+        vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    made = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(tower, words)
+    made.decoder_start_token_id, made.pad_token_id = 1, 0
+    return made
+
+
+def _two_towers() -> Any:
+    tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    return transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        tower, transformers.BertConfig(**SMALL, vocab_size=200), projection_dim=64
+    )
+
+
+def _listener() -> Any:
+    tower = transformers.Wav2Vec2Config(
+        **SMALL, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2), num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4, vocab_size=200, num_feat_extract_layers=2,
+    )  # fmt: skip
+    words = transformers.GPT2Config(
+        vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    made = transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(tower, words)
+    made.decoder_start_token_id, made.pad_token_id = 1, 0
+    return made
+
+
+COMPOSED = {
+    "vision-encoder-decoder": _captioner,
+    "vision-text-dual-encoder": _two_towers,
+    "speech-encoder-decoder": _listener,
+}
+"""Type -> its config, for types that join two networks of other types."""
+
+
+def network(kind: str, name: str, keep: tuple[str, ...] = ()) -> nn.Module:
+    """Return a tiny network of a type, with random weights."""
+    made = getattr(transformers, name)
+    sections = "mrope_section" in inspect.getsource(sys.modules[made.__module__])
+    config = config_of(kind, keep, sections)
+    if not isinstance(config, made.config_class):
+        config = next((part for part in _parts(config) if isinstance(part, made.config_class)), config)
+    torch.manual_seed(0)
+    return tiny.shaken(made._from_config(config))
+
+
+# -- one type -----------------------------------------------------------------------------------------------------
+def examine(kind: str, name: str) -> Row:
+    """Find and check the cuts of a type. Errors are stored in the row."""
+    started = time.perf_counter()
+    row = Row(kind, name)
+    try:
+        model = _built(kind, name)
+    except Exception as error:  # the code of the library can raise anything
+        return dataclasses.replace(row, built=False, reason=_message(error))
+    try:
+        row = _examined(row, model)
+    except Exception as error:
+        row = dataclasses.replace(row, reason=_message(error))
+    return dataclasses.replace(row, seconds=round(time.perf_counter() - started, 1))
+
+
+def _built(kind: str, name: str) -> nn.Module:
+    failures = []
+    for keep in ((), ("image_size",)):
+        try:
+            return network(kind, name, keep)
+        except Exception as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _message(error: Exception) -> str:
+    text = " ".join(str(error).split()).partition(" See https://")[0]
+    return f"{type(error).__name__}: {text[:400]}"
+
+
+def _examined(row: Row, model: nn.Module) -> Row:
+    adapter = hf_stitch.load(model)
+    row = dataclasses.replace(row, content=adapter.interface.content[0])
+    layers = adapter.layers
+    infos = [adapter.verify_cut(each) for each in adapter.candidates]
+    refused = [each.reason for each in infos if each.status != "verified"]
+    inexact = check(adapter, layers)
+    counts = Counter(part_of(adapter, layer) for layer in layers)
+    reason = refused[0][:400] if refused else "" if layers else "no module lies on every path from the content"
+    return dataclasses.replace(row, **counts, refused=len(refused), reason=reason, inexact=inexact)
+
+
+def part_of(adapter: hf_stitch.Adapter, layer: str) -> str:
+    """Return the part of a network that ends in a cut."""
+    cut, _ = adapter.cut(layer)
+    if adapter.interface.modality == "text" or cut.padding in ("masked", "behind"):
+        return "decoder"
+    stacked = re.search(r"\.\d+$", layer)
+    return "projector" if not stacked and BRIDGE.search(layer.rpartition(".")[2]) else "tower"
+
+
+def check(adapter: hf_stitch.Adapter, layers: Iterable[str]) -> str:
+    """Compare both parts of every cut with the model itself on other inputs; return what differs, or nothing."""
+    for seed, samples in ((11, 3), (12, 5)):
+        inputs = drawn(adapter, samples, seed)
+        with torch.no_grad(), evaluating(adapter.model):
+            expected = adapter.interface.kept(adapter.model(**{**adapter.interface.options, **inputs}))
+            for layer in layers:
+                found = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
+                if not exactness.agree(exactness.bits(expected), exactness.bits(found)):
+                    return f"{layer}, {samples} samples"
+    return ""
+
+
+def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]:
+    """Return the example with another number of samples and other values of the content."""
+    inputs = adapter._survey()._probes.vary(samples)
+    name, generator = adapter.interface.content[0], torch.Generator().manual_seed(seed)
+    if inputs[name].is_floating_point():
+        inputs[name] = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+    return inputs
+
+
+# -- all types --------------------------------------------------------------------------------------------------------
+def read(file: Path = FILE) -> dict[str, Row]:
+    """Return the rows that are there, by type."""
+    if not file.exists():
+        return {}
+    return {row["family"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))}
+
+
+def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
+    """Write the rows, sorted by type, and the page."""
+    lines = [json.dumps(dataclasses.asdict(rows[kind]), ensure_ascii=False) for kind in sorted(rows)]
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Renew the rows and the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="examine types that match, e.g. 'llava*'")
+    parser.add_argument("--again", action="store_true", help="examine types again that have a row of these versions")
+    parser.add_argument("--failed", action="store_true", help="examine types again that have no cuts")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    rows, kinds = read(), types()
+    wanted = [
+        kind
+        for kind in kinds
+        if fnmatch.fnmatch(kind, options.only)
+        and (
+            options.again or kind not in rows or rows[kind].versions != zoo.VERSIONS
+            or (options.failed and not rows[kind].cuts)
+        )
+    ]  # fmt: skip
+    for kind in tqdm([] if options.page else wanted, "types", file=sys.stderr):
+        started = time.perf_counter()
+        found = zoo.apart(partial(examine, kind, kinds[kind]), SECONDS)
+        seconds = round(time.perf_counter() - started, 1)
+        row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **found})
+        write(rows)
+        print(f"{kind}: {row.tower}+{row.projector}+{row.decoder} {row.inexact} {row.reason[:300]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""Networks that read two things at once: images with texts, sound with texts. Their towers are cut and exchanged.
+
+Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,13 @@
+from .adapter import ImageTextAdapter as ImageTextAdapter
+from .inputs import ImageAndTextProcessor as ImageAndTextProcessor
+from .library import ImageText as ImageText
+from .model import StitchedModelForImageTextToText as StitchedModelForImageTextToText
+from .task import ImageTextToText as ImageTextToText
+
+__all__ = [
+    "ImageAndTextProcessor",
+    "ImageText",
+    "ImageTextAdapter",
+    "ImageTextToText",
+    "StitchedModelForImageTextToText",
+]

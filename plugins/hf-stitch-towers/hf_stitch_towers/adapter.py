@@ -1,0 +1,164 @@
+"""Adapter of networks that read images or sound together with texts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_stitch.adapters.base import Adapter, _locked
+from hf_stitch.adapters.examples import arguments_of
+
+from hf_stitch_towers.examples import MEDIA, placeholder
+from hf_stitch_towers.inputs import inputs_of
+
+__all__ = ["ImageTextAdapter"]
+
+WHOLE = ("pixel_attention_mask",)
+"""Arguments that are all ones for whole images, which is also what a network takes without them."""
+
+
+class ImageTextAdapter(Adapter):
+    """Run a network that reads images (sound, video) with a text up to a cut and from a cut on.
+
+    Layers are the blocks of the tower and of the decoder, and the modules between them that everything passes.
+    :func:`hf_stitch.load` creates this adapter.
+
+    Attributes:
+        prompt: Text that is read beside an image that comes without one; ``None`` if there is none.
+
+    Example:
+        >>> import hf_stitch
+        >>> from transformers import BertConfig, ViTConfig, VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> config = VisionTextDualEncoderConfig.from_vision_text_configs(
+        ...     ViTConfig(**sizes, image_size=8, patch_size=4), BertConfig(**sizes, vocab_size=20), projection_dim=4
+        ... )
+        >>> adapter = hf_stitch.load(VisionTextDualEncoderModel(config).eval())
+        >>> adapter.interface.content, adapter.layers[0]
+        (('pixel_values',), 'vision_model.layers.0')
+    """
+
+    prompt: str | None = None
+
+    def beside(self, context: str | Mapping[str, Any] | None) -> ImageTextAdapter:
+        """Return the adapter with what is read beside an image that comes without a text.
+
+        Args:
+            context: A text, which the processor of the network makes into arguments; or these arguments for one
+                sample, as tensors or lists (``{"input_ids": …}``).
+
+        Returns:
+            Another adapter of the same network; this one if the context is ``None``.
+
+        Raises:
+            ValueError: If the network reads no text beside its content, a text comes without a processor, or an
+                argument is missing.
+        """
+        if context is None:
+            return self
+        if not self.interface.given or self.interface.modality == "text":
+            return super().beside(context)  # type: ignore[return-value]
+        made = copy.copy(self)
+        if isinstance(context, str):
+            made.prompt, found = context, self._read(context)
+        else:
+            found = {name: torch.as_tensor(value) for name, value in context.items()}
+        if missing := [name for name in self.interface.given if name not in found]:
+            raise ValueError(f"context lacks {', '.join(missing)}, got {', '.join(found) or 'nothing'}")
+        prompt = {name: value.tolist() for name, value in found.items()}
+        made.interface = dataclasses.replace(self.interface, prompt=prompt)
+        return made
+
+    def _read(self, text: str) -> dict[str, Tensor]:
+        """Return the arguments of a text beside an image, for one sample."""
+        if not hasattr(self.processor, "save_pretrained"):
+            raise ValueError(
+                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or the "
+                'arguments themselves, context={"input_ids": …}'
+            )
+        shape = self.interface.shapes[self.interface.content[0]]
+        height, width = shape[-2:] if len(shape) >= 3 else (64, 64)
+        blank = Image.new("RGB", (width, height), "grey")
+        found = self._inputs([{"image": blank, "text": text}])
+        return {
+            name: value[0]
+            for name, value in found.items()
+            if name not in self.interface.content and not (name in WHOLE and bool(value.all()))
+        }
+
+    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
+        """Turn images with texts into inputs of the network, with its own processor and chat template.
+
+        Args:
+            samples: Images, lists of images, dictionaries ``{"image": …, "text": …}``, or tensors. Samples without a
+                text take the context with which the network was loaded.
+            offsets: Must be ``False``.
+
+        Returns:
+            The keyword arguments of the network, on its device and in its dtype.
+
+        Raises:
+            ValueError: If there are no samples, a sample has no image or no text, a text lacks the marks of its images
+                or is too long, or pixels are NaN or infinite. The message names the sample.
+
+        Example:
+            >>> import hf_stitch
+            >>> from transformers import GitConfig, GitForCausalLM
+            >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+            >>> vision = {**sizes, "image_size": 8, "patch_size": 4}
+            >>> network = GitForCausalLM(GitConfig(vision_config=vision, **sizes, vocab_size=20)).eval()
+            >>> adapter = hf_stitch.load(network, context={"input_ids": [3, 4]})
+            >>> {name: tuple(value.shape) for name, value in adapter.preprocess([torch.ones(3, 8, 8)]).items()}
+            {'pixel_values': (1, 3, 8, 8), 'input_ids': (1, 2)}
+        """
+        if self.interface.modality == "text" or not self.interface.given:
+            return super().preprocess(samples, offsets=offsets)
+        if offsets:
+            raise ValueError("texts beside images have no character offsets: set offsets=False")
+        return self._inputs(samples)
+
+    def _inputs(self, samples: Sequence[Any]) -> dict[str, Any]:
+        model, name = self.model, self.interface.content[0]
+        mark = placeholder(model, MEDIA[name]) if name in self._example and self._has_marks else None
+        made = inputs_of(
+            samples, self.processor, self.interface, model, self.prompt, placeholder=mark,
+            accepts=tuple(arguments_of(model, name)),
+        )  # fmt: skip
+        return {key: value for key, value in made.items() if not (key in WHOLE and bool(value.all()))}
+
+    @property
+    def _has_marks(self) -> bool:
+        """Whether texts of this network have a token for each vector of an image, as its example has."""
+        ids = self._example.get("input_ids")
+        mark = placeholder(self.model, MEDIA[self.interface.content[0]])
+        return ids is not None and mark is not None and bool((ids == mark).any())
+
+    @property
+    @_locked
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the blocks, and of the modules between tower and decoder through which everything flows."""
+        survey = self._survey()
+        blocks, calls = survey.blocks, survey.trace.calls
+        if not blocks or self.interface.modality == "text":
+            return super().candidates
+        around = [
+            name
+            for name, call in calls.items()
+            if name
+            and survey.dominates(name)
+            and not any(_meet(name, block) for block in blocks)
+            and not any(seen.is_output for seen in call.seen().values())
+            and call.exited > calls[blocks[0]].exited
+        ]
+        outermost = [name for name in around if not any(name.startswith(f"{other}.") for other in around)]
+        return tuple(map(self.layer_name, sorted((*blocks, *outermost), key=lambda name: calls[name].exited)))
+
+
+def _meet(name: str, block: str) -> bool:
+    return f"{name}.".startswith(f"{block}.") or f"{block}.".startswith(f"{name}.")

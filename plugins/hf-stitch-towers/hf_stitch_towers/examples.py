@@ -1,0 +1,350 @@
+"""Valid inputs of networks that read images or sound together with texts, found from their configs and forwards.
+
+A network names its own number of placeholders: ``get_image_features`` is run once on the example, and returns a vector
+for each of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.examples import ExampleError, arguments_of
+from hf_stitch.adapters.libraries.padding import text_config
+from hf_stitch.adapters.overrides.clip import WRONG
+
+MEDIA = {
+    "pixel_values": "image",
+    "flattened_patches": "image",
+    "input_features": "audio",
+    "input_values": "audio",
+    "pixel_values_videos": "video",
+}
+"""Argument of a forward -> what it carries. Of several, the first one that the network takes is the content."""
+
+TEXTS = ("input_ids", "decoder_input_ids")
+PLACEHOLDERS = {
+    "image": ("image_token_id", "image_token_index", "media_placeholder_token_id", "im_patch_id", "image_patch_id"),
+    "audio": ("audio_token_id", "audio_token_index", "speech_token_id"),
+    "video": ("video_token_id", "video_token_index"),
+}
+"""What stands for an image, a sound or a video in a text -> the keys of configs with the id of this token."""
+
+BEFORE, AFTER = 4, 2
+"""Number of words before and after the placeholders of an example; those before are repeated in longer texts."""
+
+
+def media_of(model: Any) -> tuple[str, ...]:
+    """Return the arguments of a forward that carry images, sound or video."""
+    known = inspect.signature(model.forward).parameters
+    return tuple(name for name in MEDIA if name in known)
+
+
+def texts_of(model: Any) -> tuple[str, ...]:
+    """Return the arguments of a forward that are tokens of a text."""
+    known = inspect.signature(model.forward).parameters
+    return tuple(name for name in TEXTS if name in known)
+
+
+def placeholder(model: Any, kind: str) -> int | None:
+    """Return the id of the token that stands for an image (a sound, a video) in a text; ``None`` without one."""
+    config = model.config
+    for each in (config, text_config(config)):
+        for name in PLACEHOLDERS[kind]:
+            if isinstance(found := getattr(each, name, None), int):
+                return found
+    return None
+
+
+def end_of(model: Any) -> int | None:
+    """Return the token that ends a text, for which heads search; the oldest configs of CLIP name a wrong one."""
+    text = text_config(model.config)
+    end = getattr(text, "eos_token_id", None)
+    wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
+    return text.vocab_size - 1 if wrong else end if isinstance(end, int) else None
+
+
+def example_of(model: nn.Module, content: str) -> dict[str, Any]:
+    """Return a batch of two samples on which a network runs, of noise and random words.
+
+    Args:
+        model: The network.
+        content: Argument that carries images, sound or video.
+
+    Raises:
+        ExampleError: If the network runs on none of the inputs that its config suggests; the message has the error of
+            the first and the last try.
+    """
+    failures: list[str] = []
+    for media in _media(model, content):
+        for texts in _texts(model, content, media, failures):
+            example = {**media, **texts}
+            if (failure := _failure(model, example)) is None:
+                return example
+            failures.append(failure)
+    tried = f"{failures[0]}; and {failures[-1]}" if failures[1:] else "".join(failures) or "its config has no sizes"
+    raise ExampleError(
+        f"no valid input of {type(model).__name__} follows from its config ({tried}): pass example_inputs, a batch of "
+        "two samples as its processor makes them",
+        model,
+    )
+
+
+def _failure(model: nn.Module, example: Mapping[str, Any]) -> str | None:
+    """Return the error of a network on an example; ``None`` if it runs."""
+    options = {"use_cache": False} if "use_cache" in arguments_of(model, next(iter(example))) else {}
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(**example, **options)
+    except Exception as error:  # the code of the network can raise anything
+        first = next(iter(str(error).strip().splitlines()), "")
+        return f"{type(error).__name__}: {first[:200]}"
+    return None
+
+
+# -- images, sound and video ----------------------------------------------------------------------------------------
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def part_of(config: Any, kind: str) -> Any:
+    """Return the config of the part that reads images (sound, video): a nested one, or the config itself."""
+    names = {"image": "vision", "audio": "audio", "video": "vision"}[kind]
+    found = [
+        getattr(config, name)
+        for name in (f"{names}_config", "encoder", "encoder_config", f"{names}_encoder", "thinker_config")
+        if hasattr(getattr(config, name, None), "to_dict")
+    ]
+    if not found:
+        return config
+    inner = part_of(found[0], kind) if found[0] is not config else found[0]
+    return inner
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    for name in names:
+        if (found := getattr(config, name, None)) is not None:
+            return found
+    return default
+
+
+def image_size(config: Any) -> tuple[int, int]:
+    """Return height and width of the images of a config, by default 224 × 224."""
+    size = _first(config, "image_size", "img_size", "input_size")
+    if isinstance(size, Mapping):
+        size = [size.get("height", 224), size.get("width", 224)]
+    if isinstance(size, (list, tuple)):
+        return int(size[-2 if len(size) > 1 else 0]), int(size[-1])
+    return (int(size), int(size)) if size else (224, 224)
+
+
+def _media(model: Any, content: str) -> Iterator[dict[str, Any]]:
+    """Yield images, sound or video as a network may take them, the likeliest first."""
+    known = {*inspect.signature(model.forward).parameters, *_feature_arguments(model, MEDIA[content])}
+    config = part_of(model.config, MEDIA[content])
+    if content == "pixel_values":
+        yield from _images(model, config, known)
+    elif content == "flattened_patches":
+        size = _first(config, "patch_embed_hidden_size", default=768)
+        patches = _noise(2, 12, size + 2)
+        patches[..., :2] = torch.arange(1.0, 13)[None, :, None]
+        yield {content: patches, **({"attention_mask": torch.ones(2, 12)} if "input_ids" not in known else {})}
+        yield {content: patches}
+    elif content == "pixel_values_videos":
+        height, width = image_size(config)
+        frames = _first(config, "num_frames", "frames_per_clip", default=4)
+        yield {content: _noise(2, frames, _first(config, "num_channels", "in_channels", default=3), height, width)}
+    else:
+        yield from _sounds(config, content, known)
+
+
+def _images(model: Any, config: Any, known: set[str]) -> Iterator[dict[str, Any]]:
+    channels = _first(config, "num_channels", "in_channels", "in_chans", default=3)
+    height, width = image_size(config)
+    if not hasattr(config, "image_size") and (outer := image_size(model.config)) != (224, 224):
+        height, width = outer
+    if grids := known & {"image_grid_thw", "image_grid_hws", "grid_thws"}:
+        patch, merge = _first(config, "patch_size", default=14), _first(config, "spatial_merge_size", default=2)
+        merge = merge if isinstance(merge, int) else merge[0]
+        side, depth = 2 * merge, _first(config, "temporal_patch_size", default=1)
+        grid = torch.tensor([[1, side, side]] * 2)
+        for shape in ((channels * depth * patch * patch,), (channels, patch, patch)):
+            yield {"pixel_values": _noise(2 * side * side, *shape), grids.pop() if grids else "image_grid_thw": grid}
+    images, sizes = _noise(2, channels, height, width), torch.tensor([[height, width]] * 2)
+    tiles = _tiles(model, (height, width))
+    if tiles and "image_sizes" in known:
+        yield {"pixel_values": _noise(2, tiles, channels, height, width), "image_sizes": sizes}
+    if "pixel_attention_mask" in known:
+        mask = torch.ones(2, 1, height, width, dtype=torch.bool)
+        yield {"pixel_values": images[:, None], "pixel_attention_mask": mask}
+        patch = _first(config, "patch_size", default=16)
+        flat = _noise(2, (height // patch) * (width // patch), channels * patch * patch)
+        shapes = {"spatial_shapes": torch.tensor([[height // patch, width // patch]] * 2)}
+        yield {"pixel_values": flat, "pixel_attention_mask": torch.ones(flat.shape[:2], dtype=torch.long), **shapes}
+    if "image_sizes" in known:
+        yield {"pixel_values": images, "image_sizes": sizes}
+    if "aspect_ratio_ids" in known:  # Mllama: images, tiles of each
+        most = _first(config, "max_num_tiles", default=1)
+        yield {
+            "pixel_values": _noise(2, 1, most, channels, height, width),
+            "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long),
+            "aspect_ratio_mask": torch.tensor([[[1] + [0] * (most - 1)]] * 2),
+        }
+    yield {"pixel_values": images}
+    yield {"pixel_values": images[:, None]}
+
+
+def _tiles(model: Any, size: tuple[int, int]) -> int:
+    """Return the number of tiles of an image in a network that divides images; 0 for others."""
+    pinpoints = getattr(model.config, "image_grid_pinpoints", None)
+    count = getattr(sys.modules[type(model).__module__], "image_size_to_num_patches", None)
+    if not pinpoints or count is None:
+        return 0
+    return int(count(list(size), pinpoints, size[0]))
+
+
+def _sounds(config: Any, content: str, known: set[str]) -> Iterator[dict[str, Any]]:
+    bins = _first(config, "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim", default=80)
+    most = _first(config, "max_source_positions", "max_position_embeddings", default=50)
+    marks = {"feature_attention_mask", "input_features_mask", "padding_mask"} & known
+
+    def masked(values: Tensor, frames: int) -> Iterator[dict[str, Any]]:
+        for name in sorted(marks):
+            yield {content: values, name: torch.ones(2, frames, dtype=torch.long)}
+        yield {content: values}
+
+    if content == "input_features":
+        for frames in (2 * most, 64):
+            yield from masked(_noise(2, bins, frames), frames)
+            yield from masked(_noise(2, frames, bins), frames)
+    else:
+        for samples in (1600, 16000):
+            yield from masked(_noise(2, samples), samples)
+            yield from masked(_noise(2, 1, samples), samples)
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+
+
+def _feature_arguments(model: Any, kind: str) -> tuple[str, ...]:
+    found = getattr(model, f"get_{kind}_features", None)
+    return tuple(inspect.signature(found).parameters) if found else ()
+
+
+def count_of(model: Any, kind: str, media: Mapping[str, Any]) -> int | None:
+    """Return the number of vectors for each sample that a network puts in place of placeholders; ``None`` if unknown.
+
+    Raises:
+        Exception: That of the network, if it does not run on the images (sound, video).
+    """
+    find = getattr(model, f"get_{kind}_features", None)
+    if find is None:
+        return None
+    takes = inspect.signature(find).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    with torch.no_grad(), evaluating(model):
+        found = find(**{name: value for name, value in media.items() if name in takes or anything})
+    features = getattr(found, "pooler_output", found)
+    if features is None:
+        features = getattr(found, "last_hidden_state", None)
+    if isinstance(features, Tensor):
+        vectors = features.numel() // features.shape[-1]
+    elif isinstance(features, (list, tuple)) and all(isinstance(each, Tensor) for each in features):
+        vectors = sum(each.numel() // each.shape[-1] for each in features)
+    else:
+        return None
+    return vectors // 2
+
+
+def ordinary_ids(model: Any) -> list[int]:
+    """Return ids of words: no placeholder, and no token with a meaning in the config."""
+    config = model.config
+    inner = text_config(config)
+    vocabulary = getattr(inner, "vocab_size", None) or getattr(config, "vocab_size", None) or 1000
+    special: set[int] = {end} if (end := end_of(model)) is not None else set()
+    for each in (config, inner):
+        for name, value in vars(each).items():
+            if name.endswith(("token_id", "token_index", "_id")):
+                special.update([value] if isinstance(value, int) else value if isinstance(value, list) else [])
+    return [i for i in range(min(vocabulary, 1000)) if i not in special] or list(range(min(vocabulary, 1000)))
+
+
+def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield texts that go with images (sound, video): with their placeholders, and without."""
+    kind, known = MEDIA[content], arguments_of(model, content)
+    takes = [name for name in TEXTS if name in known and name in texts_of(model)]
+    token = placeholder(model, kind)
+    counts: list[int | None] = [None]
+    if token is not None and "input_ids" in takes:
+        try:
+            found = count_of(model, kind, media)
+        except Exception as error:  # the code of the network can raise anything
+            failures.append(f"get_{kind}_features raises {type(error).__name__}: {str(error)[:200]}")
+            return
+        counts = [found, 1, None] if found else [1, None]
+    words = ordinary_ids(model)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(count: int) -> Tensor:
+        return torch.tensor(words)[torch.randint(len(words), (2, count), generator=generator)]
+
+    for count in counts:
+        texts: dict[str, Any] = {}
+        for name in takes:
+            if name == "input_ids" and count is not None:
+                assert token is not None
+                before, after = drawn(BEFORE), drawn(AFTER)
+                marks = torch.full((2, count), token)
+                opened, closed = _around(model, kind)
+                texts[name] = torch.cat([before, opened, marks, closed, after], 1)
+            else:
+                texts[name] = drawn(BEFORE + AFTER)
+                if name == "input_ids" and (end := end_of(model)) is not None:
+                    texts[name][:, -1] = end
+        for name in ("attention_mask", "decoder_attention_mask"):
+            ids = texts.get("decoder_input_ids" if name.startswith("decoder") else "input_ids")
+            if name in known and name not in media and ids is not None:
+                texts[name] = torch.ones_like(ids)
+        ids = texts.get("input_ids")
+        if ids is not None:
+            is_media = (ids == token).long() if token is not None else torch.zeros_like(ids)
+            if "mm_token_type_ids" in known:
+                texts["mm_token_type_ids"] = is_media
+            if "image_embeds_position_mask" in known:  # Kosmos-2
+                texts["image_embeds_position_mask"] = _kosmos(ids, model)
+            if "token_type_ids" in known and token is not None:
+                yield {**texts, "token_type_ids": torch.zeros_like(ids)}
+            if "bbox" in known:
+                texts["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.long)
+            if hasattr(model.config, "num_query_tokens") and "qformer_input_ids" in known:
+                texts["qformer_input_ids"] = drawn(4)
+                texts["qformer_attention_mask"] = torch.ones(2, 4, dtype=torch.long)
+        yield texts
+
+
+def _kosmos(ids: Tensor, model: Any) -> Tensor:
+    """Return a mask of as many positions as Kosmos-2 has vectors of an image, after the first words."""
+    mask = torch.zeros_like(ids)
+    with suppress(AttributeError):
+        mask[:, 1 : 1 + model.config.latent_query_num] = 1
+    return mask
+
+
+def _around(model: Any, kind: str) -> tuple[Tensor, Tensor]:
+    """Return the tokens that begin and end an image in a text, if the config names them."""
+    names = {"image": ("vision", "image"), "audio": ("audio",), "video": ("vision", "video")}[kind]
+    config, found = model.config, []
+    for end in ("start", "end"):
+        ids = [getattr(config, f"{name}_{end}_token_id", None) for name in names]
+        ids = [each for each in ids if isinstance(each, int)]
+        found.append(torch.tensor([ids[:1]] * 2, dtype=torch.long).reshape(2, -1))
+    return found[0], found[1]
