@@ -58,7 +58,7 @@ def grid(a: str = "vit", b: str = "vit", matchers: Any = ("ridge",), count: int 
 
 
 def unsupervised() -> Any:
-    """Stitch a network of points in clusters to itself, without pairs."""
+    """Stitch a network of points in clusters to itself, without pairs (by the plugin hf-stitch-embeddings)."""
     points = (3 * torch.randn(25, 8)).repeat(24, 1) + 0.3 * torch.randn(600, 8)
     own = hf_stitch.load(nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3)), example_inputs=points[:2])
     layers: Any = {"source_layer": "0", "target_layer": "0", "clusters": (25,), "restarts": 50}

@@ -59,7 +59,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "ridge_to_identity": "hf_stitch.matchers.ridge_to_identity:RidgeToIdentity",
         "seeded_refinement": "hf_stitch.matchers.seeded_refinement:SeededRefinement",
         "task_loss": "hf_stitch.training.task_loss:TaskLoss",
-        "unsupervised": "hf_stitch.matchers.unsupervised:Unsupervised",
     },
     "metrics": {
         "cca": "hf_stitch.metrics._cca:CCA",

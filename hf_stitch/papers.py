@@ -24,7 +24,6 @@ BALOGH_2025 = arxiv(
     "2412.11299",
 )
 CSISZARIK_2021 = arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633")
-DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
 DING_2021 = arxiv("Ding et al.: Grounding Representation Similarity with Statistical Testing", "2108.01661")
 DOWSON_1982 = Paper(
     "Dowson & Landau: The Fréchet distance between multivariate normal distributions",

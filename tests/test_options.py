@@ -6,7 +6,8 @@ import inspect
 import json
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hf_stitch_studies import bench
 from torch import nn
 
 import hf_stitch
-from hf_stitch.options import check
+from hf_stitch.options import Configured, Count, check
 from hf_stitch.running import RunOptions
 
 from public import Public, choices, outside, publics  # isort: skip
@@ -149,9 +150,15 @@ def test_a_label_beyond_all_classes_is_named_with_its_sample() -> None:
         hf_stitch.Samples.of(["a"], label=[2**70])
 
 
+@dataclass(frozen=True)
+class Several(Configured):
+    name: ClassVar[str] = "several"
+    counts: tuple[Count, ...] = ()
+
+
 def test_numbers_of_numpy_become_those_of_python_wherever_they_stand() -> None:
-    unsupervised = hf_stitch.registries.matchers.build("unsupervised", clusters=(np.int64(10), np.int64(15)))
-    assert json.loads(json.dumps(unsupervised.to_dict()))["clusters"] == [10, 15]
+    several = Several(counts=(np.int64(10), np.int64(15)))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(several.to_dict()))["counts"] == [10, 15]
     check(Literal["left", "right"], side=np.str_("left"))
     check(Literal[1, 2], axis=np.int64(2))
     with pytest.raises(ValueError, match="axis must be one of 1, 2, got True"):

@@ -66,6 +66,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("detectors", "energy", "hf-stitch-studies"),
         ("metrics", "weight_cosine", "hf-stitch-versions"),
         ("matchers", "diagonal:x=1", "hf-stitch-diagonal"),
+        ("matchers", "unsupervised", "hf-stitch-embeddings"),
         ("results", "Bench", "hf-stitch-studies"),
     ],
 )

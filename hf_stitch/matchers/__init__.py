@@ -27,7 +27,6 @@ from hf_stitch.matchers.retrieval import Retrieval
 from hf_stitch.matchers.ridge import Ridge
 from hf_stitch.matchers.ridge_to_identity import RidgeToIdentity
 from hf_stitch.matchers.seeded_refinement import SeededRefinement
-from hf_stitch.matchers.unsupervised import Unsupervised
 
 __all__ = [
     "Attention",
@@ -54,6 +53,5 @@ __all__ = [
     "SeededRefinement",
     "TrainedMatcher",
     "UnpairedMatcher",
-    "Unsupervised",
     "match_each",
 ]

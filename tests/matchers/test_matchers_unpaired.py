@@ -1,8 +1,7 @@
-"""Matchers that take rows without partners: planted maps, independent computations, refusals, the public API."""
+"""A matcher that takes rows without partners: planted maps, independent computations, refusals, the public API."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,10 @@ from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
 import hf_stitch
-from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, UnpairedMatcher, Unsupervised
+from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement
 from hf_stitch.matchers._mutual import mutual_neighbours, refined, span
-from hf_stitch.matchers.unsupervised import assigned
 
-SEEDED, ALONE = SeededRefinement(iterations=10), Unsupervised(clusters=(8, 12), starts=4, iterations=10)
-MATCHERS: list[UnpairedMatcher] = [SEEDED, ALONE]
-CHECKED: list[UnpairedMatcher] = [SEEDED, Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)]
+SEEDED = SeededRefinement(iterations=10)
 
 
 def planted(n: int = 1500, width: int = 32, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -31,17 +27,6 @@ def planted(n: int = 1500, width: int = 32, noise: float = 0.3, seed: int = 0) -
     return x + 3, 2 * (x + noise * torch.randn(n, width, generator=g)) @ turn - 4
 
 
-def clustered(n: int = 800, width: int = 16, clusters: int = 12, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows in clusters, other rows of the same clusters after an orthogonal map, and the map."""
-    g = torch.Generator().manual_seed(seed)
-    centres = torch.randn(clusters, width, generator=g)
-    x, y = (
-        centres[torch.randint(clusters, (n,), generator=g)] + 0.2 * torch.randn(n, width, generator=g) for _ in "xy"
-    )
-    turn = torch.linalg.qr(torch.randn(width, width, generator=g)).Q
-    return x, y @ turn, turn
-
-
 def top1(stitch: Any, x: Tensor, y: Tensor) -> float:
     """Share of rows whose mapped vector is nearest to the partner, by cosine about the mean."""
     with torch.no_grad():
@@ -50,7 +35,7 @@ def top1(stitch: Any, x: Tensor, y: Tensor) -> float:
     return ((mapped @ y.T).argmax(1) == torch.arange(len(x))).double().mean().item()
 
 
-@pytest.mark.parametrize("check", [part for matcher in CHECKED for part in check_matcher.parts(matcher)], ids=str)
+@pytest.mark.parametrize("check", check_matcher.parts(SEEDED), ids=str)
 def test_conforms(check: Callable[[], None]) -> None:
     check()
 
@@ -129,59 +114,11 @@ def test_refinement_ends_when_pairs_are_stable() -> None:
     assert not once.stable and once.rounds == 1
 
 
-def test_an_assignment_is_the_best_of_all() -> None:
-    random = np.random.default_rng(0)
-    a, b = (each + each.T for each in random.normal(size=(2, 6, 6)))
-    sums = {
-        p: sum(a[i, j] * b[p[i], p[j]] for i in range(6) for j in range(6)) for p in itertools.permutations(range(6))
-    }
-    places, value = assigned(torch.from_numpy(a), torch.from_numpy(b), 100, 0)
-    assert value == pytest.approx(max(sums.values()))
-    assert tuple(places.tolist()) == max(sums, key=lambda p: sums[p])
-
-
-def test_a_planted_map_is_found_without_pairs() -> None:
-    x, y, turn = clustered()
-    stitch = ALONE.fit(x, y)
-    mapped = stitch(x).detach()
-    assert torch.cosine_similarity(mapped, x @ turn).mean() > 0.97
-    assert stitch.fitted["cycle"] > 0.9 and stitch.fitted["overlap"] > 0.95
-    assert stitch.fitted["clusters"] in (8, 12)
-
-
-def unrelated(kind: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Two spaces with nothing in common but, for some, their single features."""
-    g = torch.Generator().manual_seed(seed)
-    if kind == "independent Gaussians":
-        return torch.randn(800, 16, generator=g), torch.randn(800, 16, generator=g)
-    x, y, _ = clustered(seed=seed)
-    if kind == "features shuffled one by one":
-        return x, torch.stack([column[torch.randperm(len(y), generator=g)] for column in y.T], 1)
-    return x, clustered(clusters=17, seed=seed + 1000)[1]
-
-
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 10), marks=pytest.mark.slow)], ids=["", "more"])
-@pytest.mark.parametrize("kind", ["independent Gaussians", "features shuffled one by one", "other clusters"])
-def test_unrelated_spaces_are_refused(kind: str, seeds: range) -> None:
-    for seed in seeds:
-        with pytest.raises(NoAlignmentError, match=r"cycle -?\d\.\d\d .*overlap \d\.\d\d"):
-            ALONE.fit(*unrelated(kind, seed))
-
-
-@pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
-def test_a_fit_leaves_the_random_state(matcher: UnpairedMatcher) -> None:
-    x, y, _ = clustered()
-    pairs = (x[:20], x[:20]) if matcher.least_pairs else (x[:0], y[:0])
-    unpaired = (x[20:], x[20:].flip(0)) if matcher.least_pairs else (x, y)
+def test_a_fit_leaves_the_random_state() -> None:
+    x, y = planted()
     state = torch.get_rng_state()
-    matcher.fit(*pairs, unpaired=unpaired)
+    SEEDED.fit(x[:100], y[:100], unpaired=(x[100:], y[100:].flip(0)))
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_further_rows_are_further_rows() -> None:
-    x, y, _ = clustered()
-    whole, parts = ALONE.fit(x, y), ALONE.fit(x[:500], y[:100], unpaired=(x[500:], y[100:]))
-    assert torch.equal(whole.weight, parts.weight)
 
 
 def test_rows_that_determine_nothing_are_refused() -> None:
@@ -191,35 +128,18 @@ def test_rows_that_determine_nothing_are_refused() -> None:
         SEEDED.fit(x[:4], y[:4], unpaired=rest)
     with pytest.raises(ValueError, match="needs rows without partners beside the 20 pairs"):
         SEEDED.fit(x[:20], y[:20])
-    for matcher in MATCHERS:
-        with pytest.raises(ValueError, match=r"unpaired rows of the target must have shape \(n, 32\)"):
-            matcher.fit(x[:20], y[:20], unpaired=(x[20:], y[20:, :5]))
-        with pytest.raises(ValueError, match="unpaired rows of the source contain NaN"):
-            matcher.fit(x[:20], y[:20], unpaired=(x[20:] * float("nan"), y[20:]))
-        with pytest.raises(TypeError, match="must be floating point"):
-            matcher.fit(x[:20], y[:20], unpaired=(x[20:].long(), y[20:]))
-    with pytest.raises(ValueError, match="12 clusters of both halves of the target need at least 48 rows, got 40"):
-        ALONE.fit(x, y[:40])
-    with pytest.raises(ValueError, match="all 400 rows of the source are equal"):
-        ALONE.fit(torch.ones_like(x), y)
+    with pytest.raises(ValueError, match=r"unpaired rows of the target must have shape \(n, 32\)"):
+        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:], y[20:, :5]))
+    with pytest.raises(ValueError, match="unpaired rows of the source contain NaN"):
+        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:] * float("nan"), y[20:]))
+    with pytest.raises(TypeError, match="must be floating point"):
+        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:].long(), y[20:]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (SeededRefinement, {"neighbours": 0}),
-        (SeededRefinement, {"rows": 0}),
-        (Unsupervised, {"clusters": (10, 2)}),
-        (Unsupervised, {"clusters": ()}),
-        (Unsupervised, {"starts": 1}),
-        (Unsupervised, {"restarts": 0}),
-        (Unsupervised, {"iterations": 0}),
-    ],
-)
-def test_options_out_of_range_are_refused(kind: type[UnpairedMatcher], options: dict[str, Any]) -> None:
-    (option,) = options
-    with pytest.raises(ValueError, match=rf"{option}(\[\d\])? must"):
-        kind(**options)
+@pytest.mark.parametrize("option", ["neighbours", "rows"])
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must"):
+        SeededRefinement(**{option: 0})
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------
@@ -236,26 +156,24 @@ def networks() -> tuple[Any, Any, Tensor]:
         nets[1][2].weight.copy_(nets[0][2].weight[:, order])
         nets[1][2].bias.copy_(nets[0][2].bias)
     a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 6)) for net in nets)
-    return a, b, clustered(900, 6)[0] * 2
+    return a, b, 2 * (torch.randn(12, 6)[torch.randint(12, (900,))] + 0.2 * torch.randn(900, 6))
 
 
 CUT: dict[str, Any] = {"source_layer": "1", "target_layer": "1", "task": "image-classification", "progress": False}
 
 
-@pytest.mark.parametrize("matcher", MATCHERS, ids=lambda matcher: matcher.name)
-def test_networks_are_stitched_and_saved_with_it(matcher: UnpairedMatcher, tmp_path: Any) -> None:
+def test_networks_are_stitched_and_saved_with_it(tmp_path: Any) -> None:
     a, b, x = networks()
     unpaired = x[:400], x[400:800]
-    stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=matcher, unpaired=unpaired, **CUT)
+    stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=SEEDED, unpaired=unpaired, **CUT)
     fitted = stitched.stitch.body.fitted
     assert fitted["n"] > 100 and stitched.stitch.body_mean.abs().sum() > 0
     assert (stitched(input=x).logits.argmax(1) == b.model(x).argmax(1)).double().mean() > 0.8
-    assert stitched.config.recipe["matcher"]["name"] == matcher.name
+    assert stitched.config.recipe["matcher"]["name"] == "seeded_refinement"
     assert stitched.config.recipe["unpaired"] == [hf_stitch.Samples.of(side).fingerprint for side in unpaired]
-    sketch = stitched.config.recipe["fitted_samples"]
-    assert sketch["n"] == 800 + (50 if matcher.least_pairs else 0)
+    assert stitched.config.recipe["fitted_samples"]["n"] == 800 + 50
     assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
-    plan = hf_stitch.plan(hf_stitch.stitch, a, b, x[800:], test_size=0.5, matcher=matcher, unpaired=unpaired, **CUT)
+    plan = hf_stitch.plan(hf_stitch.stitch, a, b, x[800:], test_size=0.5, matcher=SEEDED, unpaired=unpaired, **CUT)
     assert plan.memory["rows without partners"] == 400 * 2 * 16 * 4
     assert plan.stages["reading samples without partners"] > 0
     stitched.stitcher.save_pretrained(tmp_path)
@@ -267,20 +185,13 @@ def test_a_refusal_and_what_is_trained_further_reach_the_user() -> None:
     from hf_stitch.training import TaskLoss
 
     a, b, x = networks()
-    noise = torch.randn(400, 6), torch.randn(400, 6)
-    matcher = Unsupervised(clusters=(8,), starts=2, iterations=3)
-    with pytest.raises(NoAlignmentError, match=r"the map of positions .* not aligned"):
-        hf_stitch.stitch(a, b, x[800:], matcher=matcher, unpaired=noise, **CUT)
+    wrong = {"paired_data": x[800:].flip(0), "unpaired": (x[:400], x[400:800])}
+    with pytest.raises(NoAlignmentError, match=r"the map of positions .* wrong or too few"):
+        hf_stitch.stitch(a, b, x[800:], matcher=SEEDED, **wrong, **CUT)
     trained = TaskLoss(initial=SEEDED, max_steps=2)
     stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=trained, unpaired=(x[:400], x[400:800]), **CUT)
     assert stitched.config.recipe["fitted_samples"]["n"] == 850
     assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
-
-
-def test_without_unpaired_samples_the_pairs_of_the_data_are_forgotten() -> None:
-    a, b, x = networks()
-    stitched = hf_stitch.stitch(a, b, x, matcher=ALONE, **CUT)
-    assert stitched.stitch.body.fitted["cycle"] > 0.6 and "unpaired" not in stitched.config.recipe
 
 
 def test_positions_are_rows_too() -> None:
@@ -307,8 +218,8 @@ def test_unpaired_samples_without_use_are_refused() -> None:
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=x, **CUT)
     with pytest.raises(ValueError, match="unpaired samples of the source must be at least 2, got 1"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=(x[:1], x), **CUT)
-    with pytest.raises(ValueError, match=r"'unsupervised.*fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'seeded_refinement.*fitted to rows, and a grid keeps moments only"):
         hf_stitch.stitch_grid(
-            a, b, hf_stitch.Samples.of(x, label=[0] * 900), matchers=[ALONE], task="image-classification",
+            a, b, hf_stitch.Samples.of(x, label=[0] * 900), matchers=[SEEDED], task="image-classification",
             progress=False,
         )  # fmt: skip

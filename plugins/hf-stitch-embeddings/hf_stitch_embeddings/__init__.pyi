@@ -5,6 +5,7 @@ from .embedding_map import Direction, EmbeddingMap
 from .fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from .lazy import LazyUpgrade, rows_first
 from .retrieval import RetrievalResult, evaluate_retrieval, exact_search
+from .unsupervised import Unsupervised
 from .upgrading import Upgraded, upgrade
 from .vectors import (
     CostLimitError,
@@ -31,6 +32,7 @@ __all__ = [
     "PairsCurve",
     "RemoteEncoder",
     "RetrievalResult",
+    "Unsupervised",
     "Upgraded",
     "Verdict",
     "are_normalized",

@@ -23,6 +23,7 @@ import study
 import torch
 from dr_frankenstein import images, networks
 from few_pairs.sentence_encoders import KINDS, passages
+from hf_stitch_embeddings import Unsupervised
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from study import table
@@ -34,7 +35,7 @@ import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
-from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement, Unsupervised
+from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement
 
 NAME = "few_pairs"
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}

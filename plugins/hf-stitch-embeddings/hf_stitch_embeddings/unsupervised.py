@@ -12,8 +12,10 @@ from hf_stitch.matchers._mutual import refined, unit
 from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
 from hf_stitch.options import Count, Natural, Within
-from hf_stitch.papers import DAR_2025, LAMPLE_2018, Paper
+from hf_stitch.papers import LAMPLE_2018, Paper, arxiv
 from hf_stitch.stitches import LinearStitch
+
+DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
 
 CYCLE = 0.6
 """Least mean cosine of rows and their images there and back, under two maps that were found independently."""
@@ -33,15 +35,17 @@ class Unsupervised(UnpairedMatcher):
 
     1. k-means finds clusters on both sides. They are matched so that the similarities between clusters correspond: a
        quadratic assignment, improved by exchanges of two clusters from hundreds of random starts.
-    2. A map of the matched centres is refined by mutual neighbours, as in :class:`SeededRefinement`. This is done for
-       several numbers of clusters and several starts of k-means; the number is chosen whose maps agree best.
+    2. A map of the matched centres is refined by mutual neighbours, as in
+       :class:`hf_stitch.matchers.SeededRefinement`. This is done for several numbers of clusters and several starts of
+       k-means; the number is chosen whose maps agree best.
     3. The centres of the maps that agree are the pairs from which the map of all rows is refined.
 
     The same is done backwards, from the second halves. A map is only returned if both maps together lead rows back to
     where they were (*cycle*), and if mapped rows lie where rows of the other side lie (*overlap*, of both maps).
-    Otherwise the spaces are unrelated, or have too few rows or clusters, and :class:`NoAlignmentError` is raised.
-    Symmetries of the data can deceive both: parts of a map may be exchanged, and unrelated spaces with equally many
-    tight clusters (two classifiers of ten different classes) are often accepted. Check the map with a few pairs.
+    Otherwise the spaces are unrelated, or have too few rows or clusters, and
+    :class:`hf_stitch.matchers.NoAlignmentError` is raised. Symmetries of the data can deceive both: parts of a map may
+    be exchanged, and unrelated spaces with equally many tight clusters (two classifiers of ten different classes) are
+    often accepted. Check the map with a few pairs.
 
     ``fitted`` contains ``n`` (pairs of mutual neighbours of the last fit), ``r2`` on these, which says little because
     they were chosen to be near, ``cycle``, ``overlap``, the ``clusters`` and the ``stability`` (mean cosine of the maps

@@ -1,0 +1,170 @@
+"""The matcher that needs no pairs: planted maps, refusals, networks, the name in hf-stitch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_stitch_embeddings import Unsupervised
+from hf_stitch_embeddings.unsupervised import assigned
+from hf_stitch_testing import check_matcher
+from torch import Tensor
+from torch.nn import Linear, ReLU, Sequential
+
+import hf_stitch
+from hf_stitch.matchers import NoAlignmentError
+
+ALONE = Unsupervised(clusters=(8, 12), starts=4, iterations=10)
+CHECKED = Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)
+
+
+def clustered(n: int = 800, width: int = 16, clusters: int = 12, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows in clusters, other rows of the same clusters after an orthogonal map, and the map."""
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(clusters, width, generator=g)
+    x, y = (
+        centres[torch.randint(clusters, (n,), generator=g)] + 0.2 * torch.randn(n, width, generator=g) for _ in "xy"
+    )
+    turn = torch.linalg.qr(torch.randn(width, width, generator=g)).Q
+    return x, y @ turn, turn
+
+
+def test_it_is_registered_by_name() -> None:
+    assert hf_stitch.registries.matchers.get("unsupervised") is Unsupervised
+    assert hf_stitch.registries.matchers.entry("unsupervised").origin == "plugin hf-stitch-embeddings 0.1.0"
+
+
+@pytest.mark.parametrize("check", check_matcher.parts(CHECKED), ids=str)
+def test_conforms(check: Callable[[], None]) -> None:
+    check()
+
+
+def test_an_assignment_is_the_best_of_all() -> None:
+    random = np.random.default_rng(0)
+    a, b = (each + each.T for each in random.normal(size=(2, 6, 6)))
+    sums = {
+        p: sum(a[i, j] * b[p[i], p[j]] for i in range(6) for j in range(6)) for p in itertools.permutations(range(6))
+    }
+    places, value = assigned(torch.from_numpy(a), torch.from_numpy(b), 100, 0)
+    assert value == pytest.approx(max(sums.values()))
+    assert tuple(places.tolist()) == max(sums, key=lambda p: sums[p])
+
+
+def test_a_planted_map_is_found_without_pairs() -> None:
+    x, y, turn = clustered()
+    stitch = ALONE.fit(x, y)
+    mapped = stitch(x).detach()
+    assert torch.cosine_similarity(mapped, x @ turn).mean() > 0.97
+    assert stitch.fitted["cycle"] > 0.9 and stitch.fitted["overlap"] > 0.95
+    assert stitch.fitted["clusters"] in (8, 12)
+
+
+def unrelated(kind: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Two spaces with nothing in common but, for some, their single features."""
+    g = torch.Generator().manual_seed(seed)
+    if kind == "independent Gaussians":
+        return torch.randn(800, 16, generator=g), torch.randn(800, 16, generator=g)
+    x, y, _ = clustered(seed=seed)
+    if kind == "features shuffled one by one":
+        return x, torch.stack([column[torch.randperm(len(y), generator=g)] for column in y.T], 1)
+    return x, clustered(clusters=17, seed=seed + 1000)[1]
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 10), marks=pytest.mark.slow)], ids=["", "more"])
+@pytest.mark.parametrize("kind", ["independent Gaussians", "features shuffled one by one", "other clusters"])
+def test_unrelated_spaces_are_refused(kind: str, seeds: range) -> None:
+    for seed in seeds:
+        with pytest.raises(NoAlignmentError, match=r"cycle -?\d\.\d\d .*overlap \d\.\d\d"):
+            ALONE.fit(*unrelated(kind, seed))
+
+
+def test_a_fit_leaves_the_random_state() -> None:
+    x, y, _ = clustered()
+    state = torch.get_rng_state()
+    ALONE.fit(x[:0], y[:0], unpaired=(x, y))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_further_rows_are_further_rows() -> None:
+    x, y, _ = clustered()
+    whole, parts = ALONE.fit(x, y), ALONE.fit(x[:500], y[:100], unpaired=(x[500:], y[100:]))
+    assert torch.equal(whole.weight, parts.weight)
+
+
+def test_rows_that_determine_nothing_are_refused() -> None:
+    x, y, _ = clustered(400)
+    with pytest.raises(ValueError, match=r"unpaired rows of the target must have shape \(n, 16\)"):
+        ALONE.fit(x[:20], y[:20], unpaired=(x[20:], y[20:, :5]))
+    with pytest.raises(ValueError, match="unpaired rows of the source contain NaN"):
+        ALONE.fit(x[:20], y[:20], unpaired=(x[20:] * float("nan"), y[20:]))
+    with pytest.raises(TypeError, match="must be floating point"):
+        ALONE.fit(x[:20], y[:20], unpaired=(x[20:].long(), y[20:]))
+    with pytest.raises(ValueError, match="12 clusters of both halves of the target need at least 48 rows, got 40"):
+        ALONE.fit(x, y[:40])
+    with pytest.raises(ValueError, match="all 400 rows of the source are equal"):
+        ALONE.fit(torch.ones_like(x), y)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("clusters", (10, 2)), ("clusters", ()), ("starts", 1), ("restarts", 0), ("iterations", 0)]
+)
+def test_options_out_of_range_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{option}(\[\d\])? must"):
+        Unsupervised(**{option: value})
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def networks() -> tuple[Any, Any, Tensor]:
+    """Two networks whose hidden units are those of each other in another order, and points in clusters."""
+    torch.manual_seed(0)
+    nets = [Sequential(Linear(6, 16), ReLU(), Linear(16, 3)).eval() for _ in "ab"]
+    order = torch.randperm(16)
+    with torch.no_grad():
+        nets[1][0].weight.copy_(nets[0][0].weight[order])
+        nets[1][0].bias.copy_(nets[0][0].bias[order])
+        nets[1][2].weight.copy_(nets[0][2].weight[:, order])
+        nets[1][2].bias.copy_(nets[0][2].bias)
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 6)) for net in nets)
+    return a, b, clustered(900, 6)[0] * 2
+
+
+CUT: dict[str, Any] = {"source_layer": "1", "target_layer": "1", "task": "image-classification", "progress": False}
+
+
+def test_networks_are_stitched_and_saved_with_it(tmp_path: Any) -> None:
+    a, b, x = networks()
+    unpaired = x[:400], x[400:800]
+    stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=ALONE, unpaired=unpaired, **CUT)
+    fitted = stitched.stitch.body.fitted
+    assert fitted["n"] > 100 and stitched.stitch.body_mean.abs().sum() > 0
+    assert (stitched(input=x).logits.argmax(1) == b.model(x).argmax(1)).double().mean() > 0.8
+    assert stitched.config.recipe["matcher"]["name"] == "unsupervised"
+    assert stitched.config.recipe["unpaired"] == [hf_stitch.Samples.of(side).fingerprint for side in unpaired]
+    assert stitched.config.recipe["fitted_samples"]["n"] == 800
+    assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
+    plan = hf_stitch.plan(hf_stitch.stitch, a, b, x[800:], test_size=0.5, matcher=ALONE, unpaired=unpaired, **CUT)
+    assert plan.memory["rows without partners"] == 400 * 2 * 16 * 4
+    assert plan.stages["reading samples without partners"] > 0
+    stitched.stitcher.save_pretrained(tmp_path)
+    again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
+    assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)
+
+
+def test_a_refusal_reaches_the_user() -> None:
+    a, b, x = networks()
+    noise = torch.randn(400, 6), torch.randn(400, 6)
+    matcher = Unsupervised(clusters=(8,), starts=2, iterations=3)
+    with pytest.raises(NoAlignmentError, match=r"the map of positions .* not aligned"):
+        hf_stitch.stitch(a, b, x[800:], matcher=matcher, unpaired=noise, **CUT)
+
+
+def test_without_unpaired_samples_the_pairs_of_the_data_are_forgotten() -> None:
+    a, b, x = networks()
+    stitched = hf_stitch.stitch(a, b, x, matcher=ALONE, **CUT)
+    assert stitched.stitch.body.fitted["cycle"] > 0.6 and "unpaired" not in stitched.config.recipe
