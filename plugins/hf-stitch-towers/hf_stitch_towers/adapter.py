@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import Adapter, _locked
 from hf_stitch.adapters.examples import arguments_of
-
 from hf_stitch_towers.examples import MEDIA, placeholder
 from hf_stitch_towers.inputs import inputs_of
 
@@ -131,6 +130,12 @@ class ImageTextAdapter(Adapter):
             accepts=tuple(arguments_of(model, name)),
         )  # fmt: skip
         return {key: value for key, value in made.items() if not (key in WHOLE and bool(value.all()))}
+
+    def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
+        """Replace a tower by another network (:func:`hf_stitch_towers.exchange.exchange`)."""
+        from hf_stitch_towers.exchange import exchange
+
+        return exchange(self, encoder, data, part, run, **options)
 
     @property
     def _has_marks(self) -> bool:

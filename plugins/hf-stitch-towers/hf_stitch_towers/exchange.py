@@ -21,12 +21,32 @@ from hf_stitch.running import Run
 from hf_stitch.scoring.measured import as_score
 from hf_stitch.statistics import Moments
 from hf_stitch.tasks.heads import divergence
+from hf_stitch_towers.examples import placeholder
 from hf_stitch_towers.folding import (
-    EQUAL, CannotFoldError, Reading, Tower, difference, features_of, fold, paired_readers, read, replacing_features, tower_of,
-    variants, with_tower,
+    EQUAL,
+    CannotFoldError,
+    Reading,
+    Tower,
+    difference,
+    features_of,
+    fold,
+    paired_readers,
+    read,
+    replacing_features,
+    tower_of,
+    variants,
+    with_tower,
 )  # fmt: skip
 from hf_stitch_towers.result import (
-    ANOTHER, BETTER, EXCHANGED, KL, MEAN, MOMENTS, NO_MAP, Exchanged, Figures,
+    ANOTHER,
+    BETTER,
+    EXCHANGED,
+    KL,
+    MEAN,
+    MOMENTS,
+    NO_MAP,
+    Exchanged,
+    Figures,
 )  # fmt: skip
 
 AUTO = "auto"
@@ -203,7 +223,11 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
     prompt = inputs[name].shape[1]
     given = {key: value for key, value in inputs.items() if not (decodes and key.startswith("decoder_"))}
     ends = model.generation_config.eos_token_id
-    ids = model.generate(**given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=_padding(model))
+    mark = placeholder(model, "image")
+    ids = model.generate(
+        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=_padding(model),
+        suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
+    )  # fmt: skip
     if ids.shape[1] <= prompt and not decodes:  # some return the new tokens alone
         ids = torch.cat([inputs[name], ids], 1)
     new = ids[:, prompt:] if ids.shape[1] > prompt else ids
@@ -392,7 +416,7 @@ class _Stitched(_Place):
         wanted = reading.features
         found = None
         with torch.no_grad():
-            for name, each in job.old.encode(inputs, *([target_layer] if target_layer else job.old.layers)).items():
+            for name, each in job.old.encode(inputs, [target_layer] if target_layer else list(job.old.layers)).items():
                 values = each.values.flatten(2).mT if each.layout == "bchw" else each.values
                 read = values[:, -wanted.shape[1] :]
                 if read.shape == wanted.shape and torch.equal(read, wanted):

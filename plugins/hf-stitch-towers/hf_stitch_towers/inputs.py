@@ -201,7 +201,7 @@ def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, promp
         )
     try:
         return dict(processor(images=images, text=full, padding=True, return_tensors="pt"))
-    except Exception as error:
+    except Exception:
         if all(len(own) == 1 for own in images):  # some take one image for each text, without a list
             try:
                 return dict(processor(images=[own[0] for own in images], text=full, padding=True, return_tensors="pt"))

@@ -21,7 +21,6 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference
-
 from hf_stitch_towers.adapter import ImageTextAdapter
 from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS, end_of, example_of, media_of, placeholder, texts_of
 from hf_stitch_towers.inputs import ImageAndTextProcessor

@@ -17,7 +17,6 @@ from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Representation
-
 from hf_stitch_towers.examples import MEDIA, placeholder
 from hf_stitch_towers.inputs import inputs_of
 
