@@ -12,10 +12,13 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
+    VisionEncoderDecoderModel,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessor,
 )
+
+from hf_stitch_towers import ImageAndTextProcessor
 
 import hf_stitch
 from hf_stitch import Adapter, Samples
@@ -118,3 +121,35 @@ def decoder(pieces: int = 300, width: int = 32) -> Adapter:
         optimizer.step()
         optimizer.zero_grad()
     return hf_stitch.load(model.eval(), processor=tokenizer)
+
+
+NUMBERS = "zero one two three four five six seven eight nine".split()
+
+
+@cache
+def captioner() -> Adapter:
+    """Return a network that writes "this is a three" about an image: the body of a ViT, and a GPT-2 trained on it."""
+    words = ["<pad>", "<s>", "</s>", "this", "is", "a", *NUMBERS]
+    raw = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(words), n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2,
+        add_cross_attention=True, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model = VisionEncoderDecoderModel(encoder=vit().model.vit, decoder=GPT2LMHeadModel(config))
+    model.generation_config.update(decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
+    model.encoder.requires_grad_(False)
+    samples = digits().take(800)
+    inputs = pixels(vit(), samples)
+    captions = torch.tensor([[*map(words.index, ["<s>", "this", "is", "a", NUMBERS[x], "</s>"])] for x in samples.labels])
+    optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=3e-3)
+    for _ in range(4):
+        for batch in torch.randperm(len(captions)).split(32):
+            logits = model(pixel_values=inputs[batch], decoder_input_ids=captions[batch, :-1]).logits
+            torch.nn.functional.cross_entropy(logits.mT, captions[batch, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model.requires_grad_(True)
+    return hf_stitch.load(model.eval(), processor=ImageAndTextProcessor(vit().processor, tokenizer))

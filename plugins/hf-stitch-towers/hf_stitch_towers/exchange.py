@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from hf_stitch_towers.folding import (
     variants,
     with_tower,
 )  # fmt: skip
+from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.result import (
     ANOTHER,
     BETTER,
@@ -125,9 +126,14 @@ def exchange(
     network, error = final.finished(test)
     notes = [f"the map is not folded: {why}"] if why else []
     return Exchanged(
-        str(old.reference), str(new.reference), part, chosen, held, len(rest), len(test), test.fingerprint,
+        _name(old), _name(new), part, chosen, held, len(rest), len(test), test.fingerprint,
         _scores(measured, run.seed), not why, error, tuple(notes), network,
     )  # fmt: skip
+
+
+def _name(network: Adapter) -> str:
+    """Return the name of a network, or of its class."""
+    return type(network.model).__name__ if network.reference.id is None else str(network.reference)
 
 
 def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict[str, Figures]:
@@ -483,6 +489,8 @@ def with_images(processor: Any, of_images: Any) -> Any:
     """Return a processor of images and texts with another part for images; without one for texts, that part."""
     if not hasattr(processor, "image_processor"):
         return of_images
+    if isinstance(processor, ImageAndTextProcessor):
+        return replace(processor, image_processor=of_images)
     made = copy.copy(processor)
     made.image_processor = of_images
     return made

@@ -226,13 +226,15 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
         raise CannotFoldError(f"{type(model).__name__} takes no {type(body.config).__name__}: {error}") from error
     own = made.get_submodule(tower.name)
     given, wanted = body.state_dict(), own.state_dict()
-    prefix = next((p for p in ("", "vision_model.", "encoder.") if _fits(given, wanted, p)), None)
-    if prefix is None:
+    prefix = max(("", "vision_model.", "encoder."), key=lambda each: _count(given, wanted, each))
+    if not _count(given, wanted, prefix):
         raise CannotFoldError(
             f"{type(model).__name__} makes {type(own).__name__} of {type(body.config).__name__}, whose weights are not "
             f"those of {type(body).__name__}"
         )
-    own.load_state_dict({name: given[prefix + name] for name in wanted})
+    own.load_state_dict({name: given.get(prefix + name, torch.zeros_like(value)) for name, value in wanted.items()})
+    if any(prefix + name not in given for name in wanted):  # a pooling that nothing reads, perhaps
+        _check_same(own, body, tower)
     now = made.state_dict()
     rest = {
         name: value for name, value in model.state_dict().items()
@@ -245,9 +247,23 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     return made
 
 
-def _fits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> bool:
-    """Return whether weights contain those of a tower under a prefix."""
-    return all(prefix + n in given and given[prefix + n].shape == value.shape for n, value in wanted.items())
+def _count(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> int:
+    """Return how many weights of a tower are among given ones under a prefix; 0 if one has another shape."""
+    found = [prefix + name in given and given[prefix + name].shape == value.shape for name, value in wanted.items()]
+    other = any(prefix + name in given and not same for name, same in zip(wanted, found, strict=True))
+    return 0 if other else sum(found)
+
+
+def _check_same(own: Any, body: Any, tower: Tower) -> None:
+    """Check that a tower that lacks some weights computes the same states as its encoder."""
+    config, size = body.config, getattr(body.config, "image_size", None)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    value = next(body.parameters())
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randn(2, config.num_channels, height, width, generator=draw).to(value) if size else None
+    states = None if pixels is None else [each(**{tower.content: pixels}).last_hidden_state for each in (own, body)]
+    if states is None or not torch.equal(*states):
+        raise CannotFoldError(f"{type(body).__name__} lacks weights of {type(own).__name__} that its states depend on")
 
 
 # -- a map in front of readers ----------------------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""Put another vision encoder under a network that describes images: no labels, no training, an ordinary checkpoint."""
+
+import tempfile
+
+from networks import NUMBERS, captioner, digits, vit
+from transformers import VisionEncoderDecoderModel
+
+import hf_stitch
+
+old = captioner()  # "this is a three"
+other = vit(seed=1)  # trained apart from the encoder of old
+images = digits().select(range(800, len(digits())))  # which neither network has seen; their labels are not read
+
+encoder = hf_stitch.load(other.model.vit, processor=other.processor)
+found = hf_stitch.swap(old, encoder, images, part="vision", progress=False)
+print(found)
+
+with tempfile.TemporaryDirectory() as folder:
+    found.save_pretrained(folder)
+    plain = VisionEncoderDecoderModel.from_pretrained(folder)  # an ordinary model, with the other encoder
+print("class:", type(plain).__name__)
+
+tokenizer, test = old.processor.tokenizer, digits("test")
+for name, model, network in (("before", old.model, vit()), ("after", plain, other)):
+    right, example = 0, ""
+    for batch in test.batches(100):
+        ids = model.generate(pixel_values=network.preprocess(batch.samples)["pixel_values"], max_new_tokens=6)
+        captions = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        right += sum(NUMBERS[label] in caption for label, caption in zip(batch.labels, captions, strict=True))
+        example = captions[0]
+    print(f"{name}: {right / len(test):.3f} of captions name the digit, e.g. {example!r}")
