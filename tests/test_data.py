@@ -173,7 +173,7 @@ def test_dictionaries():
             "must be a column of class or integer or float or lists of numbers, got text",
         ),
         ([{"a": "x", "b": "y"}], {"text_pair": "b"}, "pass the column of the first texts as text"),
-        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b"}, "pass either image or text, not both"),
+        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b", "text_pair": "a"}, "leave out text_pair"),
         (Samples.of(["a"]), {"label": [0]}, "cannot be chosen again"),
     ],
 )

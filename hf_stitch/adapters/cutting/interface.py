@@ -106,7 +106,8 @@ class Interface(Record):
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
 
-        Floating-point content becomes zeros of the same shape, expanded from one element. Token ids become
+        Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
+        images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
 
         Args:
@@ -118,7 +119,10 @@ class Interface(Record):
         context = dict(inputs)
         for name in self.content:
             value = inputs[name]
-            if value.is_floating_point():
+            if value.is_floating_point() and value.dim() == 5:
+                present = value.detach().flatten(2).any(2).to(value.dtype)
+                context[name] = present[..., None, None, None].expand(value.shape)
+            elif value.is_floating_point():
                 context[name] = torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
             else:
                 special = torch.isin(value, torch.tensor(self.special_ids, dtype=value.dtype, device=value.device))
@@ -135,7 +139,8 @@ class Interface(Record):
             A new dictionary with the same keys.
         """
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
-        return {**context, **{n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}}
+        made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
+        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
         """Create a context for representations of another network.
@@ -157,11 +162,11 @@ class Interface(Record):
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)
-            blank[name] = torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(size)
+            blank[name] = torch.full((), float(len(size) == 5), dtype=getattr(torch, self.dtypes[name]), device=device).expand(size)
         return blank | {name: torch.tensor([row] * batch, device=device) for name, row in self.prompt.items()}
 
 
 def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
     """Return the batch size and the number of tokens of inputs."""
     shape = inputs[interface.text or interface.content[0]].shape
-    return shape[0], shape[1] if interface.text else 0
+    return shape[0], shape[1] if interface.text and len(shape) > 1 else 0
