@@ -55,7 +55,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
     "nemo_speechlm": {"head_config": {"audio_hidden_size": 64}},
-    "cosmos3_edge": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}},
+    "cosmos3_edge": {
+        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    },
     "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
 }
 """Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
@@ -108,7 +110,9 @@ def types() -> dict[str, str]:
             listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
     found = {}
     for kind, names in sorted(listed.items()):
-        for name in sorted(names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)):
+        for name in sorted(
+            names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)
+        ):
             try:
                 takes = inspect.signature(getattr(transformers, name).forward).parameters
             except (AttributeError, ImportError):  # a class that is not there, or needs another library
@@ -326,14 +330,14 @@ with random weights, loaded by `hf_stitch.load(network)` without example inputs
 ([hf-stitch-towers](https://github.com/hf-stitch/hf-stitch/tree/main/plugins/hf-stitch-towers)).
 `python benchmarks/towers_zoo.py` examines types that have no row of the installed versions, and writes this page.
 
-Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches than
-those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*, where
+Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
+than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*, where
 positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
 bypassed but for the last. *Refused* counts candidates that are no cuts.
 
 A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
-other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`);
-it is *not built* where transformers refuses the tiny config, which tells nothing of the type.
+other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for
+`example_inputs`); it is *not built* where transformers refuses the tiny config, which tells nothing of the type.
 """
 
 
@@ -345,15 +349,15 @@ def report(rows: Mapping[str, Row]) -> str:
     versions = "; ".join(sorted({row.versions for row in found}))
     lines = [
         INTRODUCTION,
-        f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the decoder, "
-        f"{sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), {len(refused)} "
-        f"are refused by name, and of {len(unbuilt)} no tiny network was built. Measured with {versions}.\n",
+        f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
+        f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), "
+        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. Measured with {versions}.\n",
         "## Exact cuts\n",
         "| type | class | content | tower | projector | decoder | refused | why |",
         "|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} | {row.refused} "
-            f"| {_cell(row.inexact or row.reason, 160)} |"
+            f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} "
+            f"| {row.refused} | {_cell(row.inexact or row.reason, 160)} |"
             for row in cut
         ),
     ]

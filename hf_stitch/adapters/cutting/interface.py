@@ -41,7 +41,7 @@ class Interface(Record):
         pad_id: Token id of padding; ``None`` (default) if there is none.
         arguments: Further outputs of a tokenizer that the model accepts (mask, token types).
         max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: the tokens that the other stack of an encoder-decoder model
+        given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
             reads, or that a network reads beside images. They belong to the context.
         prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
         packed: Arguments whose first axis has several rows for each sample: patches, or images.
@@ -162,7 +162,9 @@ class Interface(Record):
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)
-            blank[name] = torch.full((), float(len(size) == 5), dtype=getattr(torch, self.dtypes[name]), device=device).expand(size)
+            blank[name] = torch.full(
+                (), float(len(size) == 5), dtype=getattr(torch, self.dtypes[name]), device=device
+            ).expand(size)
         return blank | {name: torch.tensor([row] * batch, device=device) for name, row in self.prompt.items()}
 
 

@@ -51,14 +51,9 @@ class Shapes:
     """Determine the meaning of axes from traced forwards."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        traces: Sequence[Trace],
-        longer: Callable[[], Trace],
-        content: tuple[int, ...],
-        tokens: int,
-        modality: str,
-    ) -> None:
+        self, model: nn.Module, traces: Sequence[Trace], longer: Callable[[], Trace], content: tuple[int, ...],
+        tokens: int, modality: str,
+    ) -> None:  # fmt: skip
         """Keep the traces; axes are determined on demand."""
         self.model, self.traces, self.content, self.modality = model, traces, content, modality
         self.tokens = tokens

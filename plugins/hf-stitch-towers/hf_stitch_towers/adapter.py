@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hf_stitch.adapters.base import Adapter, _locked
 from hf_stitch.adapters.examples import arguments_of
-
 from hf_stitch_towers.examples import MEDIA, placeholder
 from hf_stitch_towers.inputs import inputs_of
 
@@ -79,8 +78,8 @@ class ImageTextAdapter(Adapter):
         """Return the arguments of a text beside an image, for one sample."""
         if not hasattr(self.processor, "save_pretrained"):
             raise ValueError(
-                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or the "
-                'arguments themselves, context={"input_ids": …}'
+                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or "
+                'the arguments themselves, context={"input_ids": …}'
             )
         shape = self.interface.shapes[self.interface.content[0]]
         height, width = shape[-2:] if len(shape) >= 3 else (64, 64)

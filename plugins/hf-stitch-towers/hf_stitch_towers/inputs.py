@@ -201,7 +201,7 @@ def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, promp
         )
     try:
         return dict(processor(images=images, text=full, padding=True, return_tensors="pt"))
-    except Exception as error:
+    except Exception:
         if all(len(own) == 1 for own in images):  # some take one image for each text, without a list
             try:
                 return dict(processor(images=[own[0] for own in images], text=full, padding=True, return_tensors="pt"))
@@ -266,6 +266,6 @@ def _check(
     if interface.max_tokens is not None and bool((lengths > interface.max_tokens).any()):
         bad = rows[int(lengths.argmax())].id
         raise ValueError(
-            f"sample {bad!r} has {int(lengths.max())} tokens with those of its images, and {type(model).__name__} takes "
-            f"{interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer images"
+            f"sample {bad!r} has {int(lengths.max())} tokens with those of its images, and {type(model).__name__} "
+            f"takes {interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer images"
         )

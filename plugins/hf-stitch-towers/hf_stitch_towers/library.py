@@ -21,7 +21,6 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference
-
 from hf_stitch_towers.adapter import ImageTextAdapter
 from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS, end_of, example_of, media_of, placeholder, texts_of
 from hf_stitch_towers.inputs import ImageAndTextProcessor
@@ -38,8 +37,8 @@ MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
 class ImageText(Transformers):
     """Networks of transformers whose forward takes images (sound, video) and a text.
 
-    ``content`` names what enters at the cuts: ``"image"`` (the default; ``"audio"``, ``"video"``), or ``"text"`` for the
-    network of texts alone. The other input is the context, which each sample carries with it.
+    ``content`` names what enters at the cuts: ``"image"`` (the default; ``"audio"``, ``"video"``), or ``"text"`` for
+    the network of texts alone. The other input is the context, which each sample carries with it.
 
     Example:
         >>> from transformers import CLIPModel, ViTConfig

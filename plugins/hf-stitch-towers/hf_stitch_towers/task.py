@@ -1,4 +1,4 @@
-"""The task of networks that write a text about an image: whether stitched models predict the next tokens of the target."""
+"""The task of networks that write a text about an image: do stitched models predict the next tokens of the target?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import PerToken
-
 from hf_stitch_towers.examples import placeholder
 
 __all__ = ["ImageTextToText"]

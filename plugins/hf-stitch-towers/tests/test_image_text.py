@@ -96,7 +96,9 @@ def blip() -> Any:
 
 def clip() -> Any:
     torch.manual_seed(0)
-    config = transformers.CLIPConfig(vision_config=vision(), text_config=words(max_position_embeddings=32), projection_dim=16)
+    config = transformers.CLIPConfig(
+        vision_config=vision(), text_config=words(max_position_embeddings=32), projection_dim=16
+    )
     return noisy(transformers.CLIPModel(config))
 
 
@@ -136,7 +138,9 @@ def whisper() -> Any:
 
 
 NETWORKS = {
-    "llava": (llava, 3, ("model.vision_tower.encoder.layers.0", "model.multi_modal_projector", "model.language_model.layers.2")),
+    "llava": (
+        llava, 6, ("model.vision_tower.encoder.layers.0", "model.multi_modal_projector", "model.language_model.layers.2")
+    ),
     "paligemma": (paligemma, 4, ("model.vision_tower.encoder.layers.2", "model.multi_modal_projector")),
     "captioner": (captioner, 3, ("encoder.layers.0", "encoder.layernorm", "decoder.transformer.h.2")),
     "blip": (blip, 3, ("vision_model.encoder.layers.1",)),
@@ -284,7 +288,9 @@ def test_a_network_is_loaded_from_a_folder_with_its_processor(tmp_path: Path) ->
 # -- samples ------------------------------------------------------------------------------------------------------
 def test_samples_of_an_image_and_a_text(reader: ImageTextAdapter) -> None:
     rows = [{"picture": image, "caption": text} for image, text in zip(pictures(4), texts(4), strict=True)]
-    stored = datasets.Dataset.from_list(rows, features=datasets.Features(picture=datasets.Image(), caption=datasets.Value("string")))
+    stored = datasets.Dataset.from_list(
+        rows, features=datasets.Features(picture=datasets.Image(), caption=datasets.Value("string"))
+    )
     for data in (rows, stored, Samples.of(rows, image="picture", text="caption")):
         samples = Samples.of(data)
         assert samples.modality == "image and text" and repr(samples) == "Samples(4 x image and text)"
@@ -368,7 +374,9 @@ PLACES = ("model.vision_tower.encoder.layers.0", "model.multi_modal_projector", 
 def test_a_network_that_is_stitched_to_itself_computes_and_generates_the_same(reader: Any, layer: str) -> None:
     rows = [{"image": image, "text": text} for image, text in zip(pictures(20), texts(20), strict=True)]
     for data in (rows, pictures(20)):
-        itself = hf_stitch.stitch(reader, reader, data, source_layer=layer, target_layer=layer, matcher="identity", **QUIET)
+        itself = hf_stitch.stitch(
+            reader, reader, data, source_layer=layer, target_layer=layer, matcher="identity", **QUIET
+        )
         assert itself.evaluation["agreement"].value == 1.0 and itself.evaluation["kl_divergence"].value == 0.0
     inputs = reader.preprocess(pictures(3))
     with torch.no_grad():
@@ -384,7 +392,9 @@ def test_a_network_that_is_stitched_to_itself_computes_and_generates_the_same(re
         if itself.uncached is None:
             assert torch.equal(itself.generate(**given, **asked, use_cache=True), expected)
             beams = {"num_beams": 2, "do_sample": False}
-            assert torch.equal(itself.generate(**given, **asked, **beams), reader.model.generate(**given, **asked, **beams))
+            assert torch.equal(
+                itself.generate(**given, **asked, **beams), reader.model.generate(**given, **asked, **beams)
+            )
         else:
             with pytest.raises(ValueError, match="generates without a cache, because the target is cut in its decoder"):
                 itself.generate(**given, **asked, use_cache=True)
@@ -456,8 +466,12 @@ def test_two_towers_are_stitched_and_compared() -> None:
     images = torch.randn(40, 3, 24, 24)
     ids = torch.tensor([5, 6, 2])
     adapter = hf_stitch.load(clip(), context={"input_ids": ids})
-    atlas = hf_stitch.compare(adapter, adapter, images, layers_a=adapter.layers[:2], layers_b=adapter.layers[:2], **QUIET)
+    atlas = hf_stitch.compare(
+        adapter, adapter, images, layers_a=adapter.layers[:2], layers_b=adapter.layers[:2], **QUIET
+    )
     assert atlas["linear_cka"].diagonal() == pytest.approx(1.0)
     layer = "vision_model.encoder.layers.1"
-    itself = hf_stitch.stitch(adapter, adapter, images, source_layer=layer, target_layer=layer, matcher="identity", **QUIET)
+    itself = hf_stitch.stitch(
+        adapter, adapter, images, source_layer=layer, target_layer=layer, matcher="identity", **QUIET
+    )
     assert itself.evaluation["r2"].value == pytest.approx(1.0)
