@@ -331,8 +331,8 @@ with random weights, loaded by `hf_stitch.load(network)` without example inputs
 `python benchmarks/towers_zoo.py` examines types that have no row of the installed versions, and writes this page.
 
 Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
-than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*, where
-positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
+than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
+where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
 bypassed but for the last. *Refused* counts candidates that are no cuts.
 
 A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
@@ -351,7 +351,8 @@ def report(rows: Mapping[str, Row]) -> str:
         INTRODUCTION,
         f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
         f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), "
-        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. Measured with {versions}.\n",
+        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
+        f"Measured with {versions}.\n",
         "## Exact cuts\n",
         "| type | class | content | tower | projector | decoder | refused | why |",
         "|---|---|---|---|---|---|---|---|",

@@ -50,8 +50,8 @@ class Cut(Record):
         axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
             samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
         padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
-        fold: Positions in each row of the first axis, where a sample has several rows (tiles of an image): 0 if a row is
-            one position, -1 if one row has those of all samples; ``None`` (default) where a sample has one row.
+        fold: Positions in each row of the first axis, where a sample has several rows (tiles of an image): 0 if a row
+            is one position, -1 if one row has those of all samples; ``None`` (default) where a sample has one row.
 
     Example:
         >>> import torch

@@ -43,6 +43,7 @@ class Interface(Record):
         max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
         given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
             reads, or that a network reads beside images. They belong to the context.
+        beside: Argument among those ``given`` that is a text of any length; ``None`` (default) if there is none.
         prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
         packed: Arguments whose first axis has several rows for each sample: patches, or images.
         outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
@@ -71,14 +72,15 @@ class Interface(Record):
     max_tokens: Count | None = None
     given: tuple[str, ...] = ()
     start_id: int | None = None
+    beside: str | None = None
     prompt: Mapping[str, Any] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
     @property
     def text(self) -> str | None:
-        """Name of the argument with the tokens of a text: the content, or what is read beside it; ``None`` without."""
-        return next(iter(self.content if self.modality == "text" else self.given), None)
+        """Name of the argument with the tokens of a text: the content, or that beside it; ``None`` without."""
+        return self.content[0] if self.modality == "text" else self.beside
 
     @property
     def mask(self) -> str:

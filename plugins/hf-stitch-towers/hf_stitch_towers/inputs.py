@@ -267,5 +267,6 @@ def _check(
         bad = rows[int(lengths.argmax())].id
         raise ValueError(
             f"sample {bad!r} has {int(lengths.max())} tokens with those of its images, and {type(model).__name__} "
-            f"takes {interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer images"
+            f"takes {interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer "
+            "images"
         )

@@ -121,6 +121,7 @@ class ImageText(Transformers):
             special_ids=tuple(sorted({mark for mark in marks if mark is not None})),
             modality="image" if MEDIA[name] == "image" else "tensor",
             given=given,
+            beside=next(iter(given), None),
             pad_id=pad_id(model.config),
             arguments=tuple(each for each in MASKS if each in example),
             max_tokens=_max_tokens(model, model.config, None) if given else None,
