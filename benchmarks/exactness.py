@@ -119,7 +119,7 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
     """
     outputs = []
     for number, inputs in enumerate(fresh(adapter)):
-        expected = [t.clone() for t in bits(adapter.model(**{**adapter.interface.options, **inputs}))]
+        expected = [t.clone() for t in bits(_output(adapter, inputs))]
         outputs.append(expected)
         for layer, representation in adapter.encode(inputs, layers).items():
             _check_context(adapter, representation.context, inputs, layer)
@@ -129,6 +129,11 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
     if not any(bool(t.isfinite().any()) for t in outputs[-1] if t.is_floating_point()):
         raise ValueError("the model returns no finite number")
     _check_that_inputs_matter(adapter)
+
+
+def _output(adapter: Adapter, inputs: dict[str, Any]) -> Any:
+    """Return the output of the network itself, of which that counts which the adapter counts."""
+    return adapter.interface.kept(adapter.model(**{**adapter.interface.options, **inputs}))
 
 
 def _check_context(adapter: Adapter, context: Any, inputs: Any, layer: str) -> None:
@@ -147,8 +152,7 @@ def _check_that_inputs_matter(adapter: Adapter) -> None:
     inputs = next(iter(fresh(adapter)))
     name = adapter.interface.content[0]
     other = {**inputs, name: inputs[name].flip(0)}
-    options = adapter.interface.options
-    if agree(bits(adapter.model(**{**options, **inputs})), bits(adapter.model(**{**options, **other}))):
+    if agree(bits(_output(adapter, inputs)), bits(_output(adapter, other))):
         raise ValueError("the model returns the same output for different inputs")
 
 

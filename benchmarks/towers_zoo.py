@@ -44,7 +44,22 @@ PARTS = ("tower", "projector", "decoder")
 BRIDGE = re.compile(r"proj|connector|merger|align|bridge|qformer|resampler|adapter|perceiver|pool|norm|head", re.I)
 """Names of modules between a tower and a decoder."""
 
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 4},
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "t5gemma2": {"mm_tokens_per_image": 4},
+    "vipllava": {"vision_feature_layers": [-2, -1]},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
+    "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "inkling2": {"vision_config": {"text_hidden_size": 64}},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
+    "nemo_speechlm": {"head_config": {"audio_hidden_size": 64}},
+    "cosmos3_edge": {
+        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    },
+    "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
+}
 """Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
 
 
@@ -95,7 +110,9 @@ def types() -> dict[str, str]:
             listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
     found = {}
     for kind, names in sorted(listed.items()):
-        for name in sorted(names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)):
+        for name in sorted(
+            names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)
+        ):
             try:
                 takes = inspect.signature(getattr(transformers, name).forward).parameters
             except (AttributeError, ImportError):  # a class that is not there, or needs another library
@@ -109,7 +126,7 @@ def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> 
     """Return a tiny config of a type whose parts fit together and whose placeholders are in the vocabulary."""
     if kind in COMPOSED:
         return COMPOSED[kind]()
-    tiny.EXCEPTIONS.setdefault(kind, EXCEPTIONS.get(kind, {}))
+    tiny.EXCEPTIONS[kind] = {**tiny.EXCEPTIONS.get(kind, {}), **EXCEPTIONS.get(kind, {})}
     config = tiny.config(kind, keep)
     for part in _parts(config):
         _repair(part, sections)
@@ -124,21 +141,35 @@ def _parts(config: Any) -> Iterator[Any]:
             yield from _parts(value)
 
 
+def _value(config: Any, name: str) -> Any:
+    """Return a value of a config; ``None`` if there is none, or it differs between layers."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # a class of its own, which transformers does not export
+        return None
+
+
 def _repair(config: Any, sections: bool) -> None:
     """Make sizes of a config that depend on each other fit."""
-    heads, keys = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
+    heads, keys = _value(config, "num_attention_heads"), _value(config, "num_key_value_heads")
     if isinstance(heads, int) and isinstance(keys, int) and (keys > heads or heads % keys):
         config.num_key_value_heads = heads
-    for rope in (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")):
+    for rope in (_value(config, name) for name in ("rope_parameters", "rope_scaling")):
         if not (isinstance(rope, dict) and (sections or "mrope_section" in rope) and isinstance(heads, int)):
             continue
-        half = (getattr(config, "head_dim", None) or config.hidden_size // heads) // 2
+        half = (_value(config, "head_dim") or config.hidden_size // heads) // 2
         half = int(half * rope.get("partial_rotary_factor", 1.0))
         rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
-    for name in ("image_grid_pinpoints",):
-        if getattr(config, name, None):
-            side = getattr(getattr(config, "vision_config", config), "image_size", 64)
-            setattr(config, name, [[side, side], [side, 2 * side]])
+    if getattr(config, "image_grid_pinpoints", None):
+        side = getattr(getattr(config, "vision_config", config), "image_size", 64)
+        config.image_grid_pinpoints = [[side, side], [side, 2 * side]]
+    for name, most in LARGE.items():
+        if isinstance(size := _value(config, name), int) and size > most:
+            setattr(config, name, most)
+
+
+LARGE = {"embed_dim": 64, "layers": 4, "attention_heads": 4, "depth": 4, "latent_query_num": 8}
+"""Further sizes, by the names that some types give them, and the largest that is examined."""
 
 
 def _placeholders(config: Any) -> None:
@@ -201,10 +232,11 @@ COMPOSED = {
 """Type -> its config, for types that join two networks of other types."""
 
 
-def network(kind: str, name: str, keep: tuple[str, ...] = ()) -> nn.Module:
+def network(kind: str, name: str, keep: tuple[str, ...] = (), sections: bool | None = None) -> nn.Module:
     """Return a tiny network of a type, with random weights."""
     made = getattr(transformers, name)
-    sections = "mrope_section" in inspect.getsource(sys.modules[made.__module__])
+    if sections is None:
+        sections = "mrope_section" in inspect.getsource(sys.modules[made.__module__])
     config = config_of(kind, keep, sections)
     if not isinstance(config, made.config_class):
         config = next((part for part in _parts(config) if isinstance(part, made.config_class)), config)
@@ -216,26 +248,18 @@ def network(kind: str, name: str, keep: tuple[str, ...] = ()) -> nn.Module:
 def examine(kind: str, name: str) -> Row:
     """Find and check the cuts of a type. Errors are stored in the row."""
     started = time.perf_counter()
-    row = Row(kind, name)
-    try:
-        model = _built(kind, name)
-    except Exception as error:  # the code of the library can raise anything
-        return dataclasses.replace(row, built=False, reason=_message(error))
-    try:
-        row = _examined(row, model)
-    except Exception as error:
-        row = dataclasses.replace(row, reason=_message(error))
-    return dataclasses.replace(row, seconds=round(time.perf_counter() - started, 1))
-
-
-def _built(kind: str, name: str) -> nn.Module:
-    failures = []
-    for keep in ((), ("image_size",)):
+    row, failures = Row(kind, name, built=False), list[Exception]()
+    for keep, sections in (((), None), ((), True), (("image_size",), None)):
         try:
-            return network(kind, name, keep)
-        except Exception as error:
+            model = network(kind, name, keep, sections)
+            row = dataclasses.replace(row, built=True)
+            row = _examined(row, hf_stitch.load(model))
+            break
+        except Exception as error:  # the code of the library can raise anything
             failures.append(error)
-    raise failures[0]
+    else:
+        row = dataclasses.replace(row, reason=_message(failures[0]))
+    return dataclasses.replace(row, seconds=round(time.perf_counter() - started, 1))
 
 
 def _message(error: Exception) -> str:
@@ -243,8 +267,7 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:400]}"
 
 
-def _examined(row: Row, model: nn.Module) -> Row:
-    adapter = hf_stitch.load(model)
+def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
     row = dataclasses.replace(row, content=adapter.interface.content[0])
     layers = adapter.layers
     infos = [adapter.verify_cut(each) for each in adapter.candidates]
@@ -300,6 +323,55 @@ def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
+INTRODUCTION = """# Networks that read two things
+
+Every model type of transformers with a class that takes images, video or sound together with a text, from a tiny config
+with random weights, loaded by `hf_stitch.load(network)` without example inputs
+([hf-stitch-towers](https://github.com/hf-stitch/hf-stitch/tree/main/plugins/hf-stitch-towers)).
+`python benchmarks/towers_zoo.py` examines types that have no row of the installed versions, and writes this page.
+
+Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
+than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
+where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
+bypassed but for the last. *Refused* counts candidates that are no cuts.
+
+A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
+other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for
+`example_inputs`); it is *not built* where transformers refuses the tiny config, which tells nothing of the type.
+"""
+
+
+def report(rows: Mapping[str, Row]) -> str:
+    """Return the page."""
+    found = [rows[kind] for kind in sorted(rows)]
+    cut, refused = [row for row in found if row.cuts], [row for row in found if row.built and not row.cuts]
+    unbuilt = [row for row in found if not row.built]
+    versions = "; ".join(sorted({row.versions for row in found}))
+    lines = [
+        INTRODUCTION,
+        f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
+        f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), "
+        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
+        f"Measured with {versions}.\n",
+        "## Exact cuts\n",
+        "| type | class | content | tower | projector | decoder | refused | why |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} "
+            f"| {row.refused} | {_cell(row.inexact or row.reason, 160)} |"
+            for row in cut
+        ),
+    ]
+    for title, several in (("Refused by name", refused), ("Not built", unbuilt)):
+        lines += [f"\n## {title}\n", "| type | class | reason |", "|---|---|---|"]
+        lines += [f"| {row.family} | {row.model} | {_cell(row.reason)} |" for row in several]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str, most: int = 400) -> str:
+    return text[:most].replace("|", "\\|").replace("<", "&lt;") + ("…" if len(text) > most else "")
+
+
 def main() -> None:
     """Renew the rows and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -328,6 +400,7 @@ def main() -> None:
         row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **found})
         write(rows)
         print(f"{kind}: {row.tower}+{row.projector}+{row.decoder} {row.inexact} {row.reason[:300]}", flush=True)
+    PAGE.write_text(report(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,19 @@ def test_a_data_set_of_texts_and_of_pairs():
     assert read(Samples.of(data, text="premise", text_pair="claim")) == [("a", "c"), ("b", "d")]
 
 
+def test_an_image_and_a_text_are_one_sample():
+    rows = [{"key": f"k{i}", "picture": picture(i), "caption": f"number {i}"} for i in range(3)]
+    samples = Samples.of(rows, image="picture", text="caption", id="key")
+    assert (samples.modality, samples.ids, repr(samples)) == (
+        "image and text", ("k0", "k1", "k2"), "Samples(3 x image and text)",
+    )  # fmt: skip
+    assert [row["text"] for row in read(samples)] == ["number 0", "number 1", "number 2"]
+    assert read(Samples.of([{"a": row["picture"], "b": row["caption"]} for row in rows])) == read(samples)
+    several = Samples.of([{"a": [row["picture"], row["picture"]], "b": row["caption"]} for row in rows])
+    assert several.fingerprint != samples.fingerprint and len(read(several)[0]["image"]) == 2
+    assert several.fingerprint == Samples.of(several).fingerprint
+
+
 def test_a_column_named_as_id_is_no_candidate_for_the_text():
     data = datasets.Dataset.from_dict({"text": ["a", "b"], "key": ["x", "y"]})
     assert read(Samples.of(data, id="key")) == ["a", "b"]
@@ -173,7 +186,7 @@ def test_dictionaries():
             "must be a column of class or integer or float or lists of numbers, got text",
         ),
         ([{"a": "x", "b": "y"}], {"text_pair": "b"}, "pass the column of the first texts as text"),
-        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b"}, "pass either image or text, not both"),
+        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b", "text_pair": "a"}, "leave out text_pair"),
         (Samples.of(["a"]), {"label": [0]}, "cannot be chosen again"),
     ],
 )

@@ -92,14 +92,9 @@ class Adapter:
     embedding_width: int = 0
 
     def __init__(
-        self,
-        model: nn.Module,
-        library: Library,
-        interface: Interface,
-        example: Mapping[str, Any],
-        reference: ModelReference,
-        processor: Any = None,
-    ) -> None:
+        self, model: nn.Module, library: Library, interface: Interface, example: Mapping[str, Any],
+        reference: ModelReference, processor: Any = None,
+    ) -> None:  # fmt: skip
         """Store the arguments; the network does not run yet."""
         self.model = model
         self._library = library
@@ -473,13 +468,9 @@ class Adapter:
         self._capture(self._survey(), arguments, layers, callback, False)
 
     def _capture(
-        self,
-        survey: Survey,
-        arguments: Mapping[str, Any],
-        layers: Iterable[str],
-        callback: LayerCallback,
+        self, survey: Survey, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback,
         complete: bool,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Run the network with hooks at the layers."""
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}

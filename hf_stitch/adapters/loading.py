@@ -27,15 +27,9 @@ from hf_stitch.storage.files import reading
 
 
 def load(
-    model: Any,
-    task: str | None = None,
-    *,
-    example_inputs: Any = None,
-    processor: Any = None,
-    content: str | None = None,
-    context: Any = None,
-    **options: Any,
-) -> Adapter:
+    model: Any, task: str | None = None, *, example_inputs: Any = None, processor: Any = None,
+    content: str | None = None, context: Any = None, **options: Any,
+) -> Adapter:  # fmt: skip
     """Load a model and return its adapter, which compares, cuts and stitches it.
 
     Args:
@@ -101,9 +95,11 @@ def load(
         try:
             with reading(files):
                 loaded = _library(reference).load(reference, processor, **options)
-                return _library(loaded.reference).adapter(
-                    loaded.model, loaded.reference, example_inputs, loaded.processor, content
-                ).beside(context)
+                return (
+                    _library(loaded.reference)
+                    .adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)
+                    .beside(context)
+                )
         except Exception as error:
             if (found := _explained(reference, options, error)) is None:
                 raise

@@ -53,14 +53,9 @@ SAMPLES = {
 
 
 def card(
-    described: Description,
-    *,
-    name: str | None = None,
-    present: str | None = None,
-    tags: Iterable[str] = (),
-    sample: str | None = None,
-    shown: Collection[str] = (),
-) -> str:
+    described: Description, *, name: str | None = None, present: str | None = None, tags: Iterable[str] = (),
+    sample: str | None = None, shown: Collection[str] = (),
+) -> str:  # fmt: skip
     """Return the model card of a stitcher or of a whole stitched model.
 
     Of a present card, what a person added is kept: the text before and after the marks, other metadata and tags.

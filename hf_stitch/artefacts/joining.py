@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 
 
 def join(
-    source: Adapter,
-    source_layer: str,
-    layer: StitchingLayer,
-    target: Adapter,
-    target_layer: str,
-    *,
-    task: str | None,
+    source: Adapter, source_layer: str, layer: StitchingLayer, target: Adapter, target_layer: str, *, task: str | None,
     recipe: Mapping[str, Any] | None = None,
-) -> StitchedModel:
+) -> StitchedModel:  # fmt: skip
     """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied."""
     return _Halves(source, target, task).join(source_layer, layer, target_layer, recipe)
 

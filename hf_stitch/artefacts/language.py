@@ -169,20 +169,12 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     @can_return_tuple  # type: ignore[untyped-decorator]
     @under_any_name
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: int | Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        **inputs: Any,
-    ) -> CausalLMOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        cache: Cache | None = None, labels: Tensor | None = None, use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0, num_items_in_batch: int | Tensor | None = None,
+        inputs_embeds: Tensor | None = None, output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None, **inputs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
         """Compute the logits of the next tokens.
 
         Args:

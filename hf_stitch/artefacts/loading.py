@@ -69,18 +69,10 @@ ALWAYS = ("use_safetensors", "weights_only")
 
 
 def load_pretrained(
-    wanted: type[StitchedModel],
-    place: str,
-    options: dict[str, Any],
-    *,
-    dtype: torch.dtype | None,
-    device_map: Any,
-    max_memory: Mapping[int | str, int | str] | None,
-    subfolder: str,
-    config: StitchConfig | None,
-    attention: str | None,
-    allow_modified: bool,
-) -> StitchedModel:
+    wanted: type[StitchedModel], place: str, options: dict[str, Any], *, dtype: torch.dtype | None, device_map: Any,
+    max_memory: Mapping[int | str, int | str] | None, subfolder: str, config: StitchConfig | None,
+    attention: str | None, allow_modified: bool,
+) -> StitchedModel:  # fmt: skip
     """Load a model from a folder or the Hub. Options are those of the download, and what Auto classes pass."""
     download: Any = {name: options.pop(name) for name in hub.DownloadOptions.__annotations__ if name in options}
     if "_adapter_model_path" in (adapter := options.pop("adapter_kwargs", None) or {}):  # an Auto class found it
@@ -114,14 +106,9 @@ def load_pretrained(
 
 
 def _load(
-    wanted: type[StitchedModel],
-    folder: Path,
-    given: StitchConfig | None,
-    attention: str | None,
-    allow_modified: bool,
-    placed: DeviceMap | None,
-    max_memory: Mapping[int | str, int | str] | None,
-) -> StitchedModel:
+    wanted: type[StitchedModel], folder: Path, given: StitchConfig | None, attention: str | None, allow_modified: bool,
+    placed: DeviceMap | None, max_memory: Mapping[int | str, int | str] | None,
+) -> StitchedModel:  # fmt: skip
     """Load the files in a folder, and verify them once all are read: then they belong together."""
     path, record = folder / CONFIG, read_config(record_in(folder, CONFIG))
     config: StitchConfig = StitchConfig.from_dict(record, name_or_path=str(folder)) if given is None else given

@@ -114,13 +114,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     _supports_attention_backend = True
 
     def __init__(
-        self,
-        config: StitchConfig,
-        source: Front | None = None,
-        stitch: StitchingLayer | None = None,
-        target: Back | None = None,
-        processor: Any = None,
-    ) -> None:
+        self, config: StitchConfig, source: Front | None = None, stitch: StitchingLayer | None = None,
+        target: Back | None = None, processor: Any = None,
+    ) -> None:  # fmt: skip
         """Use the given parts, or build them from the config without loading weights."""
         if not (config.source and config.target and config.stitch):
             raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
@@ -229,17 +225,11 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        **inputs: Any,
-    ) -> Any:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None, pixel_values: Tensor | None = None, labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None, **inputs: Any,
+    ) -> Any:  # fmt: skip
         """Run the model on inputs of the source.
 
         Args:

@@ -92,20 +92,11 @@ class Stitcher(Artefact):
     commit_message = "Upload stitcher"
 
     def __init__(
-        self,
-        stitch: StitchingLayer,
-        source: ModelReference,
-        source_layer: str,
-        target: ModelReference,
-        target_layer: str,
-        *,
-        task: str | None = None,
-        recipe: Mapping[str, Any] | None = None,
-        scores: Mapping[str, Any] | None = None,
-        anchors: AnchorSet | None = None,
-        parts: Mapping[str, Stitcher] | None = None,
-        own: bool | None = None,
-    ) -> None:
+        self, stitch: StitchingLayer, source: ModelReference, source_layer: str, target: ModelReference,
+        target_layer: str, *, task: str | None = None, recipe: Mapping[str, Any] | None = None,
+        scores: Mapping[str, Any] | None = None, anchors: AnchorSet | None = None,
+        parts: Mapping[str, Stitcher] | None = None, own: bool | None = None,
+    ) -> None:  # fmt: skip
         """Store the arguments."""
         self.stitch = stitch
         self.source, self.source_layer = source, source_layer
@@ -180,13 +171,9 @@ class Stitcher(Artefact):
 
     @classmethod
     def from_pretrained(
-        cls,
-        id_or_folder: str | Path,
-        *,
-        allow_modified: bool = False,
-        subfolder: str = "",
+        cls, id_or_folder: str | Path, *, allow_modified: bool = False, subfolder: str = "",
         **download: Unpack[DownloadOptions],
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Load a stitcher from a folder or the Hub.
 
         All files are checked against the digests in the record. A warning names keys that a newer version added.
@@ -247,15 +234,9 @@ class Stitcher(Artefact):
 
     @checked
     def attach(
-        self,
-        source: Given = None,
-        target: Given = None,
-        *,
-        example_inputs: Any = None,
-        dtype: torch.dtype | str | None = None,
-        allow_changed: Collection[Changeable] = (),
-        **options: Any,
-    ) -> StitchedModel:
+        self, source: Given = None, target: Given = None, *, example_inputs: Any = None,
+        dtype: torch.dtype | str | None = None, allow_changed: Collection[Changeable] = (), **options: Any,
+    ) -> StitchedModel:  # fmt: skip
         """Build the stitched model from this stitching layer and both networks.
 
         Networks that are not given are downloaded at the recorded revisions. In all cases they must be those for which

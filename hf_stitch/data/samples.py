@@ -45,7 +45,9 @@ def missing_in(sample: Any, modality: str) -> str | None:
     """Return what is missing (None) in a sample; ``None`` if nothing is."""
     if isinstance(sample, dict):
         return next((name for name, value in sample.items() if value is None), None)
-    return modality if sample is None or (isinstance(sample, (tuple, list)) and any(v is None for v in sample)) else None
+    return (
+        modality if sample is None or (isinstance(sample, (tuple, list)) and any(v is None for v in sample)) else None
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Batch:
     """Consecutive samples, read into memory.
 
     Attributes:
-        samples: PIL images, texts, pairs of texts, tensors or arrays, as in the data; dictionaries of an image and a text.
+        samples: Images, texts, pairs of texts, tensors or arrays, as in the data; dictionaries of image and text.
         origin: The corresponding part of the :class:`Samples`.
 
     Example:
@@ -113,15 +115,9 @@ class Samples:
 
     @classmethod
     def of(
-        cls,
-        data: Any,
-        *,
-        image: str | None = None,
-        text: str | None = None,
-        text_pair: str | None = None,
-        label: str | Iterable[Any] | None = None,
-        id: str | Iterable[Any] | None = None,
-    ) -> Samples:
+        cls, data: Any, *, image: str | None = None, text: str | None = None, text_pair: str | None = None,
+        label: str | Iterable[Any] | None = None, id: str | Iterable[Any] | None = None,
+    ) -> Samples:  # fmt: skip
         """Create samples from data of any supported type, and detect the columns of samples and labels.
 
         Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.

@@ -171,7 +171,7 @@ class Pair:
         return run_to(self.source, inputs, self.layers_a, batch, "source", complete=complete)
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
-        """Run the target from a layer on mapped activations, in the dtype of its own ones, with what it reads beside."""
+        """Run the target from a layer on mapped activations, in the dtype of its own, with what it reads beside."""
         beside = like.context if self.target.interface.given else {}
         return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype), context=beside), layer)
 

@@ -55,14 +55,9 @@ class StitchingLayer(nn.Module):
 
     @checked
     def __init__(
-        self,
-        source: RepresentationSpec,
-        target: RepresentationSpec,
-        pooling: Pooling,
-        body: Stitch,
-        prefix: Stitch | None = None,
-        means: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling, body: Stitch,
+        prefix: Stitch | None = None, means: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Validate the specs and the widths of the maps."""
         super().__init__()
         check_specs(source, target, pooling)

@@ -34,23 +34,11 @@ PREDICTORS = 3
 
 @checked
 def stitch(
-    source: Runs,
-    target: Runs,
-    data: Data,
-    *,
-    source_layer: str = AUTO,
-    target_layer: str = AUTO,
-    matcher: Named | Matcher = "lstsq",
-    paired_data: Data | None = None,
-    pooling: Pooling = "none",
-    test_size: float | int | None = None,
-    test_data: Data | None = None,
-    task: str | None = "auto",
-    align: Align = "tokens",
-    own: bool = False,
-    unpaired: tuple[Data, Data] | None = None,
-    **options: Any,
-) -> StitchedModel:
+    source: Runs, target: Runs, data: Data, *, source_layer: str = AUTO, target_layer: str = AUTO,
+    matcher: Named | Matcher = "lstsq", paired_data: Data | None = None, pooling: Pooling = "none",
+    test_size: float | int | None = None, test_data: Data | None = None, task: str | None = "auto",
+    align: Align = "tokens", own: bool = False, unpaired: tuple[Data, Data] | None = None, **options: Any,
+) -> StitchedModel:  # fmt: skip
     """Stitch two networks: run the source up to a layer, map its activations, and continue in the target.
 
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared

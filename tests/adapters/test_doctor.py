@@ -71,11 +71,8 @@ def test_a_loading_error_gives_no_advice_about_inputs(tmp_path: Path) -> None:
 
 def test_a_forward_that_requires_several_inputs(tmp_path: Path) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = hf.CLIPConfig(
-        text_config={**small, "vocab_size": 60, "eos_token_id": 59},
-        vision_config={**small, "image_size": 32, "patch_size": 8},
-    )
-    hf.CLIPModel(config).save_pretrained(tmp_path)
+    config = hf.VideoMAEConfig(**small, image_size=32, patch_size=8, num_frames=4)
+    hf.VideoMAEForPreTraining(config).save_pretrained(tmp_path)
     found = diagnose(str(tmp_path))
     assert (found.failed, found.tried_by) == ("forward", "made up")
     assert "example_inputs={name: tensor}" in found.advice[0]

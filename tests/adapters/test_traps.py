@@ -335,6 +335,23 @@ def test_a_first_axis_that_is_not_the_batch_is_refused() -> None:
         adapter.encode(torch.randn(2, 5, 8), "blocks.0")
 
 
+def test_a_stop_of_an_iteration_in_a_forward_is_no_verification() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block())
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            dtype = next(p.dtype for p in self.blocks.parameters() if p.is_floating_point())
+            return self.head(self.blocks(x.to(dtype)))
+
+    adapter, x = hf_stitch.load(Reads(), example_inputs=torch.randn(2, 8)), torch.randn(3, 8)
+    for layer in adapter.layers:
+        assert torch.equal(adapter.decode(adapter.encode(x, layer)[layer], layer), adapter.forward(x))
+        assert torch.equal(adapter.back(layer)(adapter.encode(x, layer)[layer]), adapter.forward(x))
+
+
 def test_channels_before_length_are_positions_with_channels_and_sequences_form_no_grid() -> None:
     conv = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 6, 3), nn.Flatten())
     adapter, x = hf_stitch.load(conv, example_inputs=torch.randn(2, 3, 20)), torch.randn(5, 3, 20)

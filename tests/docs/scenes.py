@@ -290,6 +290,35 @@ def shortened() -> Namespace:
     }  # fmt: skip
 
 
+def towers() -> Namespace:
+    """A network of images and texts with its processor, an encoder of images, and images with captions."""
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    tokenizer = plain_tokenizer()
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    mark = tokenizer.convert_tokens_to_ids("<image>")
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**small, image_size=24, patch_size=8),
+        text_config=transformers.LlamaConfig(
+            **small, num_key_value_heads=2, vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=2, pad_token_id=0
+        ),
+        image_token_id=mark, image_token_index=mark,
+    )  # fmt: skip
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
+    processor = transformers.LlavaProcessor(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", image_token="<image>",
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(40)]
+    encoder = transformers.ViTModel(transformers.ViTConfig(**small, image_size=32, patch_size=8)).eval()
+    made = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    return {
+        "vlm": transformers.LlavaForConditionalGeneration(config).eval(), "processor": processor, "images": pictures,
+        "captions": [f"{WORDS[i % 7]} {WORDS[i % 5]}" for i in range(40)], "projector": "model.multi_modal_projector",
+        "encoder": hf_stitch.load(encoder, processor=made),
+    }  # fmt: skip
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -545,6 +574,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-shorten/README.md": shortened,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-testing/README.md": nothing,
+    "plugins/hf-stitch-towers/README.md": towers,
     "plugins/hf-stitch-transfer/README.md": transfer,
     "plugins/hf-stitch-versions/README.md": same,
     "plugins/hf-stitch-word-vectors/README.md": word_vectors,

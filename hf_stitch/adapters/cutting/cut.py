@@ -50,8 +50,8 @@ class Cut(Record):
         axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
             samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
         padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
-        fold: Number of positions in each row of the first axis, where a sample has several rows (tiles of an image; 0 if
-            a row is one position, a patch); ``None`` (default) where it has one.
+        fold: Positions in each row of the first axis, where a sample has several rows (tiles of an image): 0 if a row
+            is one position, -1 if one row has those of all samples; ``None`` (default) where a sample has one row.
 
     Example:
         >>> import torch
@@ -91,7 +91,8 @@ class Cut(Record):
             A view of ``values``.
         """
         if self.fold is not None:
-            return values.reshape(-1, *([self.fold] if self.fold else []), values.shape[-1])
+            rows = {-1: (1, -1), 0: (-1,)}.get(self.fold, (-1, self.fold))
+            return values.reshape(*rows, values.shape[-1])
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
@@ -175,8 +176,8 @@ def in_context(representation: Representation, interface: Interface) -> Represen
     if not set(interface.given) <= interface.prompt.keys():
         raise ValueError(
             f"the representation has no context, and none can be created because this network also reads "
-            f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…), or load it "
-            "with one, hf_stitch.load(…, context=…)"
+            f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…), or load "
+            "it with one, hf_stitch.load(…, context=…)"
         )
     values, mask = representation.values, representation.mask
     if mask is None and interface.modality == "text":

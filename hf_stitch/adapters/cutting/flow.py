@@ -105,6 +105,8 @@ class Flow:
             or (packet is aten.argmax and self._finds_special(*args, **kwargs))
         ):
             return operation(*args, **kwargs)
+        if packet in (aten.eq, aten.ne) and args[0].dim() > 3 and isinstance(args[1], float) and not args[1]:
+            return operation(*args, **kwargs)  # which images are padding: erased content tells it too
         if READS & set(operation.tags) and not (packet is aten.index and not _by_mask(marked, args)):
             raise ValuesReadError(operation)
         output = operation(*args, **kwargs)

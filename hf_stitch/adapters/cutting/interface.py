@@ -41,8 +41,9 @@ class Interface(Record):
         pad_id: Token id of padding; ``None`` (default) if there is none.
         arguments: Further outputs of a tokenizer that the model accepts (mask, token types).
         max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: the tokens that the other stack of an encoder-decoder model
+        given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
             reads, or that a network reads beside images. They belong to the context.
+        beside: Argument among those ``given`` that is a text of any length; ``None`` (default) if there is none.
         prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
         packed: Arguments whose first axis has several rows for each sample: patches, or images.
         outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
@@ -71,14 +72,15 @@ class Interface(Record):
     max_tokens: Count | None = None
     given: tuple[str, ...] = ()
     start_id: int | None = None
+    beside: str | None = None
     prompt: Mapping[str, Any] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
     @property
     def text(self) -> str | None:
-        """Name of the argument with the tokens of a text: the content, or what is read beside it; ``None`` without."""
-        return next(iter(self.content if self.modality == "text" else self.given), None)
+        """Name of the argument with the tokens of a text: the content, or that beside it; ``None`` without."""
+        return self.content[0] if self.modality == "text" else self.beside
 
     @property
     def mask(self) -> str:
@@ -106,7 +108,8 @@ class Interface(Record):
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
 
-        Floating-point content becomes zeros of the same shape, expanded from one element. Token ids become
+        Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
+        images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
 
         Args:
@@ -118,7 +121,10 @@ class Interface(Record):
         context = dict(inputs)
         for name in self.content:
             value = inputs[name]
-            if value.is_floating_point():
+            if value.is_floating_point() and value.dim() == 5:
+                present = value.detach().flatten(2).any(2).to(value.dtype)
+                context[name] = present[..., None, None, None].expand(value.shape)
+            elif value.is_floating_point():
                 context[name] = torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
             else:
                 special = torch.isin(value, torch.tensor(self.special_ids, dtype=value.dtype, device=value.device))
@@ -135,7 +141,8 @@ class Interface(Record):
             A new dictionary with the same keys.
         """
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
-        return {**context, **{n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}}
+        made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
+        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
         """Create a context for representations of another network.
@@ -157,11 +164,13 @@ class Interface(Record):
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)
-            blank[name] = torch.zeros((), dtype=getattr(torch, self.dtypes[name]), device=device).expand(size)
+            blank[name] = torch.full(
+                (), float(len(size) == 5), dtype=getattr(torch, self.dtypes[name]), device=device
+            ).expand(size)
         return blank | {name: torch.tensor([row] * batch, device=device) for name, row in self.prompt.items()}
 
 
 def size_of_inputs(inputs: Mapping[str, Any], interface: Interface) -> tuple[int, int]:
     """Return the batch size and the number of tokens of inputs."""
     shape = inputs[interface.text or interface.content[0]].shape
-    return shape[0], shape[1] if interface.text else 0
+    return shape[0], shape[1] if interface.text and len(shape) > 1 else 0

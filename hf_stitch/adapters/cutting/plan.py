@@ -117,15 +117,10 @@ def came_out(slot: Slot, cut: Cut) -> Tensor:
 
 
 def run_part(
-    model: nn.Module,
-    run: Callable[[Mapping[str, Any]], Any],
-    interface: Interface,
-    given: Representation | Mapping[str, Any],
-    first: tuple[Cut, CutPlan] | None = None,
-    last: tuple[Cut, CutPlan] | None = None,
-    flow: Flow | None = None,
-    noise: bool = False,
-) -> Any:
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], interface: Interface,
+    given: Representation | Mapping[str, Any], first: tuple[Cut, CutPlan] | None = None,
+    last: tuple[Cut, CutPlan] | None = None, flow: Flow | None = None, noise: bool = False,
+) -> Any:  # fmt: skip
     """Run a network from one cut to another, and restore it afterwards.
 
     Without a first cut it runs on its inputs, and without a last one to its output. The other modules are replaced as

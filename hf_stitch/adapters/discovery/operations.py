@@ -68,14 +68,9 @@ def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
 
 
 def _unfolded(
-    values: Tensor,
-    kernel: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-    *,
+    values: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int], *,
     out: Tensor,
-) -> Fold:
+) -> Fold:  # fmt: skip
     """Return the grid of patches of ``torch.nn.functional.unfold``."""
     h, w = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1

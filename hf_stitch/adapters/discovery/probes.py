@@ -51,7 +51,7 @@ class Probes:
         Texts may end with a token that heads search for. Beside images, one word is repeated, no mark of an image.
         """
         if self.interface.modality != "text":
-            special = torch.isin(self.example[self.interface.given[0]], torch.tensor(self.interface.special_ids))
+            special = torch.isin(self.example[str(self.interface.text)], torch.tensor(self.interface.special_ids))
             words = (~special.any(0)).nonzero().flatten().tolist() or [0]
             return torch.tensor([*range(self.tokens), *[words[-1]] * (tokens - self.tokens)]).sort().values
         places = torch.arange(tokens) % max(self.tokens - 1, 1)
@@ -116,7 +116,7 @@ class Probes:
         if text is None:
             return
         longer = self.vary(3, n + 3)
-        for name in self.interface.given[1:]:
+        for name in {*self.interface.given} - {text}:
             for one in {name, mask_of(name)} & longer.keys():
                 longer[one] = torch.cat([longer[one], longer[one][:, -1:]], 1)
         yield longer

@@ -51,14 +51,9 @@ class Shapes:
     """Determine the meaning of axes from traced forwards."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        traces: Sequence[Trace],
-        longer: Callable[[], Trace],
-        content: tuple[int, ...],
-        tokens: int,
-        modality: str,
-    ) -> None:
+        self, model: nn.Module, traces: Sequence[Trace], longer: Callable[[], Trace], content: tuple[int, ...],
+        tokens: int, modality: str,
+    ) -> None:  # fmt: skip
         """Keep the traces; axes are determined on demand."""
         self.model, self.traces, self.content, self.modality = model, traces, content, modality
         self.tokens = tokens
@@ -68,11 +63,12 @@ class Shapes:
         """Return the meaning of the axes of a tensor that a module returns."""
         call = self.traces[0].calls[name]
         seen = call.seen()[path]
-        if self.modality != "text" and len(seen.shape) in (2, 3) and not self._growing(name, path):
-            rows, more = (sizes[0] for sizes in self._sizes(name, path)[:2])
-            if rows > 2 and (rows % 2, more) == (0, rows // 2 * 3):
-                spec = RepresentationSpec("bnd", seen.shape[-1])
-                return Axes(spec, (), "absent", seen.shape[1] if len(seen.shape) == 3 else 0)
+        beside = self.modality != "text" and len(self.traces) > 2  # a text, whose network may divide its images
+        if beside and len(seen.shape) in (2, 3) and not self._growing(name, path):
+            one, other = (sizes[1:] if sizes[0] == 1 else sizes for sizes in self._sizes(name, path)[:2])
+            if one[0] > 2 and one[0] * 3 == other[0] * 2:
+                fold = 0 if len(seen.shape) == 2 else -1 if seen.shape[0] == 1 else seen.shape[1]
+                return Axes(RepresentationSpec("bnd", seen.shape[-1]), (), "absent", fold)
         order = self._order(call, path, what)
         shape = tuple(seen.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order

@@ -33,13 +33,9 @@ class Survey:
     """The cuts of one model for inputs of one size; results are cached."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        run: Run,
-        interface: Interface,
-        example: Mapping[str, Any],
+        self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any],
         named: tuple[str, ...] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keep the arguments; the model runs on demand."""
         self._named = named
         self.model, self.run, self.interface = model, run, interface

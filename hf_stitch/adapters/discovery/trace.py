@@ -158,13 +158,9 @@ def noting(model: nn.Module) -> Iterator[Integers]:
 
 
 def trace(
-    model: nn.Module,
-    run: Callable[[Mapping[str, Any]], Any],
-    inputs: Mapping[str, Any],
-    content: tuple[str, ...],
-    reads: Reads,
-    others: Integers,
-) -> Trace:
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], content: tuple[str, ...],
+    reads: Reads, others: Integers,
+) -> Trace:  # fmt: skip
     """Run a model once and trace it.
 
     Calls that receive other integers than with other token ids are added to those that read the content. This detects

@@ -122,13 +122,9 @@ class Library(ABC):
         """
 
     def adapter(
-        self,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
+        self, model: Any, reference: ModelReference, example_inputs: Any = None, processor: Any = None,
         content: str | None = None,
-    ) -> Adapter:
+    ) -> Adapter:  # fmt: skip
         """Create the adapter of a live network as :meth:`describe` describes it.
 
         Args:

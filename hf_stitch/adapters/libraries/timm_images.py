@@ -24,15 +24,10 @@ class TimmImageProcessor(BaseImageProcessor):
     model_input_names = ["pixel_values"]  # noqa: RUF012 - as transformers declares it
 
     def __init__(
-        self,
-        input_size: tuple[int, int, int] = (3, 224, 224),
-        interpolation: str = "bicubic",
-        mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-        std: tuple[float, ...] = (0.229, 0.224, 0.225),
-        crop_pct: float = 0.875,
-        crop_mode: str = "center",
-        **kwargs: Any,
-    ) -> None:
+        self, input_size: tuple[int, int, int] = (3, 224, 224), interpolation: str = "bicubic",
+        mean: tuple[float, ...] = (0.485, 0.456, 0.406), std: tuple[float, ...] = (0.229, 0.224, 0.225),
+        crop_pct: float = 0.875, crop_mode: str = "center", **kwargs: Any,
+    ) -> None:  # fmt: skip
         """Store the config as plain values."""
         super().__init__(**kwargs)
         self.input_size, self.interpolation = tuple(input_size), interpolation

@@ -61,13 +61,9 @@ class Torch(Library):
         return Described(model, interface, example, processor)
 
     def adapter(
-        self,
-        model: Any,
-        reference: ModelReference,
-        example_inputs: Any = None,
-        processor: Any = None,
+        self, model: Any, reference: ModelReference, example_inputs: Any = None, processor: Any = None,
         content: str | None = None,
-    ) -> Adapter:
+    ) -> Adapter:  # fmt: skip
         """Create the adapter, and check its task and that a mask arrives where it is read."""
         if reference.task is not None:
             registries.tasks.check(reference.task)

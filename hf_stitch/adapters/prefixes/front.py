@@ -55,15 +55,9 @@ class PrefixFront(Front):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        cut: Cut,
-        plan: CutPlan,
-        interface: Interface,
-        takes: Interface,
-        start: int,
+        self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface, takes: Interface, start: int,
         own: nn.Embedding | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Remove everything after the cut."""
         super().__init__(model, cut, plan, interface)
         self._takes, self.start, self.own = takes, start, own

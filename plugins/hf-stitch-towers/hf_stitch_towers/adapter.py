@@ -78,8 +78,8 @@ class ImageTextAdapter(Adapter):
         """Return the arguments of a text beside an image, for one sample."""
         if not hasattr(self.processor, "save_pretrained"):
             raise ValueError(
-                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or the "
-                'arguments themselves, context={"input_ids": …}'
+                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or "
+                'the arguments themselves, context={"input_ids": …}'
             )
         shape = self.interface.shapes[self.interface.content[0]]
         height, width = shape[-2:] if len(shape) >= 3 else (64, 64)

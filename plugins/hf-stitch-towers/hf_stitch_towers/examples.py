@@ -7,9 +7,9 @@ for each of them.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,12 @@ PLACEHOLDERS = {
     "video": ("video_token_id", "video_token_index"),
 }
 """What stands for an image, a sound or a video in a text -> the keys of configs with the id of this token."""
+
+COUNTS = ("num_query_tokens", "image_seq_length", "num_image_tokens", "audio_seq_length", "audio_token_len")
+"""Keys of configs with the number of vectors of an image or a sound."""
+
+MISMATCH = re.compile(r"tokens: (\d+),? features:? (\d+)")
+"""Error of a network whose text has another number of placeholders than there are vectors, or numbers in them."""
 
 BEFORE, AFTER = 4, 2
 """Number of words before and after the placeholders of an example; those before are repeated in longer texts."""
@@ -89,6 +95,10 @@ def example_of(model: nn.Module, content: str) -> dict[str, Any]:
             if (failure := _failure(model, example)) is None:
                 return example
             failures.append(failure)
+            for count in _counts_in(failure, model):
+                example = {**media, **_text(model, content, media, count, drawer(model))}
+                if _failure(model, example) is None:
+                    return example
     tried = f"{failures[0]}; and {failures[-1]}" if failures[1:] else "".join(failures) or "its config has no sizes"
     raise ExampleError(
         f"no valid input of {type(model).__name__} follows from its config ({tried}): pass example_inputs, a batch of "
@@ -107,6 +117,14 @@ def _failure(model: nn.Module, example: Mapping[str, Any]) -> str | None:
         first = next(iter(str(error).strip().splitlines()), "")
         return f"{type(error).__name__}: {first[:200]}"
     return None
+
+
+def _counts_in(failure: str, model: Any) -> Iterator[int]:
+    """Yield the numbers of vectors of an image that an error may mean."""
+    if found := MISMATCH.search(failure):
+        features = int(found[2])
+        width = getattr(text_config(model.config), "hidden_size", None) or 1
+        yield from dict.fromkeys(each for each in (features // width // 2, features // 2) if each)
 
 
 # -- images, sound and video ----------------------------------------------------------------------------------------
@@ -178,7 +196,10 @@ def _images(model: Any, config: Any, known: set[str]) -> Iterator[dict[str, Any]
         side, depth = 2 * merge, _first(config, "temporal_patch_size", default=1)
         grid = torch.tensor([[1, side, side]] * 2)
         for shape in ((channels * depth * patch * patch,), (channels, patch, patch)):
-            yield {"pixel_values": _noise(2 * side * side, *shape), grids.pop() if grids else "image_grid_thw": grid}
+            found = {"pixel_values": _noise(2 * side * side, *shape), min(grids): grid}
+            if "image_merge_sizes" in known:
+                found["image_merge_sizes"] = torch.tensor([merge] * 2)
+            yield found
     images, sizes = _noise(2, channels, height, width), torch.tensor([[height, width]] * 2)
     tiles = _tiles(model, (height, width))
     if tiles and "image_sizes" in known:
@@ -250,9 +271,15 @@ def count_of(model: Any, kind: str, media: Mapping[str, Any]) -> int | None:
     if find is None:
         return None
     takes = inspect.signature(find).parameters
+    missing = [name for name, p in takes.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if any(name not in media for name in missing):  # it reads the text too
+        for name in COUNTS:
+            if isinstance(count := getattr(model.config, name, None), int):
+                return count
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    given = {name: value for name, value in media.items() if name in takes or anything}
     with torch.no_grad(), evaluating(model):
-        found = find(**{name: value for name, value in media.items() if name in takes or anything})
+        found = find(**given)
     features = getattr(found, "pooler_output", found)
     if features is None:
         features = getattr(found, "last_hidden_state", None)
@@ -281,8 +308,7 @@ def ordinary_ids(model: Any) -> list[int]:
 def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[str]) -> Iterator[dict[str, Any]]:
     """Yield texts that go with images (sound, video): with their placeholders, and without."""
     kind, known = MEDIA[content], arguments_of(model, content)
-    takes = [name for name in TEXTS if name in known and name in texts_of(model)]
-    token = placeholder(model, kind)
+    takes, token = texts_of(model), placeholder(model, kind)
     counts: list[int | None] = [None]
     if token is not None and "input_ids" in takes:
         try:
@@ -291,51 +317,65 @@ def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[st
             failures.append(f"get_{kind}_features raises {type(error).__name__}: {str(error)[:200]}")
             return
         counts = [found, 1, None] if found else [1, None]
-    words = ordinary_ids(model)
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(count: int) -> Tensor:
-        return torch.tensor(words)[torch.randint(len(words), (2, count), generator=generator)]
-
+    draw = drawer(model)
     for count in counts:
-        texts: dict[str, Any] = {}
-        for name in takes:
-            if name == "input_ids" and count is not None:
-                assert token is not None
-                before, after = drawn(BEFORE), drawn(AFTER)
-                marks = torch.full((2, count), token)
-                opened, closed = _around(model, kind)
-                texts[name] = torch.cat([before, opened, marks, closed, after], 1)
-            else:
-                texts[name] = drawn(BEFORE + AFTER)
-                if name == "input_ids" and (end := end_of(model)) is not None:
-                    texts[name][:, -1] = end
-        for name in ("attention_mask", "decoder_attention_mask"):
-            ids = texts.get("decoder_input_ids" if name.startswith("decoder") else "input_ids")
-            if name in known and name not in media and ids is not None:
-                texts[name] = torch.ones_like(ids)
-        ids = texts.get("input_ids")
-        if ids is not None:
-            is_media = (ids == token).long() if token is not None else torch.zeros_like(ids)
-            if "mm_token_type_ids" in known:
-                texts["mm_token_type_ids"] = is_media
-            if "image_embeds_position_mask" in known:  # Kosmos-2
-                texts["image_embeds_position_mask"] = _kosmos(ids, model)
-            if "token_type_ids" in known and token is not None:
-                yield {**texts, "token_type_ids": torch.zeros_like(ids)}
-            if "bbox" in known:
-                texts["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.long)
-            if hasattr(model.config, "num_query_tokens") and "qformer_input_ids" in known:
-                texts["qformer_input_ids"] = drawn(4)
-                texts["qformer_attention_mask"] = torch.ones(2, 4, dtype=torch.long)
+        texts = _text(model, content, media, count, draw)
+        if "token_type_ids" in known and token is not None:
+            yield {**texts, "token_type_ids": torch.zeros_like(texts["input_ids"])}
+        if "cross_attention_mask" in known:  # Mllama: tokens, images, tiles
+            shape = (2, texts["input_ids"].shape[1], *media[content].shape[1:3])
+            yield {**texts, "cross_attention_mask": torch.ones(shape, dtype=torch.long)}
         yield texts
+
+
+def drawer(model: Any) -> Callable[[int], Tensor]:
+    """Return a function that draws a number of words for two samples."""
+    words, generator = torch.tensor(ordinary_ids(model)), torch.Generator().manual_seed(0)
+    return lambda count: words[torch.randint(len(words), (2, count), generator=generator)]
+
+
+def _text(
+    model: Any, content: str, media: Mapping[str, Any], count: int | None, draw: Callable[[int], Tensor]
+) -> dict[str, Any]:
+    """Return a text with so many placeholders, or without, and what a network reads of it."""
+    kind, known = MEDIA[content], arguments_of(model, content)
+    token = placeholder(model, kind)
+    texts: dict[str, Any] = {}
+    for name in texts_of(model):
+        if name == "input_ids" and count is not None and token is not None:
+            opened, closed = _around(model, kind)
+            marks = torch.full((2, count), token)
+            texts[name] = torch.cat([draw(BEFORE), opened, marks, closed, draw(AFTER)], 1)
+        else:
+            texts[name] = draw(BEFORE + AFTER + _further(model))
+            if name == "input_ids" and (end := end_of(model)) is not None:
+                texts[name][:, -1] = end
+    for name in ("attention_mask", "decoder_attention_mask"):
+        ids = texts.get("decoder_input_ids" if name.startswith("decoder") else "input_ids")
+        if name in known and name not in media and ids is not None:
+            texts[name] = torch.ones_like(ids)
+    if (ids := texts.get("input_ids")) is None:
+        return texts
+    if "mm_token_type_ids" in known:
+        texts["mm_token_type_ids"] = (ids == token).long() if token is not None else torch.zeros_like(ids)
+    if "image_embeds_position_mask" in known:  # Kosmos-2
+        texts["image_embeds_position_mask"] = _kosmos(ids, model)
+    if "bbox" in known:
+        texts["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.long)
+    if "qformer_input_ids" in known:
+        texts |= {"qformer_input_ids": draw(4), "qformer_attention_mask": torch.ones(2, 4, dtype=torch.long)}
+    return texts
+
+
+def _further(model: Any) -> int:
+    """Return the number of positions that vectors of an image take in the text of Kosmos-2."""
+    return int(getattr(model.config, "latent_query_num", 0) or 0)
 
 
 def _kosmos(ids: Tensor, model: Any) -> Tensor:
     """Return a mask of as many positions as Kosmos-2 has vectors of an image, after the first words."""
     mask = torch.zeros_like(ids)
-    with suppress(AttributeError):
-        mask[:, 1 : 1 + model.config.latent_query_num] = 1
+    mask[:, BEFORE : BEFORE + _further(model)] = 1
     return mask
 
 

@@ -266,6 +266,7 @@ def _check(
     if interface.max_tokens is not None and bool((lengths > interface.max_tokens).any()):
         bad = rows[int(lengths.argmax())].id
         raise ValueError(
-            f"sample {bad!r} has {int(lengths.max())} tokens with those of its images, and {type(model).__name__} takes "
-            f"{interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer images"
+            f"sample {bad!r} has {int(lengths.max())} tokens with those of its images, and {type(model).__name__} "
+            f"takes {interface.max_tokens}: truncation could cut tokens of the image, so shorten the text or use fewer "
+            "images"
         )

@@ -37,8 +37,8 @@ MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
 class ImageText(Transformers):
     """Networks of transformers whose forward takes images (sound, video) and a text.
 
-    ``content`` names what enters at the cuts: ``"image"`` (the default; ``"audio"``, ``"video"``), or ``"text"`` for the
-    network of texts alone. The other input is the context, which each sample carries with it.
+    ``content`` names what enters at the cuts: ``"image"`` (the default; ``"audio"``, ``"video"``), or ``"text"`` for
+    the network of texts alone. The other input is the context, which each sample carries with it.
 
     Example:
         >>> from transformers import CLIPModel, ViTConfig
@@ -121,6 +121,7 @@ class ImageText(Transformers):
             special_ids=tuple(sorted({mark for mark in marks if mark is not None})),
             modality="image" if MEDIA[name] == "image" else "tensor",
             given=given,
+            beside=next(iter(given), None),
             pad_id=pad_id(model.config),
             arguments=tuple(each for each in MASKS if each in example),
             max_tokens=_max_tokens(model, model.config, None) if given else None,

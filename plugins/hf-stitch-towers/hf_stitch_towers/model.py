@@ -72,7 +72,9 @@ class StitchedModelForImageTextToText(StitchedModel):
     def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
         """Run both halves; the target gets the context of each sample."""
         if labels is not None:
-            raise ValueError(f"{type(self).__name__} takes no labels: train the target itself, or with hf_stitch.TaskLoss")
+            raise ValueError(
+                f"{type(self).__name__} takes no labels: train the target itself, or with hf_stitch.TaskLoss"
+            )
         entering, options = self._entering(inputs)
         return self.head(entering, **options)
 
@@ -112,7 +114,7 @@ class StitchedModelForImageTextToText(StitchedModel):
 
         Args:
             use_cache: Whether to keep the past tokens. Default: yes, if the target is cut before its decoder.
-            **inputs: Inputs, as for :meth:`forward`, and options of ``generate`` (``max_new_tokens``, ``num_beams``, …).
+            **inputs: Inputs, as for :meth:`forward`, and options of ``generate`` (``max_new_tokens``, …).
 
         Returns:
             Token ids, as the target returns them.
@@ -140,7 +142,9 @@ class StitchedModelForImageTextToText(StitchedModel):
 
         def restart(module: nn.Module, args: Any, kwargs: Any) -> None:
             # Images are encoded before samples are copied for beams, or in the first forward, after it.
-            rows = [len(value) for name in ("input_ids", *half.interface.given) if (value := kwargs.get(name)) is not None]
+            rows = [
+                len(value) for name in ("input_ids", *half.interface.given) if (value := kwargs.get(name)) is not None
+            ]
             many = bool(rows) and rows[0] == entering.batch * copies
             own = _copied(values, copies, entering.batch) if many and copies > 1 else values
             fill(half._slot, own, (entering.batch * (copies if many else 1), tokens))
@@ -169,7 +173,9 @@ class StitchedModelForImageTextToText(StitchedModel):
         if wrong := settings.keys() - asked:
             raise ValueError(f"from a cut in the decoder, generate takes no {', '.join(sorted(wrong))}: leave it out")
         if settings.get("do_sample") or (settings.get("num_beams") or 1) > 1:
-            raise ValueError("from a cut in the decoder, texts are generated greedily: leave out do_sample and num_beams")
+            raise ValueError(
+                "from a cut in the decoder, texts are generated greedily: leave out do_sample and num_beams"
+            )
         most, least = settings.get("max_new_tokens") or config.max_new_tokens or 20, settings.get("min_new_tokens") or 0
         end = settings.get("eos_token_id", config.eos_token_id)
         ends = torch.tensor([end] if isinstance(end, int) else end or [-1])

@@ -1,4 +1,4 @@
-"""The task of networks that write a text about an image: whether stitched models predict the next tokens of the target."""
+"""The task of networks that write a text about an image: do stitched models predict the next tokens of the target?"""
 
 from __future__ import annotations
 
