@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import timm
 import torch
+from hf_stitch_towers import ImageAndTextProcessor
 from PIL.Image import Image, fromarray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -17,8 +18,6 @@ from transformers import (
     ViTForImageClassification,
     ViTImageProcessor,
 )
-
-from hf_stitch_towers import ImageAndTextProcessor
 
 import hf_stitch
 from hf_stitch import Adapter, Samples
@@ -123,7 +122,7 @@ def decoder(pieces: int = 300, width: int = 32) -> Adapter:
     return hf_stitch.load(model.eval(), processor=tokenizer)
 
 
-NUMBERS = "zero one two three four five six seven eight nine".split()
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
 @cache
@@ -143,7 +142,9 @@ def captioner() -> Adapter:
     model.encoder.requires_grad_(False)
     samples = digits().take(800)
     inputs = pixels(vit(), samples)
-    captions = torch.tensor([[*map(words.index, ["<s>", "this", "is", "a", NUMBERS[x], "</s>"])] for x in samples.labels])
+    captions = torch.tensor(
+        [[*map(words.index, ["<s>", "this", "is", "a", NUMBERS[x], "</s>"])] for x in samples.labels]
+    )
     optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=3e-3)
     for _ in range(4):
         for batch in torch.randperm(len(captions)).split(32):

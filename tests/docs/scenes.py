@@ -309,14 +309,21 @@ def towers() -> Namespace:
         num_additional_image_tokens=1,
     )  # fmt: skip
     random = np.random.default_rng(0)
-    pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(40)]
+    pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(60)]
     encoder = transformers.ViTModel(transformers.ViTConfig(**small, image_size=32, patch_size=8)).eval()
     made = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     return {
         "vlm": transformers.LlavaForConditionalGeneration(config).eval(), "processor": processor, "images": pictures,
-        "captions": [f"{WORDS[i % 7]} {WORDS[i % 5]}" for i in range(40)], "projector": "model.multi_modal_projector",
+        "captions": [f"{WORDS[i % 7]} {WORDS[i % 5]}" for i in range(60)], "projector": "model.multi_modal_projector",
         "encoder": hf_stitch.load(encoder, processor=made),
     }  # fmt: skip
+
+
+def exchanged() -> Namespace:
+    """A network that describes images, another encoder, and images."""
+    given = towers()
+    captioner = hf_stitch.load(given["vlm"], processor=given["processor"], context="Describe the image")
+    return {"captioner": captioner, "encoder": given["encoder"], "images": given["images"]}
 
 
 def train_a_stitched_model() -> Namespace:
@@ -574,6 +581,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-shorten/README.md": shortened,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-testing/README.md": nothing,
+    "docs/how-to/exchange.md": exchanged,
     "plugins/hf-stitch-towers/README.md": towers,
     "plugins/hf-stitch-transfer/README.md": transfer,
     "plugins/hf-stitch-versions/README.md": same,

@@ -16,6 +16,7 @@ SHOWS = {
     "compare_many": "weight_cosine",
     "cut": "same logits: True",
     "diff": "vit.layers.1 alone carries",
+    "exchange": "class: VisionEncoderDecoderModel",
     "grid": "out of distribution: [[",
     "own_network": "task: image-classification",
     "plan": "layer3.0",
