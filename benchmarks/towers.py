@@ -76,6 +76,7 @@ KINDS = ("pooled", "grid")
 SEEDS = (0, 1, 2)
 SIZES = (50, 200, 1_000)
 CANDIDATES: dict[str, dict[str, Any]] = {"identity": {}, "procrustes": {"scale": True}, "ridge": {"ridge": "gcv"}}
+RULES = ("automatic", "by agreement")
 FOLDS, HELD_OUT = 5, 40
 """Folds of the automatic choice, and images of a fold that are scored at most."""
 
@@ -301,9 +302,13 @@ def written(model: Captioner, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def automatic(model: Captioner, new: Tensor, old: Tensor) -> str:
-    """Choose a map by images held out: least KL of next tokens, along the captions that the original writes."""
-    losses: dict[str, float] = defaultdict(float)
+def automatic(model: Captioner, new: Tensor, old: Tensor) -> tuple[str, str]:
+    """Choose a map by images held out, along the captions that the original writes.
+
+    Returns:
+        The map with the least KL of next tokens, and the one whose likeliest next tokens agree most (then by KL).
+    """
+    losses: dict[str, list[float]] = {name: [0.0, 0.0] for name in CANDIDATES}
     for fold in range(FOLDS):
         out = torch.arange(fold, len(new), FOLDS)
         rest = torch.ones(len(new), dtype=torch.bool).index_fill(0, out, False)
@@ -311,9 +316,11 @@ def automatic(model: Captioner, new: Tensor, old: Tensor) -> str:
         ids = written(model, old[out])
         right = model(old[out], ids[:, :-1]).log_softmax(-1)
         for name, options in CANDIDATES.items():
-            stitch = fitted(new[rest], old[rest], name, **options)
-            losses[name] += float(divergence(right, model(stitch(new[out]), ids[:, :-1]), ids).sum())
-    return min(losses, key=losses.__getitem__)
+            logits = model(fitted(new[rest], old[rest], name, **options)(new[out]), ids[:, :-1])
+            differ = (logits.argmax(-1) != right.argmax(-1)) & (ids[:, 1:] != PAD)
+            losses[name][0] += float(divergence(right, logits, ids).sum())
+            losses[name][1] += float(differ.sum())
+    return min(losses, key=losses.__getitem__), min(losses, key=lambda name: losses[name][::-1])
 
 
 def divergence(right: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
@@ -359,12 +366,12 @@ def setting(pair: tuple[str, str], kind: str, seed: int) -> tuple[Captioner, Row
 
 
 @cache
-def exchanges(pair: tuple[str, str], kind: str, seed: int) -> tuple[dict[str, Rows], dict[str, str]]:
-    """Score all maps of an exchange: ``"50 pool ridge"`` -> scores, and ``"50 pool"`` -> which is chosen."""
+def exchanges(pair: tuple[str, str], kind: str, seed: int) -> dict[str, Rows]:
+    """Score all maps of an exchange: ``"50 pool ridge"`` -> scores; two of them are chosen by images held out."""
     model, original = setting(pair, kind, seed)
     test = features(pair[1], "test", kind, pair[0])
     same = scored(model, fitted(test, features(pair[0], "test", kind), "identity")(test), original)
-    rows, choices = {}, {}
+    rows: dict[str, Rows] = {}
     for part, size in itertools.product(("pool", "other", "unseen"), SIZES):
         if part == "unseen" and size < SIZES[-1]:
             continue
@@ -374,9 +381,9 @@ def exchanges(pair: tuple[str, str], kind: str, seed: int) -> tuple[dict[str, Ro
             with torch.no_grad():
                 mapped = test if name == "identity" else fitted(new, old, name, **options)(test)
             rows[f"{size} {part} {name}"] = same if name == "identity" else scored(model, mapped, original)
-        choices[f"{size} {part}"] = automatic(model, new, old)
-        rows[f"{size} {part} automatic"] = rows[f"{size} {part} {choices[f'{size} {part}']}"]
-    return rows, choices
+        for rule, name in zip(RULES, automatic(model, new, old), strict=True):
+            rows[f"{size} {part} {rule}"] = rows[f"{size} {part} {name}"]
+    return rows
 
 
 @cache
@@ -423,62 +430,53 @@ def shown(found: tuple[float, float, float]) -> str:
 
 def table(console: Console) -> None:
     """Print the exchange of towers, its baselines and the verdicts."""
-    verdicts, records = [], {}
-    accuracies = Table("pair", "kind", title="accuracy over ten class words")
+    verdicts, accuracies = [], Table("pair", "kind", title="accuracy over ten class words")
     for pair, kind in itertools.product(PAIRS, KINDS):
         began = time.process_time()
-        each = [baselines(pair, kind, s) | exchanges(pair, kind, s)[0] for s in SEEDS]
-        scores = {r: {s: torch.stack([x[r][s] for x in each]).mean(0) for s in each[0][r] if s != "choice"}
-                  for r in each[0]}  # fmt: skip
-        ceiling, name = scores["retrained, 1,000"]["accuracy"], " → ".join(pair)
-        columns = "row", "accuracy", "ratio to retrained", "seeds", "likelihood", "agreement", "KL", "tone", "tint"
-        found = Table(*columns, title=f"{name}, {kind}")
+        each = [baselines(pair, kind, seed) | exchanges(pair, kind, seed) for seed in SEEDS]
+        names = [name for name in each[0]["no map"] if name != "choice"]
+        scores = {row: {x: torch.stack([rows[row][x] for rows in each]).mean(0) for x in names} for row in each[0]}
+        ceiling, title = scores["retrained, 1,000"]["accuracy"], " → ".join(pair)
+        found = Table("row", "accuracy", "seeds", "ratio to retrained", *names, title=f"{title}, {kind}")
         for row, values in scores.items():
-            accuracy, ratio = interval(lambda x: x, values["accuracy"]), interval(torch.div, values["accuracy"], ceiling)
-            seeds = [float(x[row]["accuracy"].mean()) for x in each]
-            others = [f"{float(values[x].mean()):.3f}" for x in ("likelihood", "agreement", "kl", "tone", "tint")]
-            found.add_row(row, shown(accuracy), shown(ratio), f"{min(seeds):.3f}–{max(seeds):.3f}", *others)
-            records[f"{name} {kind} {row}"] = {x: float(values[x].mean()) for x in values} | {"ratio": ratio}
+            seeds = [float(rows[row]["accuracy"].mean()) for rows in each]
+            figures = interval(lambda x: x, values["accuracy"]), interval(torch.div, values["accuracy"], ceiling)
+            others = [f"{float(value.mean()):.3f}" for value in values.values()]
+            found.add_row(row, shown(figures[0]), f"{min(seeds):.3f}–{max(seeds):.3f}", shown(figures[1]), *others)
         console.print(found)
         best = scores["1000 pool automatic"]["accuracy"]
         ratio = interval(torch.div, best, ceiling)
-        verdicts.append((f"{name} {kind}: ratio", shown(ratio), ratio[1] >= 0.95))
+        verdicts.append((f"{title} {kind}: ratio", ratio, ratio[1] >= 0.95))
         if pair == ("T0", "R0"):
             gain = interval(torch.sub, best, scores["old tower"]["accuracy"])
-            verdicts.append((f"{name} {kind}: gain", shown(gain), gain[1] > 0))
-        chosen = [exchanges(pair, kind, s)[1]["1000 pool"] for s in SEEDS]
-        console.print(f"chosen from 1,000: {chosen}; {time.process_time() - began:.0f} CPU s", highlight=False)
+            verdicts.append((f"{title} {kind}: gain", gain, gain[1] > 0))
+        console.print(f"{time.process_time() - began:.0f} CPU s", highlight=False)
         sys.stdout.flush()
-        rows = [x for x in scores if x.endswith("automatic") or x[0].isalpha()]
-        if len(accuracies.columns) == 2:
-            for row in rows:
-                accuracies.add_column(row)
-        accuracies.add_row(name, kind, *(f"{float(scores[x]['accuracy'].mean()):.3f}".lstrip("0") for x in rows))
+        rows = [row for row in scores if row.endswith("automatic") or row[0].isalpha()]
+        for row in rows[len(accuracies.columns) - 2 :]:
+            accuracies.add_column(row)
+        accuracies.add_row(title, kind, *(f"{float(scores[row]['accuracy'].mean()):.3f}" for row in rows))
     console.print(accuracies)
     for what, value, reached in verdicts:
-        console.print(what, value, "reached" if reached else "MISSED", highlight=False)
+        console.print(what, shown(value), "reached" if reached else "MISSED", highlight=False)
 
 
 def choice(console: Console) -> None:
-    """Print the regret of the automatic choice, and of always taking one map."""
-    rules = ("automatic", *CANDIDATES)
-    found = Table("images", "kind", "best chosen", *(f"{x}: KL, accuracy" for x in rules), title="mean regret on test")
+    """Print the regret of the automatic choice by two rules, and of always taking one map."""
+    rules = (*RULES, *CANDIDATES)
+    found = Table("images", "kind", "best by KL", *rules, title="mean regret on test images: KL, accuracy")
     for part, size, kind in itertools.product(("pool", "other"), SIZES, KINDS):
-        regrets: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        right = []
+        regrets: dict[str, list[list[float]]] = defaultdict(list)
         for pair, seed in itertools.product(PAIRS, SEEDS):
-            rows, choices = exchanges(pair, kind, seed)
-            values = {x: rows[f"{size} {part} {x}"] for x in rules}
-            kls = {x: float(v["kl"].mean()) for x, v in values.items()}
-            accuracies = {x: float(v["accuracy"].mean()) for x, v in values.items()}
-            right.append(kls[choices[f"{size} {part}"]] == min(kls.values()))
-            for rule in rules:
-                regrets[rule].append(
-                    (kls[rule] - min(kls.values()), max(accuracies.values()) - accuracies[rule])
-                )
-        cells = [f"{np.mean([x for x, _ in regrets[r]]):.4f}, {np.mean([x for _, x in regrets[r]]):.4f}" for r in rules]
+            rows = {rule: exchanges(pair, kind, seed)[f"{size} {part} {rule}"] for rule in rules}
+            figures = {rule: (float(x["kl"].mean()), -float(x["accuracy"].mean())) for rule, x in rows.items()}
+            least = [min(x) for x in zip(*figures.values(), strict=True)]
+            for rule, x in figures.items():
+                regrets[rule].append([a - b for a, b in zip(x, least, strict=True)])
+        right = sum(kl == 0 for kl, _ in regrets["automatic"])
+        cells = [", ".join(f"{x:.4f}" for x in np.mean(regrets[rule], 0)) for rule in rules]
         source = "CIFAR-10" if part == "pool" else "CIFAR-100"
-        found.add_row(f"{size} {source}", kind, f"{sum(right)} of {len(right)}", *cells)
+        found.add_row(f"{size} {source}", kind, f"{right} of {len(PAIRS) * len(SEEDS)}", *cells)
     console.print(found)
 
 
@@ -575,7 +573,9 @@ def recalls(images: Tensor, written_: Tensor, known: Tensor) -> Rows:
         best = table_.topk(5).indices
         hits = right.gather(1, best).float()
         found |= {f"{name} R@1": hits[:, 0], f"{name} R@5": hits.amax(1)}
-    prompts = torch.stack([functional.normalize(written_[count:][all_known[:, 0] == c].mean(0), dim=0) for c in range(10)])
+    prompts = torch.stack(
+        [functional.normalize(written_[count:][all_known[:, 0] == c].mean(0), dim=0) for c in range(10)]
+    )
     assert len(written_) == count + len(own)
     return {"zero-shot": ((images @ prompts.T).argmax(1) == known[:, 0]).float()} | found
 
