@@ -76,7 +76,7 @@ KINDS = ("pooled", "grid")
 SEEDS = (0, 1, 2)
 SIZES = (50, 200, 1_000)
 CANDIDATES: dict[str, dict[str, Any]] = {"identity": {}, "procrustes": {"scale": True}, "ridge": {"ridge": "gcv"}}
-RULES = ("automatic", "by agreement")
+RULES = ("automatic", "by agreement", "by decided words")
 FOLDS, HELD_OUT = 5, 40
 """Folds of the automatic choice, and images of a fold that are scored at most."""
 
@@ -302,25 +302,29 @@ def written(model: Captioner, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def automatic(model: Captioner, new: Tensor, old: Tensor) -> tuple[str, str]:
+def automatic(model: Captioner, new: Tensor, old: Tensor) -> tuple[str, ...]:
     """Choose a map by images held out, along the captions that the original writes.
 
     Returns:
-        The map with the least KL of next tokens, and the one whose likeliest next tokens agree most (then by KL).
+        The map with the least KL of next tokens, the one whose likeliest next tokens agree most (then by KL), and the
+        one for which those tokens are likeliest that the image decides: the text alone would go on with another one.
     """
-    losses: dict[str, list[float]] = {name: [0.0, 0.0] for name in CANDIDATES}
+    losses: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in CANDIDATES}
     for fold in range(FOLDS):
         out = torch.arange(fold, len(new), FOLDS)
         rest = torch.ones(len(new), dtype=torch.bool).index_fill(0, out, False)
         out = out[:HELD_OUT]
         ids = written(model, old[out])
-        right = model(old[out], ids[:, :-1]).log_softmax(-1)
+        right, real = model(old[out], ids[:, :-1]).log_softmax(-1), ids[:, 1:] != PAD
+        decides = real & (model(None, ids[:, :-1]).argmax(-1) != right.argmax(-1))
         for name, options in CANDIDATES.items():
-            logits = model(fitted(new[rest], old[rest], name, **options)(new[out]), ids[:, :-1])
-            differ = (logits.argmax(-1) != right.argmax(-1)) & (ids[:, 1:] != PAD)
+            logits = model(fitted(new[rest], old[rest], name, **options)(new[out]), ids[:, :-1]).log_softmax(-1)
+            differ = (logits.argmax(-1) != right.argmax(-1)) & real
             losses[name][0] += float(divergence(right, logits, ids).sum())
             losses[name][1] += float(differ.sum())
-    return min(losses, key=losses.__getitem__), min(losses, key=lambda name: losses[name][::-1])
+            losses[name][2] -= float((logits.gather(2, ids[:, 1:, None])[..., 0] * decides).sum())
+    orders = (0,), (1, 0), (2,)
+    return tuple(min(losses, key=lambda name: [losses[name][i] for i in order]) for order in orders)
 
 
 def divergence(right: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
@@ -395,8 +399,11 @@ def baselines(pair: tuple[str, str], kind: str, seed: int) -> dict[str, Rows]:
     ours, theirs = features(pair[0], "pool", kind)[chosen], features(pair[1], "pool", kind, pair[0])[chosen]
     mean, matched = ours.mean((0, 1)), (test - theirs.mean((0, 1))) / theirs.std((0, 1)).clamp(min=1e-6)
     ridge = fitted(theirs, ours, "ridge")
+    there = Representation(grid(pair[0], "test"), "bchw").resize((2, 2) if pair[1][0] == "T" else (8, 8))
+    back = old if kind == "pooled" else there.resize((2, 2) if pair[0][0] == "T" else (8, 8)).positions()
     found = {
         "old tower": scored(model, old, original),
+        "old, by the new grid": scored(model, back, original),
         "no map": scored(model, IdentityStitch(test.shape[-1], old.shape[-1])(test), original),
         "mean only": scored(model, mean.expand_as(old), original),
         "matched moments": scored(model, matched * ours.std((0, 1)) + mean, original),
@@ -655,9 +662,6 @@ def clip(console: Console) -> None:
         for row, images, written in (("old pair", f_old, g_old), ("new pair", f_new, g_new)):
             for side in ("image", "text"):
                 add(row, side, images, written)
-        for side in ("image", "text"):
-            found = {row: f"{float(x[f'{side}: zero-shot'][-1].mean()):.3f}" for row, x in scores.items()}
-            console.print(f"{new} for {old}, seed {seed}, zero-shot, {side} tower exchanged:", found, highlight=False)
     for side in ("image", "text"):
         names = [name for name in scores["no map"] if name.startswith(side)]
         table = Table(
@@ -666,6 +670,12 @@ def clip(console: Console) -> None:
         for row, values in scores.items():
             table.add_row(row, *(shown(interval(lambda x: x, torch.stack(values[x]).mean(0))) for x in names))
         console.print(table)
+    pairs = [f"{' → '.join(pair)}, {side}" for pair in PAIRS for side in ("image", "text")]
+    table = Table("row", *pairs, title="zero-shot, by the tower that is exchanged, mean of seeds")
+    for row, values in scores.items():
+        both = torch.stack([torch.stack(values[f"{side}: zero-shot"]).mean(1) for side in ("image", "text")], 1)
+        table.add_row(row, *(f"{x:.3f}" for x in both.view(len(PAIRS), -1, 2).mean(1).flatten().tolist()))
+    console.print(table)
     table = Table("map", *alike["no map"], title="the same map on images and on texts")
     for row, values in alike.items():
         table.add_row(row, *(f"{float(torch.stack(x).mean()):.3f}" for x in values.values()))
