@@ -17,7 +17,7 @@ NAMES = (
         "least_squares",
         "listing",
     ),
-    *("offload", "permutations", "plans", "relative", "same", "saving", "scaling", "shorten", "task_loss"),
+    *("offload", "permutations", "plans", "relative", "same", "saving", "scaling", "shorten", "task_loss", "towers"),
 )
 
 for name in sys.argv[1:] or NAMES:
