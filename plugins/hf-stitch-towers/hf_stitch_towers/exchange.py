@@ -41,6 +41,7 @@ from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.result import (
     ANOTHER,
     BETTER,
+    DECIDED,
     EXCHANGED,
     KL,
     MEAN,
@@ -88,8 +89,9 @@ def exchange(
         encoder_layer: Layer at which the encoder is cut, if the map cannot be folded. Default: its last one.
         target_layer: Layer of the model that the map leads to, if it cannot be folded. Default: what the modules
             behind the old tower read.
-        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes`` and ``ridge`` with which next
-            tokens differ less on images that fitted nothing.
+        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes`` and ``ridge`` with which the
+            captions of images that fitted nothing stay more likely, in the tokens that the image decides: those that
+            would be others if every image were the mean. Where there are none, the divergence of next tokens decides.
         test_data: Samples to test on. Default: a quarter of the images.
 
     Returns:
@@ -114,9 +116,11 @@ def exchange(
             for name, given in options.items()}  # fmt: skip
     held: dict[str, float] = {}
     if len(maps) > 1:
-        found = job.scored(choose, {name: each.features for name, each in maps.items()})
-        held = {name: float(found[name][KL].mean()) for name in maps}
-    best = min(maps, key=lambda name: held.get(name, 0.0))
+        rows = {name: each.features for name, each in maps.items()}
+        found = job.scored(choose, {**rows, MEAN: place.baselines(fit)[MEAN]})
+        figure, sign = (DECIDED, 1) if np.isfinite(found[MEAN][DECIDED]).any() else (KL, -1)
+        held = {name: sign * float(np.nanmean(found[name][figure])) for name in maps}
+    best = max(maps, key=lambda name: held.get(name, 0.0))
     chosen = best or getattr(matcher, "name", str(matcher))
     final = place.fitted(registries.matchers.build(best or matcher, **options[best]), rest)
     rows: dict[str, Callable[[Samples], Tensor]] = {
@@ -171,25 +175,34 @@ class _Job:
     def scored(
         self, samples: Samples, rows: Mapping[str, Callable[[Samples], Tensor]]
     ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
-        """Return the figures of each sample if the readers read other features: row -> figure -> (samples,)."""
+        """Return the figures of each sample if the readers read other features: row -> figure -> (samples,).
+
+        Among the rows is the mean: tokens that the original writes otherwise without the image are decided by it.
+        """
         found: dict[str, dict[str, list[Tensor]]] = {}
         for batch in self.batches(samples, "comparing outputs"):
             part = Samples.of(list(batch.samples))
             inputs = full_inputs(self.old, part)
             context, wanted, counted = with_captions(self.old.model, inputs)
             own = _logs(self.old.model(**context).logits, wanted)
+            decided, kept = counted, dict[str, tuple[Tensor, ...]]()
             for name, features in rows.items():
                 with replacing_features(self.old.model, self.readers, features(part)):
                     logs = _logs(self.old.model(**context).logits, wanted)
                 same = (logs.argmax(-1) == own.argmax(-1)).double()
                 written = logs.gather(-1, wanted[..., None])[..., 0] - own.gather(-1, wanted[..., None])[..., 0]
-                for figure, values in zip(BETTER, (divergence(logs, own), same, written), strict=True):
-                    total = (values.double() * counted).sum(1) / counted.sum(1)
+                if name == MEAN:
+                    decided = counted & (logs.argmax(-1) != own.argmax(-1))
+                kept[name] = divergence(logs, own), same, written
+            for name, measured in kept.items():
+                for figure, values in zip(BETTER, (*measured, measured[-1]), strict=True):
+                    tokens = decided if figure == DECIDED else counted
+                    total = (values.double() * tokens).sum(1) / tokens.sum(1)
                     found.setdefault(name, {}).setdefault(figure, []).append(total.cpu())
         gathered = self.run.processes.gather(found)
         return {
-            name: {figure: torch.cat([x for part in gathered for x in part[name][figure]]).numpy() for figure in BETTER}
-            for name in found
+            name: {figure: torch.cat([x for part in gathered for x in part[name][figure]]).numpy() for figure in row}
+            for name, row in found.items()
         }
 
 

@@ -14,7 +14,7 @@ def section(result: Exchanged) -> Section:
             [(who, *(str(row[name]) for name in BETTER)) for who, row in result.scores.items()],
         ),
         "Choice of the map": Table(
-            ("matcher", "KL divergence on images that fitted nothing"),
+            ("matcher", "change of the likelihood of what the image decides, on images that fitted nothing"),
             [(name, f"{value:.4g}") for name, value in result.held_out.items()],
         ),
     }

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
 
@@ -20,8 +22,12 @@ EXCHANGED, MEAN, NO_MAP, MOMENTS, ANOTHER = "exchanged", "mean only", "no map", 
 with the means and variances of the old one, and the new tower on another image."""
 
 KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
-BETTER: Mapping[str, bool] = {KL: False, AGREEMENT: True, WRITTEN: True}
+DECIDED = "decided_log_likelihood_change"
+BETTER: Mapping[str, bool] = {KL: False, AGREEMENT: True, WRITTEN: True, DECIDED: True}
 """Figure -> whether more is better."""
+
+WORDS = {WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides"}
+"""Names of figures in tables."""
 
 Figures = Mapping[str, Score]
 
@@ -38,13 +44,15 @@ class Exchanged(Result):
         encoder: The new tower.
         part: Which tower was exchanged.
         matcher: Name of the map.
-        held_out: Matcher -> Kullback-Leibler divergence of next tokens on images that fitted nothing, by which it was
-            chosen; empty if it was named.
+        held_out: Matcher -> what chose it, on images that fitted nothing: the change of the log-likelihood of tokens
+            that the image decides, or else the negative divergence; empty if it was named.
         fitted: Number of images that the map was fitted on.
         n: Number of test images.
         data: Fingerprint of the test images.
         scores: ``exchanged`` and baselines -> figure -> score: ``kl_divergence`` from the original in nats per token,
-            ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token.
+            ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token, and
+            ``decided_log_likelihood_change`` of those tokens that the image decides: the original with the mean of all
+            images would write others.
         folded: Whether the map was folded into weights, so that the result is a network of the class of the original.
         error: Greatest difference between outputs of the result and of the original that reads mapped features, over
             the largest output.
@@ -78,14 +86,14 @@ class Exchanged(Result):
     @property
     def verdict(self) -> str:
         """What came out, in a sentence: is it as good as before?"""
-        own = self.scores[EXCHANGED]
+        own, mean = self.scores[EXCHANGED], self.scores[MEAN]
         text = (
             f"With {self.encoder} as its {self.part} tower, {own[AGREEMENT].value:.1%} of next tokens "
-            f"[{own[AGREEMENT].low:.1%}, {own[AGREEMENT].high:.1%}] are those of the original; the captions of the "
-            f"original lose {-own[WRITTEN].value:.3g} nats per token"
+            f"[{own[AGREEMENT].low:.1%}, {own[AGREEMENT].high:.1%}] are those of the original; tokens that the image "
+            f"decides lose {-own[DECIDED].value:.3g} nats, and {-mean[DECIDED].value:.3g} without any image"
         )
-        if MEAN in self.scores:
-            text += f", and {-self.scores[MEAN][WRITTEN].value:.3g} without any image"
+        if np.isnan(own[DECIDED].value):
+            text += " (no token depends on the image: test on others)"
         missed = [who for who in self.scores if who != EXCHANGED and who not in self.beaten]
         if missed:
             text += f". But it is not clearly closer to the original than {' and '.join(missed)}"
@@ -152,4 +160,4 @@ class Exchanged(Result):
 
 def worded(figure: str) -> str:
     """Return the name of a figure in words."""
-    return figure.replace("_", " ").replace("kl ", "KL ")
+    return WORDS.get(figure, figure.replace("_", " ").replace("kl ", "KL "))
