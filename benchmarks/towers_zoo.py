@@ -51,13 +51,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
     "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {}},
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
-    "inkling2": {"vision_config": {"text_hidden_size": 64}},
-    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
-    "nemo_speechlm": {"head_config": {"audio_hidden_size": 64}},
-    "cosmos3_edge": {
-        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
-    },
     "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
 }
 """Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
@@ -130,6 +123,8 @@ def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> 
     config = tiny.config(kind, keep)
     for part in _parts(config):
         _repair(part, sections)
+    if "omni" in kind and not hasattr(config, "vision_start_token_id"):
+        config.vision_start_token_id = config.audio_start_token_id = 3
     _placeholders(config)
     return config
 
@@ -332,8 +327,8 @@ with random weights, loaded by `hf_stitch.load(network)` without example inputs
 
 Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
 than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
-where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
-bypassed but for the last. *Refused* counts candidates that are no cuts.
+where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
+are bypassed but for the last. *Refused* counts candidates that are no cuts.
 
 A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
 other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for
