@@ -107,8 +107,14 @@ def example_of(model: nn.Module, content: str) -> dict[str, Any]:
     )
 
 
+def _is_empty(model: nn.Module) -> bool:
+    return any(weight.is_meta for weight in model.parameters())
+
+
 def _failure(model: nn.Module, example: Mapping[str, Any]) -> str | None:
-    """Return the error of a network on an example; ``None`` if it runs."""
+    """Return the error of a network on an example; ``None`` if it runs, or has no weights (for plans)."""
+    if _is_empty(model):
+        return None
     options = {"use_cache": False} if "use_cache" in arguments_of(model, next(iter(example))) else {}
     try:
         with torch.no_grad(), evaluating(model):
@@ -323,7 +329,7 @@ def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[st
             found = count_of(model, kind, media)
         except Exception as error:  # the code of the network can raise anything
             failures.append(f"get_{kind}_features raises {type(error).__name__}: {str(error)[:200]}")
-            if "missing" not in str(error):  # it does not read these images
+            if "missing" not in str(error) and not _is_empty(model):  # it does not read these images
                 return
             found = None
         counts = [found, 1, None] if found else [1, None]
