@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -300,7 +301,10 @@ def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]
     inputs = adapter._survey()._probes.vary(samples)
     name, generator = adapter.interface.content[0], torch.Generator().manual_seed(seed)
     if inputs[name].is_floating_point():
-        inputs[name] = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+        new = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+        if name == "flattened_patches":  # which begin with their rows and columns
+            new[..., :2] = inputs[name][..., :2]
+        inputs[name] = new
     return inputs
 
 
@@ -330,9 +334,10 @@ than those of the verification, in the *tower*, between the tower and the decode
 where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
 are bypassed but for the last. *Refused* counts candidates that are no cuts.
 
-A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
-other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for
-`example_inputs`); it is *not built* where transformers refuses the tiny config, which tells nothing of the type.
+A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
+where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
+to sizes that do not fit in this config and not to the type; or it took more than a minute. It is *not built* where
+transformers refuses the tiny config, which tells nothing of the type.
 """
 
 
@@ -344,10 +349,14 @@ def report(rows: Mapping[str, Row]) -> str:
     versions = "; ".join(sorted({row.versions for row in found}))
     lines = [
         INTRODUCTION,
-        f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
-        f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), "
-        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
-        f"Measured with {versions}.\n",
+        textwrap.fill(
+            f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
+            f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
+            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. Measured "
+            f"with {versions}.",
+            120,
+        ),
+        "",
         "## Exact cuts\n",
         "| type | class | content | tower | projector | decoder | refused | why |",
         "|---|---|---|---|---|---|---|---|",
