@@ -107,11 +107,12 @@ class ImageTextAdapter(Adapter):
                 or is too long, or pixels are NaN or infinite. The message names the sample.
 
         Example:
-            >>> import hf_stitch
+            >>> import torch, hf_stitch
             >>> from transformers import GitConfig, GitForCausalLM
             >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
             >>> vision = {**sizes, "image_size": 8, "patch_size": 4}
-            >>> network = GitForCausalLM(GitConfig(vision_config=vision, **sizes, vocab_size=20)).eval()
+            >>> config = GitConfig(vision_config=vision, **sizes, vocab_size=20, bos_token_id=1, eos_token_id=2)
+            >>> network = GitForCausalLM(config).eval()
             >>> adapter = hf_stitch.load(network, context={"input_ids": [3, 4]})
             >>> {name: tuple(value.shape) for name, value in adapter.preprocess([torch.ones(3, 8, 8)]).items()}
             {'pixel_values': (1, 3, 8, 8), 'input_ids': (1, 2)}

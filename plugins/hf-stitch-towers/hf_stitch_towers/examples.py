@@ -74,7 +74,8 @@ def end_of(model: Any) -> int | None:
     text = text_config(model.config)
     end = getattr(text, "eos_token_id", None)
     wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
-    return text.vocab_size - 1 if wrong else end if isinstance(end, int) else None
+    known = isinstance(end, int) and end < (getattr(text, "vocab_size", None) or end + 1)
+    return text.vocab_size - 1 if wrong else end if known else None
 
 
 def example_of(model: nn.Module, content: str) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         known = {*self.context_names, *arguments_of(self.source.model, self.source.takes.content[0]), "pixel_values"}
         known |= {*self.source.takes.content}
         settings = {name: inputs.pop(name) for name in list(inputs) if name not in known}
-        settings.setdefault("generation_config", self.generation_config)
+        network.generation_config = self.generation_config
         if self.uncached is not None:
             if use_cache:
                 raise ValueError(f"this model generates without a cache, because {self.uncached}: leave out use_cache")
@@ -139,7 +139,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         entering = in_context(half.cut.accept(entering, half.interface), half.interface)
         context = half.plan.context(entering, half.interface)
         values = half.cut.restore(entering.values.to(_dtype(half)))
-        config = settings["generation_config"]
+        config = settings.get("generation_config") or self.generation_config
         beams, answers = (settings.get(n, getattr(config, n, 1)) or 1 for n in ("num_beams", "num_return_sequences"))
         copies = max(beams, answers)
         tokens = context[half.interface.given[0]].shape[1] if half.interface.given else 0
@@ -171,7 +171,7 @@ class StitchedModelForImageTextToText(StitchedModel):
 
     def _token_by_token(self, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
         """Generate greedily, with a run of both halves over the whole text for each token."""
-        config = settings["generation_config"]
+        config = settings.get("generation_config") or self.generation_config
         asked = {"max_new_tokens", "min_new_tokens", "do_sample", "generation_config", "num_beams", "eos_token_id"}
         if wrong := settings.keys() - asked:
             raise ValueError(f"from a cut in the decoder, generate takes no {', '.join(sorted(wrong))}: leave it out")
