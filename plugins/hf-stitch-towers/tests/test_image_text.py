@@ -464,6 +464,7 @@ def test_an_image_network_is_stitched_into_tower_and_projector(
     with torch.no_grad():
         assert torch.equal(loaded(**given).logits, stitched(**given).logits)
     assert torch.equal(loaded.generate(**given, **asked), written)
+    assert {"source.layers.0", f"target.{layer}"} <= set(hf_stitch.load(loaded).layers)
 
 
 @pytest.mark.parametrize("make", [captioner, blip, paligemma, qwen], ids=["captioner", "blip", "paligemma", "qwen"])
