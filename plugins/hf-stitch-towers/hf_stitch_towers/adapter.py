@@ -12,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_stitch.adapters.base import Adapter, _locked
+from hf_stitch.adapters.cutting.interface import size_of_inputs
+from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch_towers.examples import MEDIA, placeholder
 from hf_stitch_towers.inputs import inputs_of
@@ -138,6 +140,20 @@ class ImageTextAdapter(Adapter):
         ids = self._example.get("input_ids")
         mark = placeholder(self.model, MEDIA[self.interface.content[0]])
         return ids is not None and mark is not None and bool((ids == mark).any())
+
+    def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
+        """Return the survey for inputs with as many rows of images for each sample as the example has."""
+        name = self.interface.content[0]
+        if inputs is not None and isinstance(inputs.get(name), Tensor) and self.interface.text in inputs:
+            samples, _ = size_of_inputs(inputs, self.interface)
+            rows = self.interface.shapes[name][0] if name in self.interface.packed else 1
+            if len(inputs[name]) != samples * rows:
+                raise ValueError(
+                    f"{name} has {len(inputs[name])} rows for {samples} samples, and {type(self.model).__name__} is "
+                    f"cut for {rows} each: give all samples the same number of images of one size, and load the network "
+                    "with example_inputs, a batch of two of them (adapter.preprocess makes it)"
+                )
+        return super()._survey(inputs)
 
     @property
     @_locked
