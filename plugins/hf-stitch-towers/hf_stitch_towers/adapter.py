@@ -150,8 +150,8 @@ class ImageTextAdapter(Adapter):
             if len(inputs[name]) != samples * rows:
                 raise ValueError(
                     f"{name} has {len(inputs[name])} rows for {samples} samples, and {type(self.model).__name__} is "
-                    f"cut for {rows} each: give all samples the same number of images of one size, and load the network "
-                    "with example_inputs, a batch of two of them (adapter.preprocess makes it)"
+                    f"cut for {rows} each: give all samples the same number of images of one size, and load the "
+                    "network with example_inputs, a batch of two of them (adapter.preprocess makes it)"
                 )
         return super()._survey(inputs)
 
