@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -51,13 +52,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
     "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {}},
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
-    "inkling2": {"vision_config": {"text_hidden_size": 64}},
-    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
-    "nemo_speechlm": {"head_config": {"audio_hidden_size": 64}},
-    "cosmos3_edge": {
-        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
-    },
     "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
 }
 """Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
@@ -130,6 +124,8 @@ def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> 
     config = tiny.config(kind, keep)
     for part in _parts(config):
         _repair(part, sections)
+    if "omni" in kind and not hasattr(config, "vision_start_token_id"):
+        config.vision_start_token_id = config.audio_start_token_id = 3
     _placeholders(config)
     return config
 
@@ -305,7 +301,10 @@ def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]
     inputs = adapter._survey()._probes.vary(samples)
     name, generator = adapter.interface.content[0], torch.Generator().manual_seed(seed)
     if inputs[name].is_floating_point():
-        inputs[name] = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+        new = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+        if name == "flattened_patches":  # which begin with their rows and columns
+            new[..., :2] = inputs[name][..., :2]
+        inputs[name] = new
     return inputs
 
 
@@ -332,12 +331,13 @@ with random weights, loaded by `hf_stitch.load(network)` without example inputs
 
 Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
 than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
-where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks are
-bypassed but for the last. *Refused* counts candidates that are no cuts.
+where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
+are bypassed but for the last. *Refused* counts candidates that are no cuts.
 
-A type without cuts is *refused* where the network itself is the reason (it reads pixels twice, draws at random, takes
-other arguments) or where no valid example follows from the tiny config (`hf_stitch.load` then asks for
-`example_inputs`); it is *not built* where transformers refuses the tiny config, which tells nothing of the type.
+A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
+where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
+to sizes that do not fit in this config and not to the type; or it took more than a minute. It is *not built* where
+transformers refuses the tiny config, which tells nothing of the type.
 """
 
 
@@ -349,10 +349,14 @@ def report(rows: Mapping[str, Row]) -> str:
     versions = "; ".join(sorted({row.versions for row in found}))
     lines = [
         INTRODUCTION,
-        f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
-        f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} inexact), "
-        f"{len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
-        f"Measured with {versions}.\n",
+        textwrap.fill(
+            f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
+            f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
+            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. Measured "
+            f"with {versions}.",
+            120,
+        ),
+        "",
         "## Exact cuts\n",
         "| type | class | content | tower | projector | decoder | refused | why |",
         "|---|---|---|---|---|---|---|---|",

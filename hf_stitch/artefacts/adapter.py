@@ -204,9 +204,9 @@ def _example(model: StitchedModel) -> dict[str, Any]:
     reads = isinstance(model.source, PrefixFront)  # the tokens of the target
     half, interface = model.target if reads else model.source, model.source.takes
     blueprint = getattr(model.config, "target" if reads else "source")["blueprint"]
-    if interface.modality != "text" and not interface.given:
-        generator = torch.Generator().manual_seed(0)
-        return {name: torch.randn(2, *shape, generator=generator) for name, shape in interface.shapes.items()}
+    if interface.modality != "text" and set(interface.given) <= interface.prompt.keys():
+        draw, blank = torch.Generator().manual_seed(0), interface.blank(2, None, torch.device("cpu"))
+        return {n: torch.randn(v.shape, generator=draw) if n in interface.content else v for n, v in blank.items()}
     if blueprint is None:
         raise ExampleError(
             "the source is user code, whose inputs cannot be generated: pass example_inputs, a batch of "

@@ -172,7 +172,7 @@ class Pair:
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
         """Run the target from a layer on mapped activations, in the dtype of its own, with what it reads beside."""
-        beside = like.context if self.target.interface.given else {}
+        beside = like.context if self.target.interface.beside else {}
         return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype), context=beside), layer)
 
     @torch.no_grad()

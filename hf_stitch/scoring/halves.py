@@ -89,7 +89,7 @@ class HalvesOfModel:
     """The halves of a stitched model itself, also if its parents are not in memory."""
 
     def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
-        self.needs_own = bool(model.target.interface.given)  # its context
+        self.needs_own = bool(model.target.interface.beside)  # its context
         self.model, self.alone, self.modules = model, alone, [model]
         self.left_out: dict[str, str] = {}  # why the whole source is not scored
         self.reads_other_tokens = isinstance(model.source, PrefixFront)

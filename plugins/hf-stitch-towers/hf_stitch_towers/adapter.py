@@ -12,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_stitch.adapters.base import Adapter, _locked
+from hf_stitch.adapters.cutting.interface import size_of_inputs
+from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch_towers.examples import MEDIA, placeholder
 from hf_stitch_towers.inputs import inputs_of
@@ -107,11 +109,12 @@ class ImageTextAdapter(Adapter):
                 or is too long, or pixels are NaN or infinite. The message names the sample.
 
         Example:
-            >>> import hf_stitch
+            >>> import torch, hf_stitch
             >>> from transformers import GitConfig, GitForCausalLM
             >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
             >>> vision = {**sizes, "image_size": 8, "patch_size": 4}
-            >>> network = GitForCausalLM(GitConfig(vision_config=vision, **sizes, vocab_size=20)).eval()
+            >>> config = GitConfig(vision_config=vision, **sizes, vocab_size=20, bos_token_id=1, eos_token_id=2)
+            >>> network = GitForCausalLM(config).eval()
             >>> adapter = hf_stitch.load(network, context={"input_ids": [3, 4]})
             >>> {name: tuple(value.shape) for name, value in adapter.preprocess([torch.ones(3, 8, 8)]).items()}
             {'pixel_values': (1, 3, 8, 8), 'input_ids': (1, 2)}
@@ -143,6 +146,20 @@ class ImageTextAdapter(Adapter):
         ids = self._example.get("input_ids")
         mark = placeholder(self.model, MEDIA[self.interface.content[0]])
         return ids is not None and mark is not None and bool((ids == mark).any())
+
+    def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
+        """Return the survey for inputs with as many rows of images for each sample as the example has."""
+        name = self.interface.content[0]
+        if inputs is not None and isinstance(inputs.get(name), Tensor) and self.interface.text in inputs:
+            samples, _ = size_of_inputs(inputs, self.interface)
+            rows = self.interface.shapes[name][0] if name in self.interface.packed else 1
+            if len(inputs[name]) != samples * rows:
+                raise ValueError(
+                    f"{name} has {len(inputs[name])} rows for {samples} samples, and {type(self.model).__name__} is "
+                    f"cut for {rows} each: give all samples the same number of images of one size, and load the "
+                    "network with example_inputs, a batch of two of them (adapter.preprocess makes it)"
+                )
+        return super()._survey(inputs)
 
     @property
     @_locked

@@ -62,7 +62,7 @@ def texts_of(model: Any) -> tuple[str, ...]:
 def placeholder(model: Any, kind: str) -> int | None:
     """Return the id of the token that stands for an image (a sound, a video) in a text; ``None`` without one."""
     config = model.config
-    for each in (config, text_config(config)):
+    for each in (config, getattr(config, "vlm_config", config), text_config(config)):
         for name in PLACEHOLDERS[kind]:
             if isinstance(found := getattr(each, name, None), int):
                 return found
@@ -74,7 +74,8 @@ def end_of(model: Any) -> int | None:
     text = text_config(model.config)
     end = getattr(text, "eos_token_id", None)
     wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
-    return text.vocab_size - 1 if wrong else end if isinstance(end, int) else None
+    known = isinstance(end, int) and end < (getattr(text, "vocab_size", None) or end + 1)
+    return text.vocab_size - 1 if wrong else end if known else None
 
 
 def example_of(model: nn.Module, content: str) -> dict[str, Any]:
@@ -107,8 +108,14 @@ def example_of(model: nn.Module, content: str) -> dict[str, Any]:
     )
 
 
+def _is_empty(model: nn.Module) -> bool:
+    return any(weight.is_meta for weight in model.parameters())
+
+
 def _failure(model: nn.Module, example: Mapping[str, Any]) -> str | None:
-    """Return the error of a network on an example; ``None`` if it runs."""
+    """Return the error of a network on an example; ``None`` if it runs, or has no weights (for plans)."""
+    if _is_empty(model):
+        return None
     options = {"use_cache": False} if "use_cache" in arguments_of(model, next(iter(example))) else {}
     try:
         with torch.no_grad(), evaluating(model):
@@ -139,7 +146,7 @@ def part_of(config: Any, kind: str) -> Any:
     names = {"image": "vision", "audio": "audio", "video": "vision"}[kind]
     found = [
         getattr(config, name)
-        for name in (f"{names}_config", "encoder", "encoder_config", f"{names}_encoder", "thinker_config")
+        for name in (f"{names}_config", "image_config", "encoder", "encoder_config", f"{names}_encoder", "vlm_config")
         if hasattr(getattr(config, name, None), "to_dict")
     ]
     if not found:
@@ -195,7 +202,8 @@ def _images(model: Any, config: Any, known: set[str]) -> Iterator[dict[str, Any]
         merge = merge if isinstance(merge, int) else merge[0]
         side, depth = 2 * merge, _first(config, "temporal_patch_size", default=1)
         grid = torch.tensor([[1, side, side]] * 2)
-        for shape in ((channels * depth * patch * patch,), (channels, patch, patch)):
+        size = channels * patch * patch
+        for shape in ((depth * size,), (channels, patch, patch), *([] if depth > 1 else [(2 * size,)])):
             found = {"pixel_values": _noise(2 * side * side, *shape), min(grids): grid}
             if "image_merge_sizes" in known:
                 found["image_merge_sizes"] = torch.tensor([merge] * 2)
@@ -220,8 +228,13 @@ def _images(model: Any, config: Any, known: set[str]) -> Iterator[dict[str, Any]
             "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long),
             "aspect_ratio_mask": torch.tensor([[[1] + [0] * (most - 1)]] * 2),
         }
+    if "high_res_pixel_values" in known:
+        large = image_size(getattr(model.config, "high_res_vision_config", config))
+        yield {"pixel_values": images, "high_res_pixel_values": _noise(2, channels, *large)}
     yield {"pixel_values": images}
     yield {"pixel_values": images[:, None]}
+    if isinstance(patch := _first(config, "patch_size"), int):
+        yield {"pixel_values": _noise(2, 4, channels * patch * patch)}
 
 
 def _tiles(model: Any, size: tuple[int, int]) -> int:
@@ -234,7 +247,8 @@ def _tiles(model: Any, size: tuple[int, int]) -> int:
 
 
 def _sounds(config: Any, content: str, known: set[str]) -> Iterator[dict[str, Any]]:
-    bins = _first(config, "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim", default=80)
+    names = ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim")
+    bins = _first(config, *names, "feature_projection_input_dim", default=80)
     most = _first(config, "max_source_positions", "max_position_embeddings", default=50)
     marks = {"feature_attention_mask", "input_features_mask", "padding_mask"} & known
 
@@ -247,6 +261,7 @@ def _sounds(config: Any, content: str, known: set[str]) -> Iterator[dict[str, An
         for frames in (2 * most, 64):
             yield from masked(_noise(2, bins, frames), frames)
             yield from masked(_noise(2, frames, bins), frames)
+            yield from masked(_noise(2, 1, frames, bins), frames)
     else:
         for samples in (1600, 16000):
             yield from masked(_noise(2, samples), samples)
@@ -315,7 +330,9 @@ def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[st
             found = count_of(model, kind, media)
         except Exception as error:  # the code of the network can raise anything
             failures.append(f"get_{kind}_features raises {type(error).__name__}: {str(error)[:200]}")
-            return
+            if "missing" not in str(error) and not _is_empty(model):  # it does not read these images
+                return
+            found = None
         counts = [found, 1, None] if found else [1, None]
     draw = drawer(model)
     for count in counts:

@@ -189,10 +189,8 @@ def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, promp
     if lacking := [row for row, text in zip(rows, texts, strict=True) if text is None]:
         if any(text is not None for text in texts):
             raise ValueError(f"sample {lacking[0].id!r} has no text, and others have: give all of them one, or none")
-        if not interface.prompt:  # the text is missing: the caller says so
-            return dict(_images_only(processor, images))
         return dict(_images_only(processor, images))
-    full = [_with_placeholders(text, len(own), processor) for text, own in zip(texts, images, strict=True)]
+    full = [_with_placeholders(str(text), len(own), processor) for text, own in zip(texts, images, strict=True)]
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is not None and tokenizer.pad_token is None:
         raise ValueError(

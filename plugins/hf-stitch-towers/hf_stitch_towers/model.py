@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from hf_stitch.adapters.cutting.cut import in_context
 from hf_stitch.adapters.cutting.halves import HalfError
@@ -55,7 +56,8 @@ class StitchedModelForImageTextToText(StitchedModel):
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
         """Build the model as the base class does, and take the settings for generation from the target."""
         super().__init__(config, *parts, **named)
-        self.generation_config = copy.deepcopy(getattr(self.target.model, "generation_config", None))
+        network: Any = self.target.model
+        self.generation_config = copy.deepcopy(getattr(network, "generation_config", None) or GenerationConfig())
 
     @property
     def unscored(self) -> str:
@@ -86,6 +88,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         of_source |= set(arguments_of(front.model, front.takes.content[0])) if front.takes.given else set()
         rest = {name: value for name, value in inputs.items() if name not in context or name in of_source}
         options = {name: rest.pop(name) for name in ("logits_to_keep",) if name in rest and name not in of_source}
+        rest.pop("use_cache", None)  # of the target, when it generates
         entering = self.transfer(**rest)
         if context or not own.given:
             blank = own.blank(entering.batch, None, entering.values.device) if own.modality != "text" else {}
@@ -96,10 +99,10 @@ class StitchedModelForImageTextToText(StitchedModel):
             entering = entering.replace(context={**blank, **context})
         return entering, options
 
-    def can_generate(self) -> bool:
+    def can_generate(self) -> bool:  # type: ignore[override]
         """Return whether the target generates."""
         network = getattr(self._modules.get("target"), "model", None)  # none while the model is built
-        return network is not None and bool(network.can_generate())  # type: ignore[operator]
+        return network is not None and bool(network.can_generate())
 
     @property
     def uncached(self) -> str | None:
@@ -126,6 +129,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         known = {*self.context_names, *arguments_of(self.source.model, self.source.takes.content[0]), "pixel_values"}
         known |= {*self.source.takes.content}
         settings = {name: inputs.pop(name) for name in list(inputs) if name not in known}
+        network.generation_config = self.generation_config
         if self.uncached is not None:
             if use_cache:
                 raise ValueError(f"this model generates without a cache, because {self.uncached}: leave out use_cache")
@@ -135,7 +139,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         entering = in_context(half.cut.accept(entering, half.interface), half.interface)
         context = half.plan.context(entering, half.interface)
         values = half.cut.restore(entering.values.to(_dtype(half)))
-        config = settings.get("generation_config") or network.generation_config
+        config = settings.get("generation_config") or self.generation_config
         beams, answers = (settings.get(n, getattr(config, n, 1)) or 1 for n in ("num_beams", "num_return_sequences"))
         copies = max(beams, answers)
         tokens = context[half.interface.given[0]].shape[1] if half.interface.given else 0
@@ -167,8 +171,7 @@ class StitchedModelForImageTextToText(StitchedModel):
 
     def _token_by_token(self, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
         """Generate greedily, with a run of both halves over the whole text for each token."""
-        network: Any = self.target.model
-        config = settings.get("generation_config") or network.generation_config
+        config = settings.get("generation_config") or self.generation_config
         asked = {"max_new_tokens", "min_new_tokens", "do_sample", "generation_config", "num_beams", "eos_token_id"}
         if wrong := settings.keys() - asked:
             raise ValueError(f"from a cut in the decoder, generate takes no {', '.join(sorted(wrong))}: leave it out")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, total
@@ -97,10 +98,14 @@ class ImageTextToText(PerToken):
 
 
 def _ids(inputs: Mapping[str, Any], length: int) -> tuple[Tensor, Tensor] | None:
-    """Return the tokens to which logits belong, and which of them are real."""
-    for name in ("decoder_input_ids", "input_ids"):
-        ids = inputs.get(name)
-        if isinstance(ids, Tensor) and ids.shape[1] == length:
-            mask = inputs.get("attention_mask" if name == "input_ids" else "decoder_attention_mask")
-            return ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    """Return the tokens to which logits belong, and which of them are real; GIT has those of the image before them."""
+    texts = [
+        (name, inputs[name]) for name in ("decoder_input_ids", "input_ids") if isinstance(inputs.get(name), Tensor)
+    ]
+    same = [each for each in texts if each[1].shape[1] == length]
+    for name, ids in same or [each for each in texts if each[1].shape[1] < length][-1:]:
+        mask = inputs.get("attention_mask" if name == "input_ids" else "decoder_attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        before = (length - ids.shape[1], 0)
+        return functional.pad(ids, before, value=-1), functional.pad(real, before, value=False)
     return None

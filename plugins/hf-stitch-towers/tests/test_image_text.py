@@ -348,6 +348,8 @@ def test_several_images_of_a_sample() -> None:
     inputs = adapter.preprocess([{"image": pictures(2), "text": "w5"}, {"image": pictures(2), "text": "w6"}])
     assert inputs["pixel_values"].shape == (4, 3, 24, 24) and (inputs["input_ids"] == MARK).sum(1).tolist() == [18, 18]
     example = {**inputs}
+    with pytest.raises(ValueError, match=r"pixel_values has 4 rows for 2 samples, and LlavaFor.* is cut for 1 each"):
+        adapter.encode(inputs, "model.language_model.layers.0")
     twice = hf_stitch.load(network, example_inputs=example, processor=processor(network))
     layer = "model.language_model.layers.0"
     assert twice.interface.packed == ("pixel_values",) and layer in twice.layers
@@ -464,6 +466,7 @@ def test_an_image_network_is_stitched_into_tower_and_projector(
     with torch.no_grad():
         assert torch.equal(loaded(**given).logits, stitched(**given).logits)
     assert torch.equal(loaded.generate(**given, **asked), written)
+    assert {"source.layers.0", f"target.{layer}"} <= set(hf_stitch.load(loaded).layers)
 
 
 @pytest.mark.parametrize("make", [captioner, blip, paligemma, qwen], ids=["captioner", "blip", "paligemma", "qwen"])
