@@ -284,10 +284,14 @@ class _Job:
     def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
         """Return the plain network without an interval."""
         coarse = next(state.network.model.parameters()).dtype in (torch.float16, torch.bfloat16)
+        error = float("inf")
         for short in without(state.network, interval.stack.name, interval.places):
             if change is not None:
                 before, end = search.joints[interval.before], search.joints[interval.end]
-                add_to(short.model.get_submodule(before.projection), change.weight, change.bias)
+                projection: Any = short.model.get_submodule(before.projection)
+                if projection.weight.numel() != change.weight.numel():  # blocks of other kinds are in other places
+                    continue
+                add_to(projection, change.weight, change.bias)
                 if before.tail not in (None, RELU):
                     weights = state.network.model.get_submodule(str(end.tail)).state_dict()
                     short.model.get_submodule(str(before.tail)).load_state_dict(weights)
