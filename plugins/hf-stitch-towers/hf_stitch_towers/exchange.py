@@ -116,8 +116,8 @@ def exchange(
             for name, given in options.items()}  # fmt: skip
     held: dict[str, float] = {}
     if len(maps) > 1:
-        rows = {name: each.features for name, each in maps.items()}
-        found = job.scored(choose, {**rows, MEAN: place.baselines(fit)[MEAN]})
+        given = {name: each.features for name, each in maps.items()}
+        found = job.scored(choose, {**given, MEAN: place.baselines(fit)[MEAN]})
         figure, sign = (DECIDED, 1) if np.isfinite(found[MEAN][DECIDED]).any() else (KL, -1)
         held = {name: sign * float(np.nanmean(found[name][figure])) for name in maps}
     best = max(maps, key=lambda name: held.get(name, 0.0))
