@@ -115,7 +115,7 @@ class Probes:
         text, mask, n = self.interface.text, self.interface.mask, self.tokens
         if text is None:
             return
-        longer = self.vary(3, n + 3)
+        longer = self.vary(3, min(n + 3, (self.interface.max_tokens or n + 4) - 1))
         for name in {*self.interface.given} - {text}:
             for one in {name, mask_of(name)} & longer.keys():
                 longer[one] = torch.cat([longer[one], longer[one][:, -1:]], 1)
