@@ -43,7 +43,7 @@ from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.tasks.heads import logits_of
 
 FILE = zoo_records.FILE.with_name("shorten_zoo.json")
-SECONDS, SAMPLES, WORDS, NEW = 240, 44, 40, 8
+SECONDS, SAMPLES, WORDS, NEW = 120, 44, 40, 8
 SIZES = (64, 96, 128)
 """Sizes of images that are tried instead of the native one of timm."""
 
@@ -287,7 +287,9 @@ def main() -> None:
         if fnmatch.fnmatch(family, options.only)
         and ((suite, family) not in done or done[suite, family].outcome in options.again)
     ]
-    names = {key: record.model for key, record in zoo_records.read().items() if key[0] == "timm"}
+    records = zoo_records.read()
+    names = {key: record.model for key, record in records.items() if key[0] == "timm"}
+    wanted.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # the quick ones first
     zoo.adapter_of("text", "llama")  # import shared modules before forking
     for suite, family in tqdm(wanted, "families", file=sys.stderr):
         found = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
