@@ -20,8 +20,6 @@ from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.scoring.measured import as_score
 from hf_stitch.statistics import Moments
-from hf_stitch.tasks.heads import divergence
-from hf_stitch_towers.examples import placeholder
 from hf_stitch_towers.folding import (
     EQUAL,
     CannotFoldError,
@@ -38,12 +36,10 @@ from hf_stitch_towers.folding import (
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import ImageAndTextProcessor
+from hf_stitch_towers.outputs import Outputs
 from hf_stitch_towers.result import (
     ANOTHER,
-    BETTER,
-    DECIDED,
     EXCHANGED,
-    KL,
     MEAN,
     MOMENTS,
     NO_MAP,
@@ -61,9 +57,6 @@ SHARE = 0.25
 FEWEST = 8
 """Least number of images to fit on, to choose by and to test on."""
 
-TOKENS = 16
-"""Most tokens of a caption that the original writes for an image, on which outputs are compared."""
-
 RESAMPLES = 1000
 
 
@@ -78,7 +71,8 @@ def exchange(
     class takes the new tower, and what reads it is linear, the map is folded into the weights of these modules: the
     result is a network of the same class. Otherwise both networks are joined to a stitched model.
 
-    Outputs are compared on captions that the original writes for test images, token by token.
+    Outputs are compared with those of the original: next tokens along the captions that it writes for test images, or
+    the embeddings of a network of two towers.
 
     Args:
         model: The network, in any form that :func:`hf_stitch.load` takes.
@@ -91,7 +85,8 @@ def exchange(
             behind the old tower read.
         matcher: The method that fits the map; ``auto`` takes the one of ``procrustes`` and ``ridge`` with which the
             captions of images that fitted nothing stay more likely, in the tokens that the image decides: those that
-            would be others if every image were the mean. Where there are none, the divergence of next tokens decides.
+            would be others if every image were the mean. Where there are none, the divergence of next tokens decides;
+            of two towers, the cosine of embeddings.
         test_data: Samples to test on. Default: a quarter of the images.
 
     Returns:
@@ -109,7 +104,7 @@ def exchange(
             raise ValueError(f"{len(each)} images {what} are too few: pass {FEWEST} or more for each purpose")
     tower = tower_of(old.model, part)
     reading = read(old.model, tower.name, full_inputs(old, fit.take(2)))
-    job = _Job(old, new, tower, reading.readers, run)
+    job = _Job(old, new, tower, reading.readers, Outputs.of(old.model, part), run)
     place, why = _place(job, fit, reading, encoder_layer, target_layer)
     options = CANDIDATES if matcher == AUTO else {"": {}}
     maps = {name: place.fitted(registries.matchers.build(name or matcher, **given), fit)
@@ -118,8 +113,8 @@ def exchange(
     if len(maps) > 1:
         given = {name: each.features for name, each in maps.items()}
         found = job.scored(choose, {**given, MEAN: place.baselines(fit)[MEAN]})
-        figure, sign = (DECIDED, 1) if np.isfinite(found[MEAN][DECIDED]).any() else (KL, -1)
-        held = {name: sign * float(np.nanmean(found[name][figure])) for name in maps}
+        values = job.outputs.chosen_by(found)
+        held = {name: values[name] for name in maps}
     best = max(maps, key=lambda name: held.get(name, 0.0))
     chosen = best or getattr(matcher, "name", str(matcher))
     final = place.fitted(registries.matchers.build(best or matcher, **options[best]), rest)
@@ -160,6 +155,7 @@ class _Job:
     new: Adapter
     tower: Tower
     readers: tuple[str, ...]
+    outputs: Outputs
     run: Run
 
     def batches(self, samples: Samples, label: str) -> Iterator[Any]:
@@ -175,35 +171,24 @@ class _Job:
     def scored(
         self, samples: Samples, rows: Mapping[str, Callable[[Samples], Tensor]]
     ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
-        """Return the figures of each sample if the readers read other features: row -> figure -> (samples,).
-
-        Among the rows is the mean: tokens that the original writes otherwise without the image are decided by it.
-        """
-        found: dict[str, dict[str, list[Tensor]]] = {}
+        """Return the figures of each sample if the readers read other features, also those of the mean."""
+        model, found = self.old.model, dict[str, dict[str, list[Tensor]]]()
         for batch in self.batches(samples, "comparing outputs"):
             part = Samples.of(list(batch.samples))
-            inputs = full_inputs(self.old, part)
-            context, wanted, counted = with_captions(self.old.model, inputs)
-            own = _logs(self.old.model(**context).logits, wanted)
-            decided, kept = counted, dict[str, tuple[Tensor, ...]]()
+            context = self.outputs.context(full_inputs(self.old, part))
+            made = {"": self.outputs.plain(model(**context))}
             for name, features in rows.items():
-                with replacing_features(self.old.model, self.readers, features(part)):
-                    logs = _logs(self.old.model(**context).logits, wanted)
-                same = (logs.argmax(-1) == own.argmax(-1)).double()
-                written = logs.gather(-1, wanted[..., None])[..., 0] - own.gather(-1, wanted[..., None])[..., 0]
-                if name == MEAN:
-                    decided = counted & (logs.argmax(-1) != own.argmax(-1))
-                kept[name] = divergence(logs, own), same, written
-            for name, measured in kept.items():
-                for figure, values in zip(BETTER, (*measured, measured[-1]), strict=True):
-                    tokens = decided if figure == DECIDED else counted
-                    total = (values.double() * tokens).sum(1) / tokens.sum(1)
-                    found.setdefault(name, {}).setdefault(figure, []).append(total.cpu())
+                with replacing_features(model, self.readers, features(part)):
+                    made[name] = self.outputs.plain(model(**context))
+            for name, measured in self.outputs.measures(made).items():
+                for measure, values in measured.items():
+                    found.setdefault(name, {}).setdefault(measure, []).append(values)
         gathered = self.run.processes.gather(found)
-        return {
-            name: {figure: torch.cat([x for part in gathered for x in part[name][figure]]).numpy() for figure in row}
+        measures = {
+            name: {measure: torch.cat([x for part in gathered for x in part[name][measure]]) for measure in row}
             for name, row in found.items()
         }
+        return {name: row for name, row in self.outputs.figures_of(measures).items() if name}
 
 
 def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
@@ -214,7 +199,11 @@ def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
 def ready(network: Adapter) -> Adapter:
     """Return a network that knows what it reads beside an image: a decoder reads its first token, if nothing else."""
     given, model = network.interface.given, network.model
-    if given != ("decoder_input_ids",) or network.interface.prompt:
+    if network.interface.prompt or not given:
+        return network
+    if not model.can_generate():  # two towers, of which one does not read what the other does
+        return network.beside({name: value[0] for name, value in network.example.items() if name in given})
+    if given != ("decoder_input_ids",):
         return network
     configs: tuple[Any, ...] = model.generation_config, model.config
     first = next((x for each in configs if (x := getattr(each, "decoder_start_token_id", None)) is not None), None)
@@ -224,52 +213,6 @@ def ready(network: Adapter) -> Adapter:
             "model.generation_config.decoder_start_token_id"
         )
     return network.beside({"decoder_input_ids": [first]})
-
-
-def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Return inputs with the captions that a network writes, their tokens, and which of them count.
-
-    Args:
-        model: A network that generates.
-        inputs: All arguments of a forward.
-
-    Returns:
-        The arguments of a forward over the captions; the next tokens, (samples, tokens); and which tokens count, up to
-        the end of each caption.
-    """
-    decodes = bool(model.config.is_encoder_decoder)
-    name = "decoder_input_ids" if decodes else "input_ids"
-    prompt = inputs[name].shape[1]
-    given = {key: value for key, value in inputs.items() if not (decodes and key.startswith("decoder_"))}
-    ends = model.generation_config.eos_token_id
-    mark = placeholder(model, "image")
-    ids = model.generate(
-        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=_padding(model),
-        suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
-    )  # fmt: skip
-    if ids.shape[1] <= prompt and not decodes:  # some return the new tokens alone
-        ids = torch.cat([inputs[name], ids], 1)
-    new = ids[:, prompt:] if ids.shape[1] > prompt else ids
-    ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
-    counted = (ended.cumsum(1) - ended.long()) == 0
-    full = {**inputs, name: torch.cat([inputs[name], new], 1)[:, :-1]}
-    for key, value in inputs.items():  # masks and types of the prompt
-        if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape:
-            fill = 1 if "mask" in key else 0
-            more = value.new_full((len(value), new.shape[1] - 1), fill)
-            full[key] = torch.cat([value, more], 1)
-    return full, new, counted
-
-
-def _padding(model: Any) -> int:
-    """Return the id that fills captions up."""
-    found = getattr(model.generation_config, "pad_token_id", None)
-    return int(found) if found is not None else 0
-
-
-def _logs(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Return the log-probabilities of the last tokens, as many as there are wanted ones."""
-    return logits[:, -wanted.shape[1] :].double().log_softmax(-1)
 
 
 # -- where the map goes -----------------------------------------------------------------------------------------------
@@ -357,16 +300,22 @@ class _Folded(_Place):
         fold(self.job.old.model, made, self.readers, matrix, bias)
         part = samples.take(min(len(samples), 4))
         inputs = full_inputs(self.job.old, part), self.inputs(part)
-        return made, difference(self.job.old.model, made, *inputs, self.job.tower, matrix, bias)
+        return made, difference(
+            self.job.old.model, made, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain
+        )  # fmt: skip
 
     def fitted(self, matcher: Any, samples: Samples) -> _Map:
-        """Fit a map to all positions, in one pass."""
+        """Fit a map to all positions, in one pass; without a bias if modules that read it have none."""
         moments: Moments | None = None
+        biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
         for batch in self.job.batches(samples, "reading towers"):
             part = Samples.of(list(batch.samples))
             old, new = self.job.features(full_inputs(self.job.old, part)), self.new(part)
             moments = moments or Moments(new.shape[-1], old.shape[-1])
-            moments.update(new.flatten(0, -2).double(), old.flatten(0, -2).double())
+            rows = new.flatten(0, -2).double(), old.flatten(0, -2).double()
+            moments.update(*rows)
+            if not biased:  # each row and its opposite: the mean is 0, and the map needs no bias
+                moments.update(*(-each for each in rows))
         assert moments is not None
         if (accelerator := self.job.run.processes.accelerator) is not None:
             moments.all_reduce(accelerator)
@@ -374,6 +323,7 @@ class _Folded(_Place):
         with torch.no_grad():
             bias = stitch(torch.zeros(1, stitch.in_features, dtype=torch.float64))[0]
             matrix = stitch(torch.eye(stitch.in_features, dtype=torch.float64)) - bias
+        bias = bias if biased else torch.zeros_like(bias)
         return _FoldedMap(self, matrix, bias)
 
     def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:

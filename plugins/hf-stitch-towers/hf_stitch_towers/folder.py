@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_stitch.storage.folders import replacing
-from hf_stitch_towers.result import BETTER, worded
+from hf_stitch_towers.result import worded
 
 if TYPE_CHECKING:
     from hf_stitch_towers.result import Exchanged
@@ -26,8 +26,7 @@ training: a map ({matcher}) was fitted on {fitted} images without labels and fol
 |---|{rules}|
 {rows}
 
-Outputs are compared with those of the original, on captions that it writes for {n} test images; 95% intervals over
-images.
+Outputs are compared with those of the original on {n} test images; 95% intervals over images.
 
 {notes}
 """
@@ -55,9 +54,13 @@ def _weights(folder: Path) -> list[str]:
 
 def card(result: Exchanged) -> str:
     """Return the card of a network with another tower."""
-    rows = [f"| {who} | " + " | ".join(str(row[name]) for name in BETTER) + " |" for who, row in result.scores.items()]
+    rows = [
+        f"| {who} | " + " | ".join(str(row[name]) for name in result.figures) + " |"
+        for who, row in result.scores.items()
+    ]
     return CARD.format(
         part=result.part, network=result.network, encoder=result.encoder, matcher=result.matcher, fitted=result.fitted,
-        verdict=result.verdict, figures=" | ".join(map(worded, BETTER)), rules="|".join("---" for _ in BETTER),
+        verdict=result.verdict, figures=" | ".join(map(worded, result.figures)),
+        rules="|".join("---" for _ in result.figures),
         rows="\n".join(rows), n=result.n, notes="\n".join(f"- {note}" for note in result.notes),
     )  # fmt: skip

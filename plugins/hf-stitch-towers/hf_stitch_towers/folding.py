@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -332,7 +332,7 @@ def replacing_features(model: nn.Module, readers: tuple[str, ...], features: Ten
 
 @torch.no_grad()
 def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[str, Any], tower: Tower,
-               matrix: Tensor, bias: Tensor) -> float:  # fmt: skip
+               matrix: Tensor, bias: Tensor, plain: Callable[[Any], Tensor]) -> float:  # fmt: skip
     """Return how far the outputs of a folded network are from those of the old one that reads mapped features.
 
     Args:
@@ -343,12 +343,13 @@ def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[st
         tower: The tower.
         matrix: The map, (width of the new tower, width of the old one).
         bias: Its bias.
+        plain: Returns the tensor of an output that is compared.
 
     Returns:
-        The greatest difference of logits, over the largest one.
+        The greatest difference of outputs, over the largest one.
     """
     old, found = read(model, tower.name, inputs), read(made, tower.name, new)
     mapped = (found.features.double() @ matrix + bias).to(old.features.dtype)
     with replacing_features(model, old.readers, mapped):
-        wanted = model(**inputs).logits
-    return float((wanted - found.output.logits).abs().max() / wanted.abs().max())
+        wanted = plain(model(**inputs))
+    return float((wanted - plain(found.output)).abs().max() / wanted.abs().max())

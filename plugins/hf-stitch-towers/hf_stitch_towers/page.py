@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from hf_stitch.reports.section import Section, Table
-from hf_stitch_towers.result import BETTER, Exchanged, worded
+from hf_stitch_towers.result import Exchanged, worded
 
 
 def section(result: Exchanged) -> Section:
     """Describe an exchanged tower: scores beside baselines, and how the map was chosen."""
     tables = {
         "Outputs against the original, on test images": Table(
-            ("row", *map(worded, BETTER)),
-            [(who, *(str(row[name]) for name in BETTER)) for who, row in result.scores.items()],
+            ("row", *map(worded, result.figures)),
+            [(who, *(str(row[name]) for name in result.figures)) for who, row in result.scores.items()],
         ),
         "Choice of the map": Table(
-            ("matcher", "change of the likelihood of what the image decides, on images that fitted nothing"),
+            ("matcher", "what chose it, on images that fitted nothing"),
             [(name, f"{value:.4g}") for name, value in result.held_out.items()],
         ),
     }

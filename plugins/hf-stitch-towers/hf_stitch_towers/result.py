@@ -22,11 +22,14 @@ EXCHANGED, MEAN, NO_MAP, MOMENTS, ANOTHER = "exchanged", "mean only", "no map", 
 with the means and variances of the old one, and the new tower on another image."""
 
 KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
-DECIDED = "decided_log_likelihood_change"
-BETTER: Mapping[str, bool] = {KL: False, AGREEMENT: True, WRITTEN: True, DECIDED: True}
-"""Figure -> whether more is better."""
+DECIDED, CLOSENESS, NEAREST = "decided_log_likelihood_change", "cosine", "nearest"
+FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, CLOSENESS, NEAREST)
+"""Figures of networks that write, and the last two of networks of two towers; more is better, but of the first."""
 
-WORDS = {WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides"}
+WORDS = {
+    WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides",
+    CLOSENESS: "cosine with the original's embedding", NEAREST: "the original's is the nearest",
+}  # fmt: skip
 """Names of figures in tables."""
 
 Figures = Mapping[str, Score]
@@ -36,8 +39,9 @@ Figures = Mapping[str, Score]
 class Exchanged(Result):
     """A network with another tower, returned by ``hf_stitch.swap(…, part="vision")``.
 
-    Figures compare outputs with those of the original, token by token, on captions that the original writes for test
-    images; each is a mean over images of the mean over tokens.
+    Figures compare outputs with those of the original: of a network that writes, token by token, on captions that the
+    original writes for test images, as a mean over images of the mean over tokens; of a network of two towers, the
+    embeddings of images.
 
     Attributes:
         network: The original.
@@ -45,14 +49,15 @@ class Exchanged(Result):
         part: Which tower was exchanged.
         matcher: Name of the map.
         held_out: Matcher -> what chose it, on images that fitted nothing: the change of the log-likelihood of tokens
-            that the image decides, or else the negative divergence; empty if it was named.
+            that the image decides, or else the negative divergence, or the cosine; empty if it was named.
         fitted: Number of images that the map was fitted on.
         n: Number of test images.
         data: Fingerprint of the test images.
         scores: ``exchanged`` and baselines -> figure -> score: ``kl_divergence`` from the original in nats per token,
             ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token, and
             ``decided_log_likelihood_change`` of those tokens that the image decides: the original with the mean of all
-            images would write others.
+            images would write others. Of two towers: ``cosine`` with the embedding of the original, and the share of
+            images whose own embedding by the original is the ``nearest`` among those of all test images.
         folded: Whether the map was folded into weights, so that the result is a network of the class of the original.
         error: Greatest difference between outputs of the result and of the original that reads mapped features, over
             the largest output.
@@ -78,22 +83,39 @@ class Exchanged(Result):
     model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
 
     @property
+    def figures(self) -> tuple[str, ...]:
+        """Names of the figures."""
+        return tuple(self.scores[EXCHANGED])
+
+    @property
     def beaten(self) -> tuple[str, ...]:
         """The baselines than which it is closer to the original, by intervals that do not overlap."""
-        own = self.scores[EXCHANGED][KL]
-        return tuple(who for who, row in self.scores.items() if who != EXCHANGED and own.high < row[KL].low)
+        own, figure = self.scores[EXCHANGED], self.figures[0]
+        others = {who: row[figure] for who, row in self.scores.items() if who != EXCHANGED}
+        if figure == KL:
+            return tuple(who for who, score in others.items() if own[figure].high < score.low)
+        return tuple(who for who, score in others.items() if own[figure].low > score.high)
 
     @property
     def verdict(self) -> str:
         """What came out, in a sentence: is it as good as before?"""
         own, mean = self.scores[EXCHANGED], self.scores[MEAN]
-        text = (
-            f"With {self.encoder} as its {self.part} tower, {own[AGREEMENT].value:.1%} of next tokens "
-            f"[{own[AGREEMENT].low:.1%}, {own[AGREEMENT].high:.1%}] are those of the original; tokens that the image "
-            f"decides lose {-own[DECIDED].value:.3g} nats, and {-mean[DECIDED].value:.3g} without any image"
-        )
-        if np.isnan(own[DECIDED].value):
-            text += " (no token depends on the image: test on others)"
+        text = f"With {self.encoder} as its {self.part} tower, "
+        if KL in own:
+            share = own[AGREEMENT]
+            text += (
+                f"{share.value:.1%} of next tokens [{share.low:.1%}, {share.high:.1%}] are those of the original; "
+                f"tokens that the image decides lose {-own[DECIDED].value:.3g} nats, and {-mean[DECIDED].value:.3g} "
+                "without any image"
+            )
+            if np.isnan(own[DECIDED].value):
+                text += " (no token depends on the image: test on others)"
+        else:
+            share = own[NEAREST]
+            text += (
+                f"the embedding of {share.value:.1%} of images [{share.low:.1%}, {share.high:.1%}] is nearest to the "
+                f"original's of the same image; the cosine with it is {own[CLOSENESS].value:.3f}"
+            )
         missed = [who for who in self.scores if who != EXCHANGED and who not in self.beaten]
         if missed:
             text += f". But it is not clearly closer to the original than {' and '.join(missed)}"
@@ -119,11 +141,11 @@ class Exchanged(Result):
         from rich.table import Table
 
         table = Table(
-            "row", *map(worded, BETTER), title=f"{self.n} test images, 95% intervals",
+            "row", *map(worded, self.figures), title=f"{self.n} test images, 95% intervals",
             caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
         )  # fmt: skip
         for who, row in self.scores.items():
-            cells = (str(row[name]).replace(" [", "\n[") for name in BETTER)
+            cells = (str(row[name]).replace(" [", "\n[") for name in self.figures)
             table.add_row(who, *cells, style="bold" if who == EXCHANGED else "")
         return table
 
@@ -140,7 +162,7 @@ class Exchanged(Result):
         )
 
     def plot(self) -> Figure:
-        """Plot the divergence of each row with its interval.
+        """Plot the first figure of each row with its interval.
 
         Returns:
             The matplotlib figure.
@@ -149,12 +171,12 @@ class Exchanged(Result):
 
         figure, axes = plt.subplots(figsize=(7, 0.6 * len(self.scores) + 1.5), layout="constrained")
         for place, row in enumerate(self.scores.values()):
-            score = row[KL]
+            score = row[self.figures[0]]
             ends = [[score.value - score.low], [score.high - score.value]]
             axes.errorbar(score.value, place, xerr=ends, fmt="o", capsize=4)
         axes.set_yticks(range(len(self.scores)), list(self.scores))
         axes.invert_yaxis()
-        axes.set(xlabel=f"{worded(KL)} from the original, nats per token", xlim=(0, None))
+        axes.set(xlabel=worded(self.figures[0]) + (" from the original, nats per token" if KL in self.figures else ""))
         return figure
 
 

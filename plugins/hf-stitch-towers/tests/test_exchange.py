@@ -13,8 +13,9 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from hf_stitch_towers.exchange import exchange, full_inputs, ready, with_captions
+from hf_stitch_towers.exchange import exchange, full_inputs, ready
 from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
+from hf_stitch_towers.outputs import with_captions
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -211,3 +212,23 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 def test_a_module_of_user_code_is_no_tower_of_a_config() -> None:
     with pytest.raises(CannotFoldError, match="no class of transformers"):
         with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2))
+
+
+def clip(width: int = 32, **more: Any) -> Any:
+    """A network of two towers with its processors."""
+    torch.manual_seed(width)
+    vision = hf.CLIPVisionConfig(**{**SMALL, **IMAGES, "hidden_size": width, **more})
+    text = hf.CLIPTextConfig(**SMALL, vocab_size=60, max_position_embeddings=16, eos_token_id=2, bos_token_id=1)
+    made = hf.CLIPModel(hf.CLIPConfig(vision_config=vision.to_dict(), text_config=text.to_dict(), projection_dim=16))
+    return louder(made.eval())
+
+
+def test_a_tower_of_a_pair_is_exchanged_by_embeddings() -> None:
+    old = hf_stitch.load(clip(), processor=of_images())
+    own = hf_stitch.load(copy.deepcopy(old.model.vision_model), processor=of_images())
+    found = exchange(old, own, images(80), "vision", QUIET, matcher="lstsq")
+    assert found.folded and type(found.model.model) is hf.CLIPModel and found.error < 1e-5
+    assert found.scores["exchanged"]["cosine"].value == pytest.approx(1) and found.figures == ("cosine", "nearest")
+    assert found.scores["exchanged"]["nearest"].value == 1 and "mean only" in found.beaten
+    other = hf_stitch.load(clip(48, num_hidden_layers=2).vision_model, processor=of_images())
+    assert exchange(old, other, images(80), "vision", QUIET).model.model.config.vision_config.hidden_size == 48
