@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -198,7 +198,7 @@ def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
 
 def ready(network: Adapter) -> Adapter:
     """Return a network that knows what it reads beside an image: a decoder reads its first token, if nothing else."""
-    given, model = network.interface.given, network.model
+    given, model = network.interface.given, cast("Any", network.model)
     if network.interface.prompt or not given:
         return network
     if not model.can_generate():  # two towers, of which one does not read what the other does
