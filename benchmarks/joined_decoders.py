@@ -25,7 +25,7 @@ import hf_stitch
 from benchmarks.deep_networks import network
 from benchmarks.timing import machine
 
-FITTED, TESTED = 300, 100
+FITTED, TESTED, CHARACTERS = 300, 100, 110
 FIGURE = "bits_per_character"
 LAYERS = {"llama": "model.layers.{}", "qwen": "model.layers.{}", "gpt2": "transformer.h.{}"}
 PLACES = ((1, 1), (3, 3), (5, 5), (1, 5), (5, 1))
@@ -35,7 +35,10 @@ PLACES = ((1, 1), (3, 3), (5, 5), (1, 5), (5, 1))
 def loaded(name: str) -> tuple[Any, list[str], list[str]]:
     """Return a network, and texts to fit on and to test on."""
     deep = network(name)
-    return hf_stitch.load(deep.model, processor=deep.processor), deep.calibration, deep.test
+    words = network("gpt2").processor if name == "qwen" else deep.processor  # one vocabulary, divided as GPT-2 does
+    assert words.get_vocab() == deep.processor.get_vocab()
+    fit, test = ([text[:CHARACTERS] for text in texts] for texts in (deep.calibration, deep.test))  # as the Llama takes
+    return hf_stitch.load(deep.model, processor=words), fit, test
 
 
 def joined(console: Console, fitted: int, tested: int) -> None:
@@ -61,21 +64,22 @@ def joined(console: Console, fitted: int, tested: int) -> None:
 
 def inside(console: Console, fitted: int, tested: int) -> None:
     """Print what a block of another network costs in the place of an own one."""
-    (a, fit, test), (b, _, _) = loaded("gpt2"), loaded("qwen")
-    shown = Table("block", "a block of Qwen2, two maps", "left out", "one map", "whole")
-    at, other = LAYERS["gpt2"].format, LAYERS["qwen"].format
-    data: dict[str, Any] = {"matcher": "ridge", "test_data": test[:tested], "progress": False, "batch_size": 16}
-    for place in (2, 4, 6):
-        before, behind = at(place - 1), at(place)
-        into = hf_stitch.stitch(a, b, fit[:fitted], source_layer=before, target_layer=other(place - 1), **data)
-        first = hf_stitch.load(into, processor=a.processor)
-        layer = next(name for name in first.layers if name.endswith(other(place)))
-        given = hf_stitch.stitch(first, a, fit[:fitted], source_layer=layer, target_layer=behind, **data)
-        mapped = hf_stitch.stitch(a, a, fit[:fitted], source_layer=before, target_layer=behind, **data)
-        cells = [given.evaluation.scores["stitched"], mapped.evaluation.scores["identity"],
-                 mapped.evaluation.scores["stitched"], mapped.evaluation.scores["target"]]  # fmt: skip
-        shown.add_row(str(place), *(str(row[FIGURE]) for row in cells))
-        print(place, [str(row[FIGURE]) for row in cells], flush=True)
+    shown = Table("host", "block", "a block of the other, two maps", "left out", "one map", "whole")
+    data: dict[str, Any] = {"matcher": "ridge", "progress": False, "batch_size": 16}
+    for host, guest in (("gpt2", "qwen"), ("qwen", "gpt2")):
+        (a, fit, test), (b, _, _) = loaded(host), loaded(guest)
+        at, other, fit = LAYERS[host].format, LAYERS[guest].format, fit[:fitted]
+        data["test_data"] = test[:tested]
+        for place in (2, 4, 6):
+            before, behind = at(place - 1), at(place)
+            into = hf_stitch.stitch(a, b, fit, source_layer=before, target_layer=other(place - 1), **data)
+            first = hf_stitch.load(into, processor=a.processor)
+            layer = next(name for name in first.layers if name.endswith(other(place)))
+            given = hf_stitch.stitch(first, a, fit, source_layer=layer, target_layer=behind, **data).evaluation
+            mapped = hf_stitch.stitch(a, a, fit, source_layer=before, target_layer=behind, **data).evaluation
+            rows = [given.scores["stitched"], *(mapped.scores[name] for name in ("identity", "stitched", "target"))]
+            shown.add_row(host, str(place), *(str(row[FIGURE]) for row in rows))
+            print(host, place, [str(row[FIGURE]) for row in rows], flush=True)
     console.print(shown)
 
 

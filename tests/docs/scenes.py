@@ -326,6 +326,18 @@ def exchanged() -> Namespace:
     return {"captioner": captioner, "encoder": given["encoder"], "images": given["images"]}
 
 
+def merged() -> Namespace:
+    """Decoders of two architectures with one tokenizer, one with another tokenizer, and texts."""
+    wide = {**TEXT, "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 2}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**wide, bos_token_id=1, eos_token_id=2)).eval()
+    config = transformers.GPT2Config(
+        vocab_size=TEXT["vocab_size"], n_embd=16, n_layer=3, n_head=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
+    )
+    gpt2 = transformers.GPT2LMHeadModel(config).eval()
+    a, b = (hf_stitch.load(each, processor=plain_tokenizer()) for each in (llama, gpt2))
+    return {"a": a, "b": b, "other": a, "texts": [row["text"] for row in sentences(60)]}
+
+
 def train_a_stitched_model() -> Namespace:
     """A stitched classifier of texts, its target, and tokenized and raw texts."""
     source, target = text_network("bert"), text_network("bert", 1)
@@ -582,6 +594,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
     "plugins/hf-stitch-testing/README.md": nothing,
     "docs/how-to/exchange.md": exchanged,
+    "docs/how-to/merge.md": merged,
     "plugins/hf-stitch-towers/README.md": towers,
     "plugins/hf-stitch-transfer/README.md": transfer,
     "plugins/hf-stitch-versions/README.md": same,
