@@ -37,6 +37,9 @@ def swap(
     """Swap the encoder, with anchors where the networks are no stitched models."""
     given, shared = job.given, job.shared
     if "part" in given:
+        names = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
+        if idle := [name for name, value in names.items() if value is not None]:
+            raise typer.BadParameter("does not apply with --part, which reads --data", param_hint=idle[0])
         _exchange(job)
         return
     whole_network = {"--anchors": anchors, "--selection": selection, "--task": shared.task}

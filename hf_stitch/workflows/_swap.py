@@ -142,7 +142,10 @@ def swap(
     """
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
         if part is not None:
-            unread = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines}
+            unread = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines,
+                      "paired_data": paired_data, "task": None if task == "auto" else task}  # fmt: skip
+            if anchors is None:
+                raise TypeError("part needs images without labels: pass them as anchors")
             if unused := [name for name, value in unread.items() if value is not None]:
                 raise TypeError(f"part={part!r} takes no {' and no '.join(unused)}")
             return load_on(model, run.processes.device).exchange(

@@ -577,3 +577,24 @@ def test_copies_of_halves_with_hooks_of_accelerate_run() -> None:
     for module in (*front.modules(), *back.modules()):
         add_hook_to_module(module, ModelHook())
     assert torch.equal(copy.deepcopy(back)(copy.deepcopy(front)(input=x)), network(x))
+
+
+class EmptyPixels(nn.Module):
+    """Reads several images a sample, and leaves out pixels that are 0, not only images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, 8), nn.Linear(8, 5)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        real = (images != 0.0).any(2).flatten(1)
+        hidden = self.stem(images.permute(0, 1, 3, 4, 2).flatten(1, 3))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head((hidden * real[..., None]).mean(1))
+
+
+def test_pixels_of_zero_among_several_images_are_no_padding() -> None:
+    adapter = hf_stitch.load(EmptyPixels().eval(), example_inputs=torch.randn(2, 2, 3, 8, 8))
+    assert adapter.layers == ()

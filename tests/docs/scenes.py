@@ -322,8 +322,7 @@ def towers() -> Namespace:
 def exchanged() -> Namespace:
     """A network that describes images, another encoder, and images."""
     given = towers()
-    captioner = hf_stitch.load(given["vlm"], processor=given["processor"], context="Describe the image")
-    return {"captioner": captioner, "encoder": given["encoder"], "images": given["images"]}
+    return {name: given[name] for name in ("vlm", "processor", "encoder", "images")}
 
 
 def merged() -> Namespace:

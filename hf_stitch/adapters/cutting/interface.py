@@ -87,6 +87,11 @@ class Interface(Record):
         """Name of the attention mask that belongs to the text."""
         return mask_of(self.text or self.content[0])
 
+    @property
+    def tiles(self) -> bool:
+        """Whether a sample has several images in one tensor, of which those of zeros are padding."""
+        return any(len(shape) == 4 and name not in self.packed for name, shape in self.shapes.items())
+
     def shape(self, inputs: Mapping[str, Any], name: str) -> tuple[int, ...]:
         """Return the shape of one sample of a content argument among inputs."""
         first, *others = inputs[name].shape

@@ -58,6 +58,12 @@ class Probes:
         places[-1] = self.tokens - 1
         return places
 
+    def _half_empty(self, content: Tensor) -> Tensor:
+        """Return images of which a half is zeros, which are no padding."""
+        content = content.clone()
+        content[..., : content.shape[-1] // 2] = 0
+        return content
+
     def _alternating(self, content: Tensor) -> Tensor:
         """Change every second sample: values in reverse order, or other words."""
         others = content[1::2]
@@ -87,6 +93,8 @@ class Probes:
         if self.interface.modality != "text":
             yield self.vary(1)
             yield {n: v.flip(0) if n in self.interface.content else v for n, v in self.vary(4).items()}
+            if self.interface.tiles:
+                yield {n: self._half_empty(v) if n in self.interface.content else v for n, v in self.vary(2).items()}
             yield from self._with_other_texts()
             return
         n = self.tokens + 3

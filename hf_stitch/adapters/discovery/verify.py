@@ -149,7 +149,8 @@ class Verifier:
         threads). Flow may disable fused kernels: if the values differ, the part runs without it.
         """
         for followed, noise in one.tries:
-            with Flow(self.interface.special_ids, self._largest_id) if followed else nullcontext() as flow:
+            known = self.interface.special_ids, self._largest_id
+            with Flow(*known, tiles=self.interface.tiles) if followed else nullcontext() as flow:
                 found = runs(flow, noise)
                 if flow is not None and flow.reaches(found):
                     return False

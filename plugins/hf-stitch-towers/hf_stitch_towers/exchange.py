@@ -15,12 +15,15 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters import load_on
+from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Data, PairedSamples
+from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.scoring.measured import as_score
 from hf_stitch.statistics import Moments
 from hf_stitch_towers.folding import (
+    CONTENT,
     EQUAL,
     CannotFoldError,
     Reading,
@@ -59,6 +62,9 @@ FEWEST = 8
 
 RESAMPLES = 1000
 
+PROMPT = "Describe the image."
+"""Text beside images that come without one, for a network that was loaded without a context."""
+
 
 def exchange(
     model: Any, encoder: Any, images: Data, part: str, run: Run, *,
@@ -95,15 +101,37 @@ def exchange(
     Raises:
         ValueError: If the model has no such tower, the encoder does not fit, or images are too few.
     """
-    old, new = ready(load_on(model, run.processes.device)), load_on(encoder, run.processes.device)
+    old, new = load_on(model, run.processes.device), alone(load_on(encoder, run.processes.device), part)
+    old, notes = ready(old)
+    if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
+        notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
+    if matcher != AUTO and not isinstance(registries.matchers.build(matcher), ClosedFormMatcher):
+        raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {matcher!r}")
     samples = Samples.of(images)
     rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
     fit, choose = rest.split(SHARE, run.seed)
     for each, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
         if len(each) < FEWEST:
             raise ValueError(f"{len(each)} images {what} are too few: pass {FEWEST} or more for each purpose")
+    with evaluating(old.model):
+        found = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matcher)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def _exchanged(
+    old: Adapter, new: Adapter, part: str, run: Run, parts: tuple[Samples, Samples, Samples, Samples],
+    encoder_layer: str | None, target_layer: str | None, matcher: Any,
+) -> Exchanged:  # fmt: skip
+    """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
+    fit, choose, rest, test = parts
     tower = tower_of(old.model, part)
-    reading = read(old.model, tower.name, full_inputs(old, fit.take(2)))
+    try:
+        reading = read(old.model, tower.name, full_inputs(old, fit.take(2)))
+    except CannotFoldError as problem:
+        raise ValueError(
+            f"{problem}. Join the networks at layers of your choice: hf_stitch.stitch(encoder, network, images, "
+            f"source_layer=…, target_layer=…); layers: {', '.join(old.layers)}"
+        ) from problem
     job = _Job(old, new, tower, reading.readers, Outputs.of(old.model, part), run)
     place, why = _place(job, fit, reading, encoder_layer, target_layer)
     options = CANDIDATES if matcher == AUTO else {"": {}}
@@ -119,14 +147,15 @@ def exchange(
     chosen = best or getattr(matcher, "name", str(matcher))
     final = place.fitted(registries.matchers.build(best or matcher, **options[best]), rest)
     rows: dict[str, Callable[[Samples], Tensor]] = {
-        EXCHANGED: final.features, ANOTHER: lambda part: final.features(part).roll(1, 0), **place.baselines(rest)
+        EXCHANGED: final.features, ANOTHER: lambda part: final.features(following(part, test)),
+        **place.baselines(rest),
     }  # fmt: skip
     measured = job.scored(test, rows)
-    network, error = final.finished(test)
+    network, error, more = final.finished(test)
     notes = [f"the map is not folded: {why}"] if why else []
     return Exchanged(
-        _name(old), _name(new), part, chosen, held, len(rest), len(test), test.fingerprint,
-        _scores(measured, run.seed), not why, error, tuple(notes), network,
+        _name(old), _name(new), part, chosen, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
+        _scores(measured, run.seed), not why, error, (*notes, *more), network,
     )  # fmt: skip
 
 
@@ -168,13 +197,21 @@ class _Job:
         """Return what the readers of the old tower read."""
         return features_of(self.old.model, self.readers, inputs)
 
+    def like_old(self, features: Tensor) -> Tensor:
+        """Return features in the dtype of the old network."""
+        return features.to(next(self.old.model.parameters()).dtype)
+
+    def mean(self, mean: Tensor) -> Callable[[Samples], Tensor]:
+        """Return a mean as what is read of each image."""
+        return lambda part: self.like_old(mean).expand_as(self.features(full_inputs(self.old, part)))
+
     def scored(
         self, samples: Samples, rows: Mapping[str, Callable[[Samples], Tensor]]
     ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
         """Return the figures of each sample if the readers read other features, also those of the mean."""
         model, found = self.old.model, dict[str, dict[str, list[Tensor]]]()
         for batch in self.batches(samples, "comparing outputs"):
-            part = Samples.of(list(batch.samples))
+            part = part_of(batch)
             context = self.outputs.context(full_inputs(self.old, part))
             made = {"": self.outputs.plain(model(**context))}
             for name, features in rows.items():
@@ -191,20 +228,34 @@ class _Job:
         return {name: row for name, row in self.outputs.figures_of(measures).items() if name}
 
 
+def part_of(batch: Any) -> Samples:
+    """Return the samples of a batch, under their ids."""
+    return Samples.of(list(batch.samples), id=batch.samples.ids)
+
+
+def following(part: Samples, whole: Samples) -> Samples:
+    """Return for each sample of a part the one that follows it."""
+    places = {name: place for place, name in enumerate(whole.ids)}
+    return whole.select([(places[name] + 1) % len(whole) for name in part.ids])
+
+
 def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
     """Return all arguments of a forward of a network."""
     return dict(network.preprocess(list(next(iter(samples.batches(len(samples)))).samples)))
 
 
-def ready(network: Adapter) -> Adapter:
-    """Return a network that knows what it reads beside an image: a decoder reads its first token, if nothing else."""
+def ready(network: Adapter) -> tuple[Adapter, list[str]]:
+    """Return a network that knows what it reads beside an image, and what to know about that."""
     given, model = network.interface.given, cast("Any", network.model)
     if network.interface.prompt or not given:
-        return network
+        return network, []
     if not model.can_generate():  # two towers, of which one does not read what the other does
-        return network.beside({name: value[0] for name, value in network.example.items() if name in given})
+        return network.beside({name: value[0] for name, value in network.example.items() if name in given}), []
     if given != ("decoder_input_ids",):
-        return network
+        try:
+            return network.beside(PROMPT), [f"images without a text were read with the text {PROMPT!r}"]
+        except ValueError:  # samples have texts, or the message names what is missing
+            return network, []
     configs: tuple[Any, ...] = model.generation_config, model.config
     first = next((x for each in configs if (x := getattr(each, "decoder_start_token_id", None)) is not None), None)
     if first is None:
@@ -212,7 +263,15 @@ def ready(network: Adapter) -> Adapter:
             f"the first token of the decoder of {type(model).__name__} is unknown: set "
             "model.generation_config.decoder_start_token_id"
         )
-    return network.beside({"decoder_input_ids": [first]})
+    return network.beside({"decoder_input_ids": [first]}), []
+
+
+def alone(encoder: Adapter, part: str) -> Adapter:
+    """Return an encoder; of one that reads two things, its tower alone."""
+    if not encoder.interface.given:
+        return encoder
+    module = encoder.model.get_submodule(tower_of(encoder.model, part).name)
+    return hf_stitch.load(module, processor=getattr(encoder.processor, "image_processor", encoder.processor))
 
 
 # -- where the map goes -----------------------------------------------------------------------------------------------
@@ -224,8 +283,8 @@ class _Map(ABC):
         """Return what the readers are to read."""
 
     @abstractmethod
-    def finished(self, samples: Samples) -> tuple[Any, float]:
-        """Return the network with the new tower, and how far its outputs are from those of the mapped one."""
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+        """Return the network with the new tower, how far its outputs are from the mapped one's, and what to know."""
 
 
 class _Place(ABC):
@@ -280,9 +339,14 @@ class _Folded(_Place):
         found = cls(job, made, readers, found.content)
         width, out = new.features.shape[-1], reading.features.shape[-1]
         trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
-        if (error := found.folded(*trial, part)[1]) > EQUAL:
+        if not (error := found.folded(*trial, part)[1]) <= found.bound:
             raise CannotFoldError(f"other modules of {type(made).__name__} read the tower, too (outputs: {error:.2g})")
         return found
+
+    @property
+    def bound(self) -> float:
+        """Greatest difference that is rounding."""
+        return EQUAL[torch.finfo(next(self.made.parameters()).dtype).bits < 32]
 
     def inputs(self, samples: Samples) -> dict[str, Any]:
         """Return the inputs of the network with the new tower."""
@@ -309,7 +373,7 @@ class _Folded(_Place):
         moments: Moments | None = None
         biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
         for batch in self.job.batches(samples, "reading towers"):
-            part = Samples.of(list(batch.samples))
+            part = part_of(batch)
             old, new = self.job.features(full_inputs(self.job.old, part)), self.new(part)
             moments = moments or Moments(new.shape[-1], old.shape[-1])
             rows = new.flatten(0, -2).double(), old.flatten(0, -2).double()
@@ -320,30 +384,31 @@ class _Folded(_Place):
         if (accelerator := self.job.run.processes.accelerator) is not None:
             moments.all_reduce(accelerator)
         stitch = matcher.fit(moments, dtype=torch.float64)
+        exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
+        stitch = stitch.to(exact["device"])
         with torch.no_grad():
-            bias = stitch(torch.zeros(1, stitch.in_features, dtype=torch.float64))[0]
-            matrix = stitch(torch.eye(stitch.in_features, dtype=torch.float64)) - bias
+            bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
+            matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
         bias = bias if biased else torch.zeros_like(bias)
         return _FoldedMap(self, matrix, bias)
 
     def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:
-        """Return the mean, features as they are, with matched moments, and those of another image."""
-        sums: list[Tensor] = []
+        """Return the mean, features as they are, and with matched moments."""
+        sums: dict[str, Tensor] = {}
+        count = 0  # rows on the first axis: images, or tiles of them
         for batch in self.job.batches(samples, "reading towers"):
-            part = Samples.of(list(batch.samples))
+            part = part_of(batch)
             old, new = self.job.features(full_inputs(self.job.old, part)).double(), self.new(part).double()
-            for place, each in enumerate((old.sum(0), old.square().sum(0), new.sum(0), new.square().sum(0))):
-                sums = [*sums, each] if len(sums) <= place else [*sums[:place], sums[place] + each, *sums[place + 1 :]]
-        count = len(samples)
-        mean, own = sums[0] / count, sums[2] / count
-        dtype = next(self.job.old.model.parameters()).dtype
-        found: dict[str, Callable[[Samples], Tensor]] = {
-            MEAN: lambda part: mean.to(dtype).expand(len(part), *mean.shape)
-        }
+            count += len(old)
+            for name, each in {"old": old, "old²": old.square(), "new": new, "new²": new.square()}.items():
+                sums[name] = sums[name] + each.sum(0) if name in sums else each.sum(0)
+        mean, own = sums["old"] / count, sums["new"] / count
+        found = {MEAN: self.job.mean(mean)}
         if mean.shape == own.shape:
-            size = ((sums[1] / count - mean.square()) / (sums[3] / count - own.square()).clamp(min=1e-12)).clamp(min=0)
+            old_size, new_size = sums["old²"] / count - mean.square(), sums["new²"] / count - own.square()
+            size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
             found[NO_MAP] = self.new
-            found[MOMENTS] = lambda part: ((self.new(part).double() - own) * size.sqrt() + mean).to(dtype)
+            found[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
         return found
 
 
@@ -357,15 +422,22 @@ class _FoldedMap(_Map):
 
     def features(self, samples: Samples) -> Tensor:
         """Return mapped features."""
-        new = self.place.new(samples)
-        return (new.double() @ self.matrix + self.bias).to(new.dtype)
+        return self.place.job.like_old(self.place.new(samples).double() @ self.matrix + self.bias)
 
-    def finished(self, samples: Samples) -> tuple[Any, float]:
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
         """Return the network of the same class."""
         made, error = self.place.folded(self.matrix, self.bias, samples)
+        if not error <= self.place.bound:
+            raise ValueError(f"the folded network computes something else (outputs differ by {error:.2g})")
         job = self.place.job
-        processor = with_images(job.old.processor, job.new.processor)
-        return hf_stitch.load(made, processor=processor, context=job.old.interface.prompt or None), error
+        old, new = job.old.interface.prompt, job.new.processor
+        processor = with_images(job.old.processor, new, made.get_submodule(job.tower.name).config)
+        network = hf_stitch.load(made, processor=processor, context=old or None)
+        try:
+            self.place.job.outputs.plain(made(**full_inputs(network, samples.take(2))))
+        except Exception as problem:  # of a processor, or of the network that checks its marks
+            return network, error, [f"its own processor does not fit, so pass it inputs: {problem}"]
+        return network, error, []
 
 
 @dataclass(frozen=True)
@@ -414,11 +486,10 @@ class _Stitched(_Place):
     def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:
         """Return the mean of the old tower."""
         total = sum(
-            self.job.features(full_inputs(self.job.old, Samples.of(list(batch.samples)))).double().sum(0)
+            self.job.features(full_inputs(self.job.old, part_of(batch))).double().sum(0)
             for batch in self.job.batches(samples, "reading towers")
         )
-        mean = (torch.as_tensor(total) / len(samples)).to(next(self.job.old.model.parameters()).dtype)
-        return {MEAN: lambda part: mean.expand(len(part), *mean.shape)}
+        return {MEAN: self.job.mean(torch.as_tensor(total) / len(samples))}
 
 
 @dataclass(frozen=True)
@@ -435,25 +506,29 @@ class _StitchedMap(_Map):
         raw = images_of(list(next(iter(samples.batches(len(samples)))).samples))
         made = self.model.stitch(new.encode(new.preprocess(raw), layer)[layer])
         values: Tensor = made.values.flatten(2).mT if made.layout == "bchw" else made.values
-        return values[:, -self.place.positions :]
+        return self.place.job.like_old(values[:, -self.place.positions :])
 
-    def finished(self, samples: Samples) -> tuple[Any, float]:
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
         """Return the stitched model; what it computes is what was scored."""
-        return self.model, 0.0
+        return self.model, 0.0, []
 
 
 # -- processors -------------------------------------------------------------------------------------------------------
 def images_of(samples: Sequence[Any]) -> list[Any]:
     """Return the images of samples, which can have a text beside them."""
-    return [each["image"] if isinstance(each, Mapping) else each for each in samples]
+    names = ("image", "audio", "video", *CONTENT.values())
+    return [next(each[n] for n in names if n in each) if isinstance(each, Mapping) else each for each in samples]
 
 
-def with_images(processor: Any, of_images: Any) -> Any:
+def with_images(processor: Any, of_images: Any, config: Any) -> Any:
     """Return a processor of images and texts with another part for images; without one for texts, that part."""
-    if not hasattr(processor, "image_processor"):
+    part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
+    if part is None or not hasattr(of_images, "save_pretrained"):
         return of_images
     if isinstance(processor, ImageAndTextProcessor):
         return replace(processor, image_processor=of_images)
     made = copy.copy(processor)
-    made.image_processor = of_images
+    setattr(made, part, of_images)
+    if isinstance(getattr(made, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
+        made.patch_size = config.patch_size
     return made

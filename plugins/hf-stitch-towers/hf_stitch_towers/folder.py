@@ -48,8 +48,9 @@ def save(result: Exchanged, folder: Path) -> None:
 
 
 def _weights(folder: Path) -> list[str]:
-    """Return the files of weights in a folder: those of an earlier save may be divided otherwise, and be read first."""
-    return [path.name for pattern in ("model*.safetensors*", "pytorch_model*") for path in folder.glob(pattern)]
+    """Return the files of an earlier save that a new one may not replace, and that would be read."""
+    patterns = ("model*.safetensors*", "pytorch_model*", "*processor_config.json", "tokenizer*", "chat_template*")
+    return [path.name for pattern in patterns for path in folder.glob(pattern)]
 
 
 def card(result: Exchanged) -> str:

@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import GenerationConfig
 
 from hf_stitch.tasks.heads import divergence
 from hf_stitch_towers.examples import placeholder
-from hf_stitch_towers.result import CLOSENESS, DECIDED, FIGURES, KL, MEAN
+from hf_stitch_towers.result import CLOSENESS, DECIDED, DECIDED_AGREEMENT, FIGURES, KL, MEAN
 
 TOKENS = 16
 """Most tokens of a caption that the original writes for an image, on which outputs are compared."""
+
+GREEDY = 0.9
+"""Least share of tokens of a caption that are the most likely ones in a forward over it; others are ties."""
 
 EMBEDDINGS = {"vision": "image_embeds", "audio": "audio_embeds", "text": "text_embeds"}
 """Part of a network of two towers -> output that is the embedding of what its tower reads."""
@@ -93,16 +97,19 @@ class Captions(Outputs):
         """Return divergence, agreement and likelihood of each sample, the latter also of decided tokens."""
         logs = {name: self._logs(logits) for name, logits in rows.items()}
         own = logs[""]
+        for name, values in logs.items():
+            if bool(values[self.counted].isnan().any()):
+                raise ValueError(f"outputs of the row {name or 'original'!r} are NaN: try another dtype, or leave out")
         decided = self.counted & (logs[MEAN].argmax(-1) != own.argmax(-1))
         found: dict[str, dict[str, Tensor]] = {}
         for name, values in logs.items():
             same = (values.argmax(-1) == own.argmax(-1)).double()
             written = (values - own).gather(-1, self.wanted[..., None])[..., 0]
-            measured = divergence(values, own), same, written, written
+            measured = divergence(values, own), same, written, written, same
             found[name] = {
                 figure: ((each * tokens).sum(1) / tokens.sum(1)).cpu()
                 for figure, each in zip(self.figures, measured, strict=True)
-                for tokens in [decided if figure == DECIDED else self.counted]
+                for tokens in [decided if figure in (DECIDED, DECIDED_AGREEMENT) else self.counted]
             }
         return found
 
@@ -160,24 +167,46 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
         the end of each caption.
     """
     decodes = bool(model.config.is_encoder_decoder)
-    name = "decoder_input_ids" if decodes else "input_ids"
+    name, mask = ("decoder_input_ids", "decoder_attention_mask") if decodes else ("input_ids", "attention_mask")
     prompt = inputs[name].shape[1]
-    given = {key: value for key, value in inputs.items() if not (decodes and key.startswith("decoder_"))}
-    ends = model.generation_config.eos_token_id
-    mark = placeholder(model, "image")
-    padding = getattr(model.generation_config, "pad_token_id", None)
-    ids = model.generate(
+    if mask in inputs and not bool(inputs[mask][:, -1].all()):
+        raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
+    own, mark = model.generation_config, placeholder(model, "image")
+    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    padding = getattr(own, "pad_token_id", None)
+    plain = GenerationConfig(
         **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=0 if padding is None else padding,
         suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
     )  # fmt: skip
-    if ids.shape[1] <= prompt and not decodes:  # some return the new tokens alone
+    model.generation_config = plain  # else what it leaves open comes from the network's own
+    try:
+        ids = model.generate(**inputs)
+    finally:
+        model.generation_config = own
+    if not torch.equal(ids[:, :prompt], inputs[name]):  # some return the new tokens alone
         ids = torch.cat([inputs[name], ids], 1)
-    new = ids[:, prompt:] if ids.shape[1] > prompt else ids
+    new = ids[:, prompt:]
+    if not new.shape[1]:
+        raise ValueError(f"{type(model).__name__} writes nothing about these images")
+    ends = plain.eos_token_id
     ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
     counted = (ended.cumsum(1) - ended.long()) == 0
-    full = {**inputs, name: torch.cat([inputs[name], new], 1)[:, :-1]}
-    for key, value in inputs.items():  # masks and types of the prompt
-        if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape:
-            fill = 1 if "mask" in key else 0
+    beside = [key for key, value in inputs.items()
+              if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape]  # fmt: skip
+    for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
+        full = {**inputs, name: torch.cat([inputs[name], new], 1)[:, :-1]}
+        for key in beside:
+            value = inputs[key]
+            fill = 1 if key == mask else types
             full[key] = torch.cat([value, value.new_full((len(value), new.shape[1] - 1), fill)], 1)
+        logits = model(**full).logits[:, -new.shape[1] :].clone()
+        if mark is not None:
+            logits[..., mark] = -torch.inf
+        if float((logits.argmax(-1) == new)[counted].double().mean()) > GREEDY:
+            break
+    else:
+        raise ValueError(
+            f"what {type(model).__name__} writes is not what it predicts from its own words, so that captions cannot "
+            "tell whether it is as good as before"
+        )
     return full, new, counted

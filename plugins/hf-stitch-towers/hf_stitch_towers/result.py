@@ -23,11 +23,13 @@ with the means and variances of the old one, and the new tower on another image.
 
 KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
 DECIDED, CLOSENESS, NEAREST = "decided_log_likelihood_change", "cosine", "nearest"
-FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, CLOSENESS, NEAREST)
+DECIDED_AGREEMENT = "decided_agreement"
+FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, DECIDED_AGREEMENT, CLOSENESS, NEAREST)
 """Figures of networks that write, and the last two of networks of two towers; more is better, but of the first."""
 
 WORDS = {
     WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides",
+    DECIDED_AGREEMENT: "agreement in what the image decides",
     CLOSENESS: "cosine with the original's embedding", NEAREST: "the original's is the nearest",
 }  # fmt: skip
 """Names of figures in tables."""
@@ -56,8 +58,9 @@ class Exchanged(Result):
         scores: ``exchanged`` and baselines -> figure -> score: ``kl_divergence`` from the original in nats per token,
             ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token, and
             ``decided_log_likelihood_change`` of those tokens that the image decides: the original with the mean of all
-            images would write others. Of two towers: ``cosine`` with the embedding of the original, and the share of
-            images whose own embedding by the original is the ``nearest`` among those of all test images.
+            images would write others, and ``decided_agreement`` in these. Of two towers: ``cosine`` with the embedding
+            of the original, and the share of images whose own embedding by the original is the ``nearest`` among those
+            of all test images.
         folded: Whether the map was folded into weights, so that the result is a network of the class of the original.
         error: Greatest difference between outputs of the result and of the original that reads mapped features, over
             the largest output.
@@ -102,14 +105,15 @@ class Exchanged(Result):
         own, mean = self.scores[EXCHANGED], self.scores[MEAN]
         text = f"With {self.encoder} as its {self.part} tower, "
         if KL in own:
-            share = own[AGREEMENT]
-            text += (
-                f"{share.value:.1%} of next tokens [{share.low:.1%}, {share.high:.1%}] are those of the original; "
-                f"tokens that the image decides lose {-own[DECIDED].value:.3g} nats, and {-mean[DECIDED].value:.3g} "
-                "without any image"
-            )
-            if np.isnan(own[DECIDED].value):
-                text += " (no token depends on the image: test on others)"
+            share = own[DECIDED_AGREEMENT]
+            if np.isnan(share.value):
+                text += "no token depends on the image, so that nothing is told: test on other images"
+            else:
+                text += (
+                    f"{share.value:.1%} of the tokens that the image decides [{share.low:.1%}, {share.high:.1%}] are "
+                    f"those of the original (of all tokens {own[AGREEMENT].value:.1%}, and {mean[AGREEMENT].value:.1%} "
+                    "without any image)"
+                )
         else:
             share = own[NEAREST]
             text += (
