@@ -60,6 +60,7 @@ AUTO = {
     name: {kind: (made if isinstance(made, str) else made[0]) for kind, made in table._model_mapping.items()}
     for name in sorted(dir(modeling_auto))
     if name.startswith("AutoModelFor")
+    and name not in ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")  # docs/towers_zoo.md has their types
     and (table := getattr(getattr(modeling_auto, name), "_model_mapping", None)) is not None  # len() loads all configs
 }
 FAMILIES = ("bert", "vit", "t5", "wav2vec2", "yolos", "segformer", "whisper", "speecht5", "videomae", "superpoint")

@@ -22,6 +22,7 @@ from torch.nn import functional
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
+from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, registries
 from hf_stitch.tasks.base import IGNORED, Array
@@ -65,7 +66,7 @@ def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
 
 
 @pytest.mark.parametrize(
-    "part", [part for name in registries.tasks for part in check_task.parts(registries.tasks.build(name), *case(name))],
+    "part", [part for name in BUILT_INS["tasks"] for part in check_task.parts(registries.tasks.build(name), *case(name))],
     ids=str,
 )  # fmt: skip
 def test_built_in_tasks_conform(part: Part) -> None:
@@ -74,7 +75,7 @@ def test_built_in_tasks_conform(part: Part) -> None:
 
 @pytest.mark.parametrize(  # the positions of BERT count from the padding
     ("name", "side"),
-    [("text-generation", "left"), *((name, "right") for name in registries.tasks if name != "image-classification")],
+    [("text-generation", "left"), *((name, "right") for name in BUILT_INS["tasks"] if name != "image-classification")],
 )
 def test_texts_are_measured_and_trained_as_each_alone_whatever_pads_them(name: str, side: str) -> None:
     network, data = case(name)

@@ -34,6 +34,10 @@ OF_TEXTS = ("text-generation", "text-classification", "fill-mask", "text-encodin
 MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
 
 
+TRANSDUCERS = ("ForRNNT", "ForTDT")
+"""Ends of the names of classes that write, but have no logits for each token."""
+
+
 class ImageText(Transformers):
     """Networks of transformers whose forward takes images (sound, video) and a text.
 
@@ -148,7 +152,8 @@ class ImageText(Transformers):
         """The task of a decoder that reads images: ``image-text-to-text``; of other networks, as for transformers."""
         if adapter.interface.content[0] in TEXTS or adapter.interface.outputs != ("logits",):
             return super().task(adapter) if adapter.interface.content[0] in TEXTS else None
-        return TASK if hasattr(adapter.model, "generate") and adapter.model.can_generate() else None  # type: ignore[operator]
+        writes = hasattr(adapter.model, "generate") and adapter.model.can_generate()  # type: ignore[operator]
+        return TASK if writes and not type(adapter.model).__name__.endswith(TRANSDUCERS) else None
 
     def unscored(self, adapter: Adapter) -> str:
         """What the head predicts; nothing where a task scores it."""
