@@ -617,7 +617,7 @@ class Adapter:
         """
         raise ValueError(
             f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: leave out "
-            "part, or install a plugin for networks that read images with texts (hf-stitch list adapters)"
+            "part, install a plugin for networks that read images with texts, or load it with a processor of images"
         )
 
     # -- inside ------------------------------------------------------------------------------------

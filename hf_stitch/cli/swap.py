@@ -38,6 +38,7 @@ def swap(
     given, shared = job.given, job.shared
     if "part" in given:
         names = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
+        names |= {f"--{n.replace('_', '-')}": given.get(n) for n in ("pooling", "baselines", "paired_data")}
         if idle := [name for name, value in names.items() if value is not None]:
             raise typer.BadParameter("does not apply with --part, which reads --data", param_hint=idle[0])
         _exchange(job)

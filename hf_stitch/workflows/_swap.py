@@ -97,7 +97,8 @@ def swap(
             the same. They can be left out if its anchor set contains the encoding by the new encoder, or with
             ``paired_anchors``.
         part: Which tower is replaced: ``vision``, for example, if the library of the network knows its parts.
-        encoder_layer: The layer at which the new encoder is cut. Required unless it is a relative model.
+        encoder_layer: The layer at which the new encoder is cut. Required unless it is a relative model, or with
+            ``part``.
         paired_anchors: The anchors for the new encoder, if it takes other samples (translations of the anchors): raw
             samples with the same ids in the same order as the anchors, or an anchor set of such samples.
         target_layer: The layer at which ``model`` is cut. Required for a network, not allowed for a stitched model.
@@ -107,7 +108,7 @@ def swap(
             object. Not allowed for a relative model, which needs no map.
         baselines: Further matchers to score for comparison. Default: ``inverse_relative``.
         data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
-            all figures except agreement. Default: no scores.
+            all figures except agreement. Default: no scores; with ``part``, a quarter of the images.
         paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
         task: Task of the head of a network. ``"auto"`` takes the task of the network. Not allowed for a stitched model.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``.

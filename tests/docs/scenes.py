@@ -322,7 +322,13 @@ def towers() -> Namespace:
 def exchanged() -> Namespace:
     """A network that describes images, another encoder, and images."""
     given = towers()
-    return {name: given[name] for name in ("vlm", "processor", "encoder", "images")}
+    tower = transformers.CLIPVisionConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=24, patch_size=8
+    )
+    return {
+        **{name: given[name] for name in ("vlm", "processor", "images")},
+        "other": transformers.CLIPVisionModel(tower).eval(), "of_images": given["processor"].image_processor,
+    }  # fmt: skip
 
 
 def merged() -> Namespace:
@@ -333,8 +339,9 @@ def merged() -> Namespace:
         vocab_size=TEXT["vocab_size"], n_embd=16, n_layer=3, n_head=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
     )
     gpt2 = transformers.GPT2LMHeadModel(config).eval()
-    a, b = (hf_stitch.load(each, processor=plain_tokenizer()) for each in (llama, gpt2))
-    return {"a": a, "b": b, "other": a, "texts": [row["text"] for row in sentences(60)]}
+    other = hf_stitch.load(llama, processor=plain_tokenizer())
+    texts = [row["text"] for row in sentences(60)]
+    return {"llama": llama, "gpt2": gpt2, "tokenizer": plain_tokenizer(), "other": other, "texts": texts}
 
 
 def train_a_stitched_model() -> Namespace:

@@ -66,7 +66,8 @@ def case(name: str) -> tuple[hf_stitch.Adapter, Samples]:
 
 
 @pytest.mark.parametrize(
-    "part", [part for name in BUILT_INS["tasks"] for part in check_task.parts(registries.tasks.build(name), *case(name))],
+    "part",
+    [part for name in BUILT_INS["tasks"] for part in check_task.parts(registries.tasks.build(name), *case(name))],
     ids=str,
 )  # fmt: skip
 def test_built_in_tasks_conform(part: Part) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from hf_stitch import Adapter, Samples
 from hf_stitch.adapters import load_on
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Data, PairedSamples
+from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
@@ -57,8 +59,8 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {"procrustes": {"scale": True}, "r
 SHARE = 0.25
 """Share of the images that tests, without test data; and of the rest, share that chooses the matcher."""
 
-FEWEST = 8
-"""Least number of images to fit on, to choose by and to test on."""
+FEWEST, LEAST = 8, {True: 43, False: 32}
+"""Least number of images to choose by and to test on, and in all, with those to test on and without."""
 
 RESAMPLES = 1000
 
@@ -107,12 +109,15 @@ def exchange(
         notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
     if matcher != AUTO and not isinstance(registries.matchers.build(matcher), ClosedFormMatcher):
         raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {matcher!r}")
-    samples = Samples.of(images)
+    samples, least = Samples.of(images), LEAST[test_data is None]
+    if len(samples) < least:
+        raise ValueError(f"{len(samples)} images are too few: pass {least} or more, better some hundred")
     rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
     fit, choose = rest.split(SHARE, run.seed)
-    for each, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
-        if len(each) < FEWEST:
-            raise ValueError(f"{len(each)} images {what} are too few: pass {FEWEST} or more for each purpose")
+    if len(test) < FEWEST:
+        raise ValueError(f"{len(test)} images to test on are too few: pass {FEWEST} or more as data")
+    if shared := ContentSketch.of(rest).share(test):
+        notes.append(f"{shared:.0%} of the test images are among those that fitted or chose: scores are too good")
     with evaluating(old.model):
         found = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matcher)
     return replace(found, notes=(*notes, *found.notes))
@@ -128,6 +133,10 @@ def _exchanged(
     try:
         reading = read(old.model, tower.name, full_inputs(old, fit.take(2)))
     except CannotFoldError as problem:
+        if isinstance(problem.__cause__, Exception):
+            raise ValueError(
+                f"{type(old.model).__name__} does not run on these images: {problem.__cause__}"
+            ) from problem
         raise ValueError(
             f"{problem}. Join the networks at layers of your choice: hf_stitch.stitch(encoder, network, images, "
             f"source_layer=…, target_layer=…); layers: {', '.join(old.layers)}"
@@ -156,6 +165,7 @@ def _exchanged(
     return Exchanged(
         _name(old), _name(new), part, chosen, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
         _scores(measured, run.seed), not why, error, (*notes, *more), network,
+        getattr(old.processor, "tokenizer", None),
     )  # fmt: skip
 
 
@@ -168,11 +178,13 @@ def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict
     """Return means over images with intervals; all rows share the resamples."""
     count = len(next(iter(next(iter(measured.values())).values())))
     draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    return {
-        who: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
-              for name, values in row.items()}
-        for who, row in measured.items()
-    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the image decides no token of any image of a resample
+        return {
+            who: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
+                  for name, values in row.items()}
+            for who, row in measured.items()
+        }  # fmt: skip
 
 
 # -- both networks ----------------------------------------------------------------------------------------------------
@@ -476,11 +488,15 @@ class _Stitched(_Place):
             images_of([each for batch in samples.batches(64) for each in batch.samples]), id=samples.ids
         )
         run = self.job.run
-        made = hf_stitch.stitch(
-            self.job.new, self.job.old, images, source_layer=source, target_layer=target, matcher=matcher,
-            paired_data=samples, test_size=FEWEST, task=None if self.job.old.task is None else "auto",
-            batch_size=run.batch_size, seed=run.seed, progress=run.progress,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # about the few samples by which a stitch is scored, of which nothing is kept
+            made = hf_stitch.stitch(
+                self.job.new, self.job.old, images, source_layer=source, target_layer=target, matcher=matcher,
+                paired_data=samples, test_size=FEWEST, task=None if self.job.old.task is None else "auto",
+                batch_size=run.batch_size, seed=run.seed, progress=run.progress,
+            )  # fmt: skip
         return _StitchedMap(self, made)
 
     def baselines(self, samples: Samples) -> dict[str, Callable[[Samples], Tensor]]:

@@ -18,7 +18,7 @@ tags: [hf-stitch, tower-exchange]
 # Another {part} tower
 
 {network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://pypi.org/project/hf-stitch/) without
-training: a map ({matcher}) was fitted on {fitted} images without labels and folded into the weights.
+training: a map ({matcher}) was fitted on {fitted} images without labels.
 
 {verdict}
 
@@ -38,12 +38,19 @@ def save(result: Exchanged, folder: Path) -> None:
         raise ValueError("this result was read from a file, which contains no network: do the job again")
     if not result.folded:
         result.model.save_pretrained(folder)
+        if result.tokenizer is not None:
+            result.tokenizer.save_pretrained(folder)
+        own = (folder / "README.md").read_text(encoding="utf-8")
+        scores = card(result).partition("\n---\n")[2]  # behind what the Hub reads
+        (folder / "README.md").write_text(f"{own}\n{scores}", encoding="utf-8")
         return
     with replacing(folder, _weights) as fresh:
         model: Any = result.model.model
         model.save_pretrained(fresh)
         if hasattr(result.model.processor, "save_pretrained"):
             result.model.processor.save_pretrained(fresh)
+        if result.tokenizer is not None:
+            result.tokenizer.save_pretrained(fresh)
         (fresh / "README.md").write_text(card(result), encoding="utf-8")
 
 

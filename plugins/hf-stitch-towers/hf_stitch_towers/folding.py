@@ -225,11 +225,11 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     for name in EXTRA:
         if not hasattr(inner, name) and hasattr(old := getattr(model.config, tower.setting), name):
             setattr(inner, name, getattr(old, name))
-    setattr(config, tower.setting, inner)
-    for name, value in (settings or {}).items():
-        setattr(config, name, value)
     place = next(model.parameters())
     try:
+        setattr(config, tower.setting, inner)
+        for name, value in (settings or {}).items():
+            setattr(config, name, value)
         with torch.random.fork_rng():
             made = type(model)(config).to(place.device, place.dtype).eval()
     except Exception as error:  # the code of the network raises anything for a config that it does not expect

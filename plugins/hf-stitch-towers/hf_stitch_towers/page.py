@@ -20,7 +20,13 @@ def section(result: Exchanged) -> Section:
     }
     if not result.held_out:
         del tables["Choice of the map"]
+    legend = (
+        "Each row is what is read of an image: the new tower through its map, that of another image, the mean "
+        "of the old tower for every image, and the new tower as it is and with the mean and variance of the old one. "
+        "Divergence is better the lower, all else the higher; likelihoods are changes in nats per token.",
+        "Likeness to the original is not accuracy: to know which network is better at a task, score both on it.",
+    )
     asked = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
     return Section(
-        "Another tower", asked, result.verdict, [], tables=tables, notes=list(result.notes), data=result.data
+        "Another tower", asked, result.verdict, [], tables=tables, notes=[*result.notes, *legend], data=result.data
     )  # fmt: skip

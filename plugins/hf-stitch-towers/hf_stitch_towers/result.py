@@ -66,6 +66,7 @@ class Exchanged(Result):
             the largest output.
         notes: What to know.
         model: The network: an adapter if the map was folded, else a stitched model; not in the saved result.
+        tokenizer: That of the original, if its processor has one; not in the saved result.
     """
 
     page: ClassVar[str] = "hf_stitch_towers.page:section"
@@ -84,6 +85,7 @@ class Exchanged(Result):
     error: float
     notes: tuple[str, ...]
     model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
+    tokenizer: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
 
     @property
     def figures(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from hf_stitch_towers.exchange import exchange, full_inputs, ready
 from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
+from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.outputs import with_captions
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -169,6 +170,17 @@ def test_a_tower_of_another_kind_is_stitched() -> None:
     inputs = found.model.preprocess(images(2, seed=3))
     ids = found.model.generate(**inputs, max_new_tokens=4, min_new_tokens=4)
     assert ids.shape == (2, 5)
+
+
+def test_a_stitched_folder_has_the_scores_and_the_tokenizer(tmp_path: Path) -> None:
+    processor = ImageAndTextProcessor(of_images(), words())
+    old = hf_stitch.load(network("ved").model, processor=processor)
+    tower = hf.ViTModel(hf.ViTConfig(**SMALL, image_size=SIZE, patch_size=8)).eval()
+    found = exchange(old, hf_stitch.load(tower, processor=of_images()), images(48), "vision", QUIET, matcher="ridge")
+    assert not found.folded and "positions" in found.notes[0]
+    found.save_pretrained(tmp_path / "new")
+    assert "image decides" in (tmp_path / "new" / "README.md").read_text()
+    assert hf.AutoTokenizer.from_pretrained(tmp_path / "new").bos_token == "<s>"
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
