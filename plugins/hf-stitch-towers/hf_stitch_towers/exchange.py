@@ -41,13 +41,14 @@ from hf_stitch_towers.folding import (
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import ImageAndTextProcessor
-from hf_stitch_towers.outputs import Outputs
+from hf_stitch_towers.outputs import TOKENS, Captions, Outputs, written
 from hf_stitch_towers.result import (
     ANOTHER,
     EXCHANGED,
     MEAN,
     MOMENTS,
     NO_MAP,
+    Caption,
     Exchanged,
     Figures,
 )  # fmt: skip
@@ -63,6 +64,9 @@ FEWEST, LEAST = 8, {True: 43, False: 32}
 """Least number of images to choose by and to test on, and in all, with those to test on and without."""
 
 RESAMPLES = 1000
+
+SHOWN = 8
+"""Number of test images whose captions are kept."""
 
 PROMPT = "Describe the image."
 """Text beside images that come without one, for a network that was loaded without a context."""
@@ -162,10 +166,16 @@ def _exchanged(
     measured = job.scored(test, rows)
     network, error, more = final.finished(test)
     notes = [f"the map is not folded: {why}"] if why else []
+    tokenizer, shown = getattr(old.processor, "tokenizer", None), test.take(min(len(test), SHOWN))
+    captions: tuple[Caption, ...] = ()
+    if tokenizer is not None and isinstance(job.outputs, Captions):
+        both = written(old.model, full_inputs(old, shown))[0], final.written(network, shown)
+        texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
+        captions = tuple(map(Caption, shown.ids, *texts))
     return Exchanged(
         _name(old), _name(new), part, chosen, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
-        _scores(measured, run.seed), not why, error, (*notes, *more), network,
-        getattr(old.processor, "tokenizer", None),
+        _scores(measured, run.seed), not why, error, (*notes, *more), captions, network,
+        tokenizer,
     )  # fmt: skip
 
 
@@ -293,6 +303,10 @@ class _Map(ABC):
     @abstractmethod
     def features(self, samples: Samples) -> Tensor:
         """Return what the readers are to read."""
+
+    @abstractmethod
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Return the tokens that the finished network writes about images."""
 
     @abstractmethod
     def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
@@ -436,6 +450,10 @@ class _FoldedMap(_Map):
         """Return mapped features."""
         return self.place.job.like_old(self.place.new(samples).double() @ self.matrix + self.bias)
 
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Let the network write."""
+        return written(network.model, self.place.inputs(samples))[0]
+
     def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
         """Return the network of the same class."""
         made, error = self.place.folded(self.matrix, self.bias, samples)
@@ -523,6 +541,13 @@ class _StitchedMap(_Map):
         made = self.model.stitch(new.encode(new.preprocess(raw), layer)[layer])
         values: Tensor = made.values.flatten(2).mT if made.layout == "bchw" else made.values
         return self.place.job.like_old(values[:, -self.place.positions :])
+
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Let the stitched model write, from the context of its target."""
+        raw = images_of(list(next(iter(samples.batches(len(samples)))).samples))
+        ids: Tensor = network.generate(**network.preprocess(raw), max_new_tokens=TOKENS, do_sample=False)
+        prompt: list[int] = next(iter(self.place.job.old.interface.prompt.values()), [])
+        return ids[:, len(prompt) :] if ids[0, : len(prompt)].tolist() == list(prompt) else ids
 
     def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
         """Return the stitched model; what it computes is what was scored."""

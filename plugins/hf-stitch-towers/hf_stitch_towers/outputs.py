@@ -166,31 +166,8 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
         The arguments of a forward over the captions; the next tokens, (samples, tokens); and which tokens count, up to
         the end of each caption.
     """
-    decodes = bool(model.config.is_encoder_decoder)
-    name, mask = ("decoder_input_ids", "decoder_attention_mask") if decodes else ("input_ids", "attention_mask")
-    prompt = inputs[name].shape[1]
-    if mask in inputs and not bool(inputs[mask][:, -1].all()):
-        raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
-    own, mark = model.generation_config, placeholder(model, "image")
-    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-    padding = getattr(own, "pad_token_id", None)
-    plain = GenerationConfig(
-        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=0 if padding is None else padding,
-        suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
-    )  # fmt: skip
-    model.generation_config = plain  # else what it leaves open comes from the network's own
-    try:
-        ids = model.generate(**inputs)
-    finally:
-        model.generation_config = own
-    if not torch.equal(ids[:, :prompt], inputs[name]):  # some return the new tokens alone
-        ids = torch.cat([inputs[name], ids], 1)
-    new = ids[:, prompt:]
-    if not new.shape[1]:
-        raise ValueError(f"{type(model).__name__} writes nothing about these images")
-    ends = plain.eos_token_id
-    ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
-    counted = (ended.cumsum(1) - ended.long()) == 0
+    new, counted = written(model, inputs)
+    name, mask, mark = *_text_of(model), placeholder(model, "image")
     beside = [key for key, value in inputs.items()
               if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape]  # fmt: skip
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
@@ -210,3 +187,43 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
             "tell whether it is as good as before"
         )
     return full, new, counted
+
+
+def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the tokens that a network writes behind its inputs, each the likeliest, and which belong to a caption.
+
+    Args:
+        model: A network that generates.
+        inputs: All arguments of a forward.
+
+    Raises:
+        ValueError: If texts are padded behind, or the network writes nothing.
+    """
+    name, mask = _text_of(model)
+    prompt = inputs[name].shape[1]
+    if mask in inputs and not bool(inputs[mask][:, -1].all()):
+        raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
+    own, mark = model.generation_config, placeholder(model, "image")
+    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    padding = getattr(own, "pad_token_id", None)
+    plain = GenerationConfig(
+        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=0 if padding is None else padding,
+        suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
+    )  # fmt: skip
+    model.generation_config = plain  # else what it leaves open comes from the network's own
+    try:
+        ids = model.generate(**inputs)
+    finally:
+        model.generation_config = own
+    new = ids[:, prompt:] if torch.equal(ids[:, :prompt], inputs[name]) else ids  # some return the new tokens alone
+    if not new.shape[1]:
+        raise ValueError(f"{type(model).__name__} writes nothing about these images")
+    ends = plain.eos_token_id
+    ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
+    return new, (ended.cumsum(1) - ended.long()) == 0
+
+
+def _text_of(model: Any) -> tuple[str, str]:
+    """Return the arguments of the text that a network continues, and of its mask."""
+    decodes = bool(model.config.is_encoder_decoder)
+    return ("decoder_input_ids", "decoder_attention_mask") if decodes else ("input_ids", "attention_mask")

@@ -20,6 +20,9 @@ def section(result: Exchanged) -> Section:
     }
     if not result.held_out:
         del tables["Choice of the map"]
+    if result.captions:
+        rows = [(str(each.image), each.before, each.after) for each in result.captions]
+        tables["What is written about test images"] = Table(("image", "before", "after"), rows)
     legend = (
         "Each row is what is read of an image: the new tower through its map, that of another image, the mean "
         "of the old tower for every image, and the new tower as it is and with the mean and variance of the old one. "

@@ -38,6 +38,21 @@ Figures = Mapping[str, Score]
 
 
 @dataclass(frozen=True)
+class Caption:
+    """What is written about a test image.
+
+    Attributes:
+        image: Id of the sample.
+        before: By the original.
+        after: By the network with the other tower.
+    """
+
+    image: int | str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Exchanged(Result):
     """A network with another tower, returned by ``hf_stitch.swap(…, part="vision")``.
 
@@ -65,6 +80,7 @@ class Exchanged(Result):
         error: Greatest difference between outputs of the result and of the original that reads mapped features, over
             the largest output.
         notes: What to know.
+        captions: Of the first test images, if the processor of the original has a tokenizer.
         model: The network: an adapter if the map was folded, else a stitched model; not in the saved result.
         tokenizer: That of the original, if its processor has one; not in the saved result.
     """
@@ -84,6 +100,7 @@ class Exchanged(Result):
     folded: bool
     error: float
     notes: tuple[str, ...]
+    captions: tuple[Caption, ...] = ()
     model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
     tokenizer: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
 

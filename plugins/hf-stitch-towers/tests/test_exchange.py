@@ -121,6 +121,7 @@ def test_the_same_tower_changes_nothing() -> None:
     found = exchange(old, hf_stitch.load(own, processor=of_images()), images(48), "vision", QUIET, matcher="lstsq")
     row = found.scores["exchanged"]
     assert row["kl_divergence"].value < 1e-8 and row["agreement"].value == 1
+    assert len(found.captions) == 8 and all(each.before == each.after != "" for each in found.captions)
     assert found.scores["no map"]["kl_divergence"].value < 1e-12
     assert found.scores["mean only"]["kl_divergence"].value > 1e-3
     assert found.scores["another image"]["kl_divergence"].value > 1e-3
@@ -181,6 +182,7 @@ def test_a_stitched_folder_has_the_scores_and_the_tokenizer(tmp_path: Path) -> N
     found.save_pretrained(tmp_path / "new")
     assert "image decides" in (tmp_path / "new" / "README.md").read_text()
     assert hf.AutoTokenizer.from_pretrained(tmp_path / "new").bos_token == "<s>"
+    assert len({each.image for each in found.captions}) == 8 and all(each.after for each in found.captions)
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
