@@ -14,12 +14,13 @@ from hf_stitch import Adapter, Samples
 from hf_stitch.data import PairedSamples
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
+from hf_stitch.resources import check_fits
 from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch.tasks.heads import WITHOUT_HEAD
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
-from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, rows_of, run, stacks
+from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, reads, rows_of, run, stacks
 
 FOLDS = 5
 """Every fifth sample is held out from the regression, and chooses its penalty."""
@@ -121,6 +122,9 @@ class Search:
             ends.setdefault(each.before, []).append(each.end)
         blocks = [*dict.fromkeys(name for each in intervals for name in (each.before, each.end))]
         joints = {block: self.joints[block] for block in blocks}
+        check_fits(
+            "the moments of all blocks", self._memory(ends), self.network.device, "name blocks that stay in keep"
+        )
         sums = {block: (Moments(), Moments()) for block in ends}
         for count, (inputs, batch) in enumerate(self._batches(samples, "reading activations")):
             taps = run(self.network, inputs, joints, blocks, complete=False)
@@ -137,6 +141,16 @@ class Search:
             for block, moments in sums.items()
         }
         return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
+
+    def _memory(self, ends: Mapping[str, Sequence[str]]) -> int:
+        """Return how many bytes the moments of both folds and the maps of blocks take."""
+        total = 0
+        for block, lasts in ends.items():
+            projection: Any = self.network.model.get_submodule(self.joints[block].projection)
+            inputs = reads(self.network.model, self.joints[block].projection) + 1
+            width = projection.weight.numel() // (inputs - 1)
+            total += 3 * 8 * inputs * (inputs + width * len(lasts))
+        return total
 
     def catch_up(self, samples: Samples, block: str, original: str) -> Change:
         """Return the change of a block behind removed ones that brings its stream to that in the whole network."""

@@ -230,7 +230,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
                 stack.callback(inner.register_forward_hook(note(name)).remove)
         network.run_with_callback(inputs, [block], keep)
     streams: dict[str | None, Tensor | None] = {}
-    for name in sorted(reversed(linear), key=lambda n: -_reads(network.model, n)):
+    for name in sorted(reversed(linear), key=lambda n: -reads(network.model, n)):
         for tail in (None, *tails[-1:]):  # what is called last; others may have worked in place
             if tail not in streams:
                 streams[tail] = _stream(network, Joint(name, torch.ones(()), tail), block, inputs)
@@ -258,7 +258,7 @@ def _stream(network: Adapter, joint: Joint, block: str, inputs: Mapping[str, Any
     return run(network, inputs, {block: joint}, [block], complete=False).streams.get(block)
 
 
-def _reads(model: nn.Module, name: str) -> int:
+def reads(model: nn.Module, name: str) -> int:
     """Return how many numbers a projection reads for each that it writes."""
     module: Any = model.get_submodule(name)
     return module.weight.numel() // (module.weight.shape[1] if isinstance(module, Conv1D) else module.weight.shape[0])

@@ -253,6 +253,15 @@ def test_channels_with_a_small_factor_do_not_choose_the_penalty() -> None:
     assert torch.allclose(found.weight[0], torch.ones(6, dtype=torch.float64), atol=1e-2)
 
 
+def test_moments_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch.resources.free_memory", lambda device: 1000)
+    net = built("llama")
+    with pytest.raises(
+        ValueError, match=r"the moments of all blocks take .* but 1 kB are free: name blocks .* in keep"
+    ):
+        shorten(net, data_of(net), remove=1, **QUIET)
+
+
 def test_a_refit_that_does_not_help_is_left_out() -> None:
     net = built("llama")
     samples = Samples.of(data_of(net))
