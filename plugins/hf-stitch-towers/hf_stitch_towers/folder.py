@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_stitch.storage.folders import replacing
 from hf_stitch_towers.result import worded
@@ -36,27 +36,24 @@ def save(result: Exchanged, folder: Path) -> None:
     """Save the network of a result; see :meth:`Exchanged.save_pretrained`."""
     if result.model is None:
         raise ValueError("this result was read from a file, which contains no network: do the job again")
-    if not result.folded:
-        result.model.save_pretrained(folder)
-        if result.tokenizer is not None:
-            result.tokenizer.save_pretrained(folder)
-        own = (folder / "README.md").read_text(encoding="utf-8")
-        scores = card(result).partition("\n---\n")[2]  # behind what the Hub reads
-        (folder / "README.md").write_text(f"{own}\n{scores}", encoding="utf-8")
-        return
-    with replacing(folder, _weights) as fresh:
-        model: Any = result.model.model
-        model.save_pretrained(fresh)
-        if hasattr(result.model.processor, "save_pretrained"):
-            result.model.processor.save_pretrained(fresh)
+    with replacing(folder, _stale) as fresh:
+        if result.folded:
+            result.model.model.save_pretrained(fresh)
+            if hasattr(result.model.processor, "save_pretrained"):
+                result.model.processor.save_pretrained(fresh)
+            text = card(result)
+        else:
+            result.model.save_pretrained(fresh)
+            scores = card(result).partition("\n---\n")[2]  # behind what the Hub reads
+            text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{scores}"
         if result.tokenizer is not None:
             result.tokenizer.save_pretrained(fresh)
-        (fresh / "README.md").write_text(card(result), encoding="utf-8")
+        (fresh / "README.md").write_text(text, encoding="utf-8")
 
 
-def _weights(folder: Path) -> list[str]:
+def _stale(folder: Path) -> list[str]:
     """Return the files of an earlier save that a new one may not replace, and that would be read."""
-    patterns = ("model*.safetensors*", "pytorch_model*", "*processor_config.json", "tokenizer*", "chat_template*")
+    patterns = ("*.safetensors*", "pytorch_model*", "*processor_config.json", "tokenizer*", "chat_template*")
     return [path.name for pattern in patterns for path in folder.glob(pattern)]
 
 

@@ -337,3 +337,55 @@ def test_a_paligemma_takes_a_siglip_of_its_own() -> None:
     tower = tower_of(model, "vision")
     made = with_tower(model, tower, other)
     assert made.get_submodule(tower.name).config.projection_dim == 32
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import test_exchange as tests
+kind, folder = sys.argv[1:]
+found = tests.saved(kind)
+found.save_pretrained(folder)
+written = found.tokenizer.save_pretrained
+found.tokenizer.save_pretrained = lambda place: (written(place), os.kill(os.getpid(), signal.SIGKILL))
+found.save_pretrained(folder)
+"""
+
+
+def saved(kind: str) -> Any:
+    """A result to save: folded, or stitched."""
+    old = hf_stitch.load(network("ved").model, processor=ImageAndTextProcessor(of_images(), words()))
+    options = {} if kind == "folded" else {"patch_size": 8}
+    return exchange(old, hf_stitch.load(vit(**options), processor=of_images()), images(48), "vision", QUIET,
+                    matcher="ridge")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folded", "stitched"])
+def test_a_killed_save_leaves_the_old_folder_whole(kind: str, tmp_path: Path) -> None:
+    folder, path = tmp_path / "new", [str(Path(__file__).parent), *sys.path]
+    code = f"import sys; sys.path[:0] = {path!r}\n{KILLED}"
+    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", code, kind, str(folder)], capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()[-500:]
+    files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    kind_of: Any = hf.VisionEncoderDecoderModel if kind == "folded" else hf_stitch.StitchedModel
+    kind_of.from_pretrained(folder)
+    assert files == {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    found = saved(kind)
+    assert found.folded == (kind == "folded")
+    found.save_pretrained(folder)
+    assert "image decides" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
+
+
+def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = saved("stitched")
+    found.save_pretrained(tmp_path / "new")
+    before = {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
+
+    def broken(folder: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(found.tokenizer, "save_pretrained", broken)
+    with pytest.raises(OSError, match="no space left"):
+        found.save_pretrained(tmp_path / "new")
+    assert before == {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
