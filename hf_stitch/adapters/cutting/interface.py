@@ -46,6 +46,7 @@ class Interface(Record):
         beside: Argument among those ``given`` that is a text of any length; ``None`` (default) if there is none.
         prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
         packed: Arguments whose first axis has several rows for each sample: patches, or images.
+        grids: Grids of the positions of a sample that lie packed on the first axis, where rows come first.
         outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
             logits), are left out; by default none.
         start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
@@ -75,6 +76,7 @@ class Interface(Record):
     beside: str | None = None
     prompt: Mapping[str, Any] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
+    grids: tuple[tuple[int, int], ...] = ()
     outputs: tuple[str, ...] = ()
 
     @property

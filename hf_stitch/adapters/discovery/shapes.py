@@ -7,8 +7,9 @@ positions were split into a grid and concatenated with others outside the grid.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -52,11 +53,11 @@ class Shapes:
 
     def __init__(
         self, model: nn.Module, traces: Sequence[Trace], longer: Callable[[], Trace], content: tuple[int, ...],
-        tokens: int, modality: str,
+        tokens: int, modality: str, grids: Collection[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
-        """Keep the traces; axes are determined on demand."""
+        """Keep the traces; axes are determined on demand. Rows that a sample has on the first axis have these grids."""
         self.model, self.traces, self.content, self.modality = model, traces, content, modality
-        self.tokens = tokens
+        self.tokens, self.grids = tokens, grids
         self._longer = longer
 
     def axes(self, name: str, path: tree.Path, what: str) -> Axes:
@@ -68,7 +69,9 @@ class Shapes:
             one, other = (sizes[1:] if sizes[0] == 1 else sizes for sizes in self._sizes(name, path)[:2])
             if one[0] > 2 and one[0] * 3 == other[0] * 2:
                 fold = 0 if len(seen.shape) == 2 else -1 if seen.shape[0] == 1 else seen.shape[1]
-                return Axes(RepresentationSpec("bnd", seen.shape[-1]), (), "absent", fold)
+                positions = math.prod(seen.shape[:-1]) // 2
+                grid = next((each for each in self.grids if math.prod(each) == positions), None)
+                return Axes(RepresentationSpec("bnd", seen.shape[-1], grid), (), "absent", fold)
         order = self._order(call, path, what)
         shape = tuple(seen.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order

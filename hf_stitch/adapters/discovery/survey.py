@@ -131,7 +131,8 @@ class Survey:
         content = self._probes.vary(2)[self.interface.content[0]].shape
         traces = [watched for _, _, watched in self._examples]
         tokens = self._probes.tokens or (content[1] if len(content) > 1 else 0)
-        return Shapes(self.model, traces, self._long, tuple(content), tokens, self.interface.modality)
+        known = self.interface
+        return Shapes(self.model, traces, self._long, tuple(content), tokens, known.modality, known.grids)
 
     def _long(self) -> Trace:
         """Trace a text of up to four times as many tokens."""

@@ -15,7 +15,7 @@ from hf_stitch.adapters.base import Adapter, _locked
 from hf_stitch.adapters.cutting.interface import size_of_inputs
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
-from hf_stitch_towers.examples import MEDIA, placeholder
+from hf_stitch_towers.examples import MEDIA, placeholder, start_of
 from hf_stitch_towers.inputs import inputs_of
 
 __all__ = ["ImageTextAdapter"]
@@ -70,6 +70,8 @@ class ImageTextAdapter(Adapter):
             made.prompt, found = context, self._read(context)
         else:
             found = {name: torch.as_tensor(value) for name, value in context.items()}
+            if "decoder_input_ids" in self.interface.given and (first := start_of(self.model)) is not None:
+                found = {"decoder_input_ids": torch.tensor([first]), **found}
         if missing := [name for name in self.interface.given if name not in found]:
             raise ValueError(f"context lacks {', '.join(missing)}, got {', '.join(found) or 'nothing'}")
         prompt = {name: value.tolist() for name, value in found.items()}

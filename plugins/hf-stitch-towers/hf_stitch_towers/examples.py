@@ -54,9 +54,11 @@ def media_of(model: Any) -> tuple[str, ...]:
 
 
 def texts_of(model: Any) -> tuple[str, ...]:
-    """Return the arguments of a forward that are tokens of a text."""
+    """Return the arguments of a forward that are tokens of a text; of a decoder alone, without those of a decoder."""
     known = inspect.signature(model.forward).parameters
-    return tuple(name for name in TEXTS if name in known)
+    found = tuple(name for name in TEXTS if name in known)
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return found[:1] if decodes is False and "input_ids" in found else found
 
 
 def placeholder(model: Any, kind: str) -> int | None:
@@ -76,6 +78,12 @@ def end_of(model: Any) -> int | None:
     wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
     known = isinstance(end, int) and end < (getattr(text, "vocab_size", None) or end + 1)
     return text.vocab_size - 1 if wrong else end if known else None
+
+
+def start_of(model: Any) -> int | None:
+    """Return the token with which a decoder begins a text; ``None`` if neither config names it."""
+    configs: tuple[Any, ...] = getattr(model, "generation_config", None), model.config
+    return next((x for each in configs if (x := getattr(each, "decoder_start_token_id", None)) is not None), None)
 
 
 def example_of(model: nn.Module, content: str) -> dict[str, Any]:
@@ -170,6 +178,22 @@ def image_size(config: Any) -> tuple[int, int]:
     if isinstance(size, (list, tuple)):
         return int(size[-2 if len(size) > 1 else 0]), int(size[-1])
     return (int(size), int(size)) if size else (224, 224)
+
+
+def grids_of(model: Any, example: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the grids of positions of an image whose patches are packed: of those in rows, and of merged ones."""
+    config = part_of(model.config, "image")
+    sizes = (_first(each, "spatial_merge_size") for each in (model.config, config))
+    merge = next((each for each in sizes if isinstance(each, int)), 1)
+    patch, found = _first(config, "patch_size"), list[tuple[int, int]]()
+    for name in ("image_grid_thw", "image_grid_hws", "grid_thws"):
+        if isinstance(grid := example.get(name), Tensor):
+            height, width = grid[0, -2:].tolist()
+            found = [(height // merge, width // merge)]
+    if not found and isinstance(size := example.get("image_sizes"), Tensor) and isinstance(patch, int):
+        height, width = (side // patch for side in size[0].tolist())
+        found = [(height, width), (height // merge, width // merge)]
+    return tuple(dict.fromkeys(found))
 
 
 def _media(model: Any, content: str) -> Iterator[dict[str, Any]]:

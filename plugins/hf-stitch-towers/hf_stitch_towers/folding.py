@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Tower:
 
     Attributes:
         name: Name of the module.
-        setting: Name of its config in the config of the network.
+        setting: Name of its config in the config of the network; empty if it has none of its own.
         content: Argument that it reads.
     """
 
@@ -39,8 +40,8 @@ class Tower:
     content: str
 
 
-CONTENT = {"vision": "pixel_values", "audio": "input_features", "text": "input_ids"}
-"""Part of a network -> argument that its tower reads."""
+CONTENT = {"vision": ("pixel_values",), "audio": ("input_features", "input_values"), "text": ("input_ids",)}
+"""Part of a network -> arguments that its tower may read."""
 
 
 def tower_of(model: Any, part: str) -> Tower:
@@ -51,7 +52,8 @@ def tower_of(model: Any, part: str) -> Tower:
         part: ``vision``, ``audio`` or ``text``.
 
     Returns:
-        The outermost module that has a config of its own and reads this modality.
+        The outermost module that has a config of its own and reads this modality; of an encoder and a decoder with
+        one config, the encoder.
 
     Raises:
         CannotFoldError: If there is none.
@@ -72,8 +74,12 @@ def tower_of(model: Any, part: str) -> Tower:
         setting = own.get(id(getattr(module, "config", None)))
         if not (name and setting and isinstance(module, PreTrainedModel)):
             continue
-        if setting.startswith(part) or module.main_input_name == CONTENT[part]:
-            return Tower(name, setting, CONTENT[part])
+        if setting.startswith(part) or module.main_input_name in CONTENT[part]:
+            takes = inspect.signature(model.forward).parameters
+            return Tower(name, setting, next((each for each in CONTENT[part] if each in takes), CONTENT[part][0]))
+    if model.config.is_encoder_decoder and model.main_input_name in CONTENT[part]:  # Whisper and its relatives
+        inner = model.get_encoder()
+        return Tower(next(name for name, each in model.named_modules() if each is inner), "", model.main_input_name)
     raise CannotFoldError(
         f"{type(model).__name__} has no {part} tower with a config of its own; configs in its config: "
         f"{', '.join(own.values()) or 'none'}"
@@ -88,11 +94,13 @@ class Reading:
         features: What they read, (samples, positions, width) or (samples, width).
         readers: Names of the modules.
         output: Output of the network.
+        groups: Number of positions of the tower that lie side by side in each of theirs.
     """
 
     features: Tensor
     readers: tuple[str, ...]
     output: Any
+    groups: int = 1
 
 
 class _EnoughError(Exception):
@@ -141,6 +149,7 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
     """
     given: list[Tensor] = []
     found: dict[str, Tensor] = {}
+    grouped: dict[str, tuple[Tensor, int] | None] = {}
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         given.extend(_tensors(output))
@@ -150,6 +159,8 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
             values = args[0] if args else None
             if isinstance(values, Tensor) and any(_shares(values, each) for each in given):
                 found[name] = values
+            elif isinstance(values, Tensor):
+                grouped[name] = next(((values, each.shape[-1]) for each in given if _regroups(values, each)), None)
 
         return hook
 
@@ -163,10 +174,14 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
             output = model(**inputs)
         except Exception as error:  # the code of the network checks numbers of positions in its own way
             raise CannotFoldError(f"{type(model).__name__} does not run with this tower: {error}") from error
+    if not found and (seen := [(name, *each) for name, each in grouped.items() if each]):
+        [(name, values, width), *others] = seen
+        if not others:
+            return Reading(values, (name,), output, values.shape[-1] // width)
     if not found:
         raise CannotFoldError(
-            f"what follows {tower} in {type(model).__name__} is no linear module: a norm, a pooling or attention reads "
-            "its output first"
+            f"no linear module of {type(model).__name__} reads the output of {tower}: a norm, a pooling or attention "
+            "comes first"
         )
     first = next(iter(found.values()))
     if any(each.shape != first.shape or not torch.equal(each, first) for each in found.values()):
@@ -183,6 +198,15 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
+def _regroups(values: Tensor, other: Tensor) -> bool:
+    """Return whether a tensor has the positions of another one, several side by side, in any order (pixel shuffles)."""
+    width = other.shape[-1] if other.dim() > 1 else 0
+    if not width or values.numel() != other.numel() or values.shape[-1] % width:
+        return False
+    rows = (each.reshape(-1, width).unique(dim=0) for each in (values, other))
+    return torch.equal(*rows)
+
+
 def _shares(values: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are parts of the same memory."""
     return values.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
@@ -190,6 +214,9 @@ def _shares(values: Tensor, other: Tensor) -> bool:
 
 EXTRA = ("projection_dim",)
 """Fields that a network reads in the config of its tower, which a tower of its own lacks."""
+
+OF_ENCODER = ("encoder_", "num_mel_bins", "max_source_positions")
+"""Beginnings of fields for the encoder alone, in a config of encoder and decoder."""
 
 SETTINGS = {"vision_feature_select_strategy": ("full", "default")}
 """Fields that say what is read of a tower, of which some towers need another value: those without a first token."""
@@ -222,12 +249,15 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     if not isinstance(body, PreTrainedModel):
         raise CannotFoldError(f"{type(encoder).__name__} is no class of transformers, which a config could name")
     config, inner = copy.deepcopy(model.config), copy.deepcopy(body.config)
-    for name in EXTRA:
+    for name in EXTRA if tower.setting else ():
         if not hasattr(inner, name) and hasattr(old := getattr(model.config, tower.setting), name):
             setattr(inner, name, getattr(old, name))
     place = next(model.parameters())
     try:
-        setattr(config, tower.setting, inner)
+        if tower.setting:
+            setattr(config, tower.setting, inner)
+        else:  # one config for encoder and decoder
+            config.update({name: value for name, value in inner.to_dict().items() if name.startswith(OF_ENCODER)})
         for name, value in (settings or {}).items():
             setattr(config, name, value)
         with torch.random.fork_rng():
@@ -284,7 +314,9 @@ def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
 
 
 @torch.no_grad()
-def fold(model: Any, made: Any, readers: Mapping[str, str], matrix: Tensor, bias: Tensor) -> None:
+def fold(
+    model: Any, made: Any, readers: Mapping[str, str], matrix: Tensor, bias: Tensor, groups: int = 1
+) -> None:  # fmt: skip
     """Put an affine map in front of the readers of a tower, in place.
 
     Args:
@@ -293,12 +325,13 @@ def fold(model: Any, made: Any, readers: Mapping[str, str], matrix: Tensor, bias
         readers: Reader of the new network -> reader of the old one, ``""`` if the new one has one more.
         matrix: (width of the new tower, width of the old one) float64.
         bias: (width of the old one,) float64.
+        groups: Number of positions that readers read side by side; each is mapped.
 
     Raises:
         CannotFoldError: If a reader without a bias would need one.
     """
     place = next(made.parameters()).device
-    matrix, bias = matrix.to(place), bias.to(place)
+    matrix, bias = torch.block_diag(*[matrix.to(place)] * groups), bias.to(place).repeat(groups)
     for name, own in readers.items():
         module = made.get_submodule(name)
         weight, shift = matrix, bias
@@ -361,9 +394,8 @@ def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[st
         The greatest difference of outputs, over the largest one.
     """
     old, found = read(model, tower.name, inputs), read(made, tower.name, new)
-    mapped = (found.features.double() @ matrix.to(found.features.device) + bias.to(found.features.device)).to(
-        old.features.dtype
-    )
+    rows = found.features.double().unflatten(-1, (found.groups, -1))
+    mapped = (rows @ matrix.to(rows.device) + bias.to(rows.device)).flatten(-2).to(old.features.dtype)
     with replacing_features(model, old.readers, mapped):
         wanted = plain(model(**inputs))
     return float((wanted - plain(found.output)).abs().max() / wanted.abs().max())

@@ -13,6 +13,7 @@ from hf_stitch.adapters.cutting.interface import MASK, Interface
 from hf_stitch.adapters.images import converted
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.data.samples import Id, RawSamples, ids_of, missing_in
+from hf_stitch_towers.examples import start_of
 
 __all__ = ["ImageAndTextProcessor", "inputs_of"]
 
@@ -85,9 +86,9 @@ def inputs_of(
         The keyword arguments of the forward.
 
     Raises:
-        ValueError: If there are no samples, a sample has no image or no text, a text lacks the placeholders of its
-            images or has more tokens than the network takes, or pixels are NaN or infinite. The message names the
-            sample.
+        ValueError: If there are no samples, a sample has no image or no text (a text that a decoder begins can be
+            missing), a text lacks the placeholders of its images or has more tokens than the network takes, or pixels
+            are NaN or infinite. The message names the sample.
 
     Example:
         >>> interface = Interface(("pixel_values",), "image", {"pixel_values": (1, 2, 2)}, {"pixel_values": "float32"},
@@ -115,6 +116,8 @@ def inputs_of(
         if name not in made:
             made[name] = torch.tensor([row] * len(rows))
     for name in interface.given:
+        if name not in made and name == "decoder_input_ids" and (first := start_of(model)) is not None:
+            made[name] = torch.full((len(rows), 1), first)
         if name not in made:
             raise ValueError(
                 f"sample {rows[0].id!r} has no text, and {type(model).__name__} reads {name} beside images: load it "
@@ -177,7 +180,10 @@ def _called(rows: Sequence[_Row], samples: Sequence[Any], processor: Any, interf
         raise ValueError(
             f"the processor= makes {wrong[0]} of several shapes, {sorted(shapes[wrong[0]])}: pad or resize to one"
         )
-    return {name: torch.stack([each[name] for each in made]) for name in made[0]}
+    return {
+        name: (torch.cat if name in interface.packed else torch.stack)([each[name] for each in made])
+        for name in made[0]
+    }
 
 
 def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, prompt: str | None) -> dict[str, Any]:

@@ -22,8 +22,19 @@ from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import ModelReference
 from hf_stitch_towers.adapter import ImageTextAdapter
-from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS, end_of, example_of, media_of, placeholder, texts_of
+from hf_stitch_towers.examples import (
+    MEDIA,
+    PLACEHOLDERS,
+    TEXTS,
+    end_of,
+    example_of,
+    grids_of,
+    media_of,
+    placeholder,
+    texts_of,
+)
 from hf_stitch_towers.inputs import ImageAndTextProcessor
+from hf_stitch_towers.outputs import TRANSDUCERS
 
 __all__ = ["ImageText"]
 
@@ -32,10 +43,6 @@ OF_TEXTS = ("text-generation", "text-classification", "fill-mask", "text-encodin
 """Tasks that load a network for texts alone."""
 
 MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
-
-
-TRANSDUCERS = ("ForRNNT", "ForTDT")
-"""Ends of the names of classes that write, but have no logits for each token."""
 
 
 class ImageText(Transformers):
@@ -129,6 +136,7 @@ class ImageText(Transformers):
             pad_id=pad_id(model.config),
             arguments=tuple(each for each in MASKS if each in example),
             max_tokens=_max_tokens(model, model.config, None) if given else None,
+            grids=grids_of(model, example),
             **_packed(example, name, given),
         )
         outputs = _outputs(model, {**interface.options, **override.options, **example}, MEDIA[name])

@@ -22,6 +22,9 @@ TOKENS = 16
 GREEDY = 0.9
 """Least share of tokens of a caption that are the most likely ones in a forward over it; others are ties."""
 
+TRANSDUCERS = ("ForRNNT", "ForTDT")
+"""Ends of the names of classes that write, but have no logits for each token."""
+
 EMBEDDINGS = {"vision": "image_embeds", "audio": "audio_embeds", "text": "text_embeds"}
 """Part of a network of two towers -> output that is the embedding of what its tower reads."""
 
@@ -45,7 +48,7 @@ class Outputs(ABC):
     @classmethod
     def of(cls, model: Any, part: str) -> Outputs:
         """Return what is compared: captions of a network that writes, embeddings of one that has two towers."""
-        writes = getattr(model, "can_generate", lambda: False)()
+        writes = getattr(model, "can_generate", lambda: False)() and not type(model).__name__.endswith(TRANSDUCERS)
         return (Captions if writes else Embeddings)(model, part)
 
     def plain(self, output: Any) -> Tensor:
@@ -166,16 +169,18 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
         The arguments of a forward over the captions; the next tokens, (samples, tokens); and which tokens count, up to
         the end of each caption.
     """
-    new, counted = written(model, inputs)
+    begun, new, counted = written(model, inputs)
     name, mask, mark = *_text_of(model), placeholder(model, "image")
     beside = [key for key, value in inputs.items()
               if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape]  # fmt: skip
+    length = begun.shape[1] + new.shape[1] - 1
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
-        full = {**inputs, name: torch.cat([inputs[name], new], 1)[:, :-1]}
+        full = {**inputs, name: torch.cat([begun, new], 1)[:, :length]}
         for key in beside:
-            value = inputs[key]
-            fill = 1 if key == mask else types
-            full[key] = torch.cat([value, value.new_full((len(value), new.shape[1] - 1), fill)], 1)
+            value, fill = inputs[key], 1 if key == mask else types
+            ahead = value[:, :1].expand(-1, max(begun.shape[1] - value.shape[1], 0))  # for the decoder's first token
+            own = torch.cat([ahead, value], 1)[:, : begun.shape[1]]
+            full[key] = torch.cat([own, own.new_full((len(own), length - own.shape[1]), fill)], 1)
         logits = model(**full).logits[:, -new.shape[1] :].clone()
         if mark is not None:
             logits[..., mark] = -torch.inf
@@ -189,18 +194,21 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
     return full, new, counted
 
 
-def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the tokens that a network writes behind its inputs, each the likeliest, and which belong to a caption.
+def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a network writes behind its inputs, each token the likeliest.
 
     Args:
         model: A network that generates.
         inputs: All arguments of a forward.
 
+    Returns:
+        The text that it continues, which is not always what it was given; the new tokens, (samples, tokens); and which
+        of these belong to a caption.
+
     Raises:
         ValueError: If texts are padded behind, or the network writes nothing.
     """
     name, mask = _text_of(model)
-    prompt = inputs[name].shape[1]
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
         raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
     own, mark = model.generation_config, placeholder(model, "image")
@@ -212,15 +220,28 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
     model.generation_config = plain  # else what it leaves open comes from the network's own
     try:
-        ids = model.generate(**inputs)
+        masks = {mask: torch.ones_like(inputs[name])} if mask == "attention_mask" else {}  # else one is guessed
+        ids = model.generate(**{**masks, **inputs})
     finally:
         model.generation_config = own
-    new = ids[:, prompt:] if torch.equal(ids[:, :prompt], inputs[name]) else ids  # some return the new tokens alone
+    begun, new = _divided(ids, inputs[name])
     if not new.shape[1]:
         raise ValueError(f"{type(model).__name__} writes nothing about these images")
     ends = plain.eos_token_id
     ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
-    return new, (ended.cumsum(1) - ended.long()) == 0
+    return begun, new, (ended.cumsum(1) - ended.long()) == 0
+
+
+def _divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the text that a network continued, and what it wrote behind it."""
+    count = given.shape[1]
+    if torch.equal(ids[:, :count], given):
+        return given, ids[:, count:]
+    if torch.equal(ids[:, 1 : count + 1], given):  # a first token of the decoder was put before it
+        return ids[:, : count + 1], ids[:, count + 1 :]
+    if count > 1 and torch.equal(ids[:, : count - 1], given[:, :-1]):  # BLIP continues the text without its end
+        return ids[:, : count - 1], ids[:, count - 1 :]
+    return given, ids  # the new tokens alone
 
 
 def _text_of(model: Any) -> tuple[str, str]:

@@ -13,10 +13,11 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from hf_stitch_towers.exchange import exchange, full_inputs, ready
+from hf_stitch_towers.exchange import exchange, ready
 from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.outputs import with_captions
+from hf_stitch_towers.places import full_inputs
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -1,0 +1,475 @@
+"""Where a map from a new tower goes: into the modules that read the old one, or between two networks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import hf_stitch
+from hf_stitch import Adapter, Samples
+from hf_stitch.data import PairedSamples
+from hf_stitch.representation import Representation
+from hf_stitch.running import Run
+from hf_stitch.statistics import Moments
+from hf_stitch_towers.folding import (
+    CONTENT,
+    EQUAL,
+    CannotFoldError,
+    Reading,
+    Tower,
+    difference,
+    features_of,
+    fold,
+    paired_readers,
+    read,
+    replacing_features,
+    variants,
+    with_tower,
+)  # fmt: skip
+from hf_stitch_towers.inputs import ImageAndTextProcessor
+from hf_stitch_towers.outputs import TOKENS, Outputs, written
+from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
+
+FEWEST = 8
+"""Least number of images to choose by and to test on."""
+
+OF_TEXT = ("masked", "behind")
+"""How cuts in the decoder are padded: their positions are those of the text."""
+
+Features = Callable[[Samples], Tensor]
+"""Returns what is read of the images of samples."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Both networks, the tower, and what is compared."""
+
+    old: Adapter
+    new: Adapter
+    tower: Tower
+    outputs: Outputs
+    run: Run
+
+    def batches(self, samples: Samples, label: str) -> Iterator[Samples]:
+        """Yield the samples of this process in batches, under their ids."""
+        with torch.no_grad():
+            for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
+                yield Samples.of(list(batch.samples), id=batch.samples.ids)
+
+    def like_old(self, features: Tensor) -> Tensor:
+        """Return features in the dtype of the old network."""
+        return features.to(next(self.old.model.parameters()).dtype)
+
+
+class Map(ABC):
+    """A fitted map from a new tower to what reads the old one."""
+
+    @abstractmethod
+    def features(self, samples: Samples) -> Tensor:
+        """Return what is to be read of the new tower."""
+
+    @abstractmethod
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Return the tokens that the finished network writes about images."""
+
+    @abstractmethod
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+        """Return the network with the new tower, how far its outputs are from the mapped one's, and what to know."""
+
+
+@dataclass(frozen=True)
+class Place(ABC):
+    """Where a map from the new tower goes.
+
+    Attributes:
+        job: Both networks.
+    """
+
+    job: Job
+
+    @abstractmethod
+    def fitted(self, matcher: Any, samples: Samples) -> Map:
+        """Fit a map."""
+
+    @abstractmethod
+    def old(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return what is read of the old tower."""
+
+    @abstractmethod
+    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+        """Return a function from features to the output of the old network that reads them instead of its tower."""
+
+    def baselines(self, samples: Samples) -> dict[str, Features]:
+        """Return what a score has to beat: the mean of the old tower for every image."""
+        total, count = torch.zeros(()), 0  # rows on the first axis: images, or tiles of them
+        for part in self.job.batches(samples, "reading towers"):
+            own = self.old(full_inputs(self.job.old, part)).double()
+            total, count = total.to(own) + own.sum(0), count + len(own)
+        return {MEAN: self.mean(total / count)}
+
+    def mean(self, mean: Tensor) -> Features:
+        """Return a mean as what is read of each image."""
+        return lambda part: self.job.like_old(mean).expand_as(self.old(full_inputs(self.job.old, part)))
+
+
+def place_of(
+    job: Job, samples: Samples, encoder_layer: str | None, target_layer: str | None
+) -> tuple[Place, str]:  # fmt: skip
+    """Return where the map goes, and why it is not folded if it is not."""
+    if encoder_layer is not None or target_layer is not None:
+        return Stitched.of(job, samples, None, encoder_layer, target_layer), "a layer was named"
+    why, reading = "", None
+    try:
+        reading = read(job.old.model, job.tower.name, full_inputs(job.old, samples.take(2)))
+    except CannotFoldError as problem:
+        if isinstance(problem.__cause__, Exception):
+            name = type(job.old.model).__name__
+            raise ValueError(f"{name} does not run on these images: {problem.__cause__}") from problem
+        why = str(problem)
+    for settings in [] if reading is None else variants(job.old.model.config):
+        try:
+            return Folded.of(job, samples, cast("Reading", reading), settings), ""
+        except CannotFoldError as problem:
+            why = why or str(problem)
+    return Stitched.of(job, samples, reading, None, None), why
+
+
+# -- folded -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Folded(Place):
+    """A map that is folded into the modules that read the tower.
+
+    Attributes:
+        made: A network of the class with the new tower.
+        reading: What reads the old tower.
+        readers: Reader of the new tower -> that of the old one.
+    """
+
+    made: Any
+    reading: Reading
+    readers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, job: Job, samples: Samples, reading: Reading, settings: Mapping[str, Any]) -> Folded:
+        """Return the place, if the class takes the new tower."""
+        made = with_tower(job.old.model, job.tower, job.new.model, settings)
+        part = samples.take(2)
+        new = read(made, job.tower.name, cls(job, made, reading, {}).inputs(part))
+        if new.features.shape[:-1] != reading.features.shape[:-1] or new.groups != reading.groups:
+            raise CannotFoldError(
+                f"the new tower has {new.groups * new.features.shape[-2]} positions, and the old one "
+                f"{reading.groups * reading.features.shape[-2]}"
+            )
+        found = cls(job, made, reading, paired_readers(reading, new, job.old.model))
+        width, out = new.features.shape[-1] // new.groups, reading.features.shape[-1] // reading.groups
+        trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
+        if not (error := found.folded(*trial, part)[1]) <= found.bound:
+            raise CannotFoldError(f"other modules of {type(made).__name__} read the tower, too (outputs: {error:.2g})")
+        return found
+
+    @property
+    def bound(self) -> float:
+        """Greatest difference that is rounding."""
+        return EQUAL[torch.finfo(next(self.made.parameters()).dtype).bits < 32]
+
+    def inputs(self, samples: Samples) -> dict[str, Any]:
+        """Return the inputs of the network with the new tower."""
+        own, name = full_inputs(self.job.old, samples), self.job.tower.content
+        encoder, shape = self.job.new, own[name].shape
+        if len(shape) == 5 and shape[1] > 1:
+            return {**own, name: tiles_for(encoder, own[name], self.job.old)}
+        new = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
+        return {**own, name: new[:, None] if len(shape) == 5 and new.dim() == 4 else new}
+
+    def old(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return what the readers of the old tower read."""
+        return features_of(self.job.old.model, self.reading.readers, inputs)
+
+    def new(self, samples: Samples) -> Tensor:
+        """Return what would be read of the new tower."""
+        return features_of(self.made, tuple(self.readers), self.inputs(samples))
+
+    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+        """Return a function that runs the old network with other features in front of the readers."""
+
+        def run(features: Tensor) -> Any:
+            with replacing_features(self.job.old.model, self.reading.readers, features):
+                return self.job.old.model(**inputs)
+
+        return run
+
+    def folded(self, matrix: Tensor, bias: Tensor, samples: Samples) -> tuple[Any, float]:
+        """Return the network with a map, and how far its outputs are from those of the mapped one."""
+        made, model, part = copy.deepcopy(self.made), self.job.old.model, samples.take(min(len(samples), 4))
+        fold(model, made, self.readers, matrix, bias, self.reading.groups)
+        inputs = full_inputs(self.job.old, part), self.inputs(part)
+        return made, difference(model, made, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain)
+
+    def fitted(self, matcher: Any, samples: Samples) -> Map:
+        """Fit a map to all positions, in one pass; without a bias if modules that read it have none."""
+        moments: Moments | None = None
+        biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
+        for part in self.job.batches(samples, "reading towers"):
+            both = self.new(part), self.old(full_inputs(self.job.old, part))
+            rows = [each.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2).double() for each in both]
+            moments = moments or Moments(rows[0].shape[-1], rows[1].shape[-1])
+            moments.update(*rows)
+            if not biased:  # each row and its opposite: the mean is 0, and the map needs no bias
+                moments.update(*(-each for each in rows))
+        assert moments is not None
+        if (accelerator := self.job.run.processes.accelerator) is not None:
+            moments.all_reduce(accelerator)
+        exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
+        stitch = matcher.fit(moments, dtype=torch.float64).to(exact["device"])
+        with torch.no_grad():
+            bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
+            matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
+        return FoldedMap(self, matrix, bias if biased else torch.zeros_like(bias))
+
+    def baselines(self, samples: Samples) -> dict[str, Features]:
+        """Return the mean, features as they are, and with matched moments."""
+        sums: dict[str, Tensor] = {}
+        count = 0
+        for part in self.job.batches(samples, "reading towers"):
+            old, new = self.old(full_inputs(self.job.old, part)).double(), self.new(part).double()
+            count += len(old)
+            for name, each in {"old": old, "old²": old.square(), "new": new, "new²": new.square()}.items():
+                sums[name] = sums[name] + each.sum(0) if name in sums else each.sum(0)
+        mean, own = sums["old"] / count, sums["new"] / count
+        found: dict[str, Features] = {MEAN: self.mean(mean)}
+        if mean.shape == own.shape:
+            old_size, new_size = sums["old²"] / count - mean.square(), sums["new²"] / count - own.square()
+            size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
+            found[NO_MAP] = self.new
+            found[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
+        return found
+
+
+@dataclass(frozen=True)
+class FoldedMap(Map):
+    """A map to fold."""
+
+    place: Folded
+    matrix: Tensor
+    bias: Tensor
+
+    def features(self, samples: Samples) -> Tensor:
+        """Return mapped features."""
+        rows = self.place.new(samples).double().unflatten(-1, (self.place.reading.groups, -1))
+        return self.place.job.like_old((rows @ self.matrix + self.bias).flatten(-2))
+
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Let the network write."""
+        return written(network.model, self.place.inputs(samples))[1]
+
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+        """Return the network of the same class."""
+        made, error = self.place.folded(self.matrix, self.bias, samples)
+        if not error <= self.place.bound:
+            raise ValueError(f"the folded network computes something else (outputs differ by {error:.2g})")
+        job = self.place.job
+        old, new = job.old.interface.prompt, job.new.processor
+        processor = with_images(job.old.processor, new, made.get_submodule(job.tower.name).config)
+        network = hf_stitch.load(made, processor=processor, context=old or None)
+        try:
+            job.outputs.plain(made(**full_inputs(network, samples.take(2))))
+        except Exception as problem:  # of a processor, or of the network that checks its marks
+            return network, error, [f"its own processor does not fit, so pass it inputs: {problem}"]
+        return network, error, []
+
+
+# -- stitched ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Stitched(Place):
+    """A map between two halves that stay two networks.
+
+    Attributes:
+        source: Layer of the new tower.
+        target: Layer of the old network.
+    """
+
+    source: str
+    target: str
+
+    @classmethod
+    def of(
+        cls, job: Job, samples: Samples, reading: Reading | None, encoder_layer: str | None, target_layer: str | None
+    ) -> Stitched:  # fmt: skip
+        """Return the place: by default from the last layer of the encoder to what is read of the old tower."""
+        known = [encoder_layer] if encoder_layer else list(job.new.layers)
+        vectors = {job.new.cut(name)[0].spec.layout == "bd" for name in known}
+        target = target_layer or _last_of_tower(job, samples, reading, vectors)
+        cut, _ = job.old.cut(target)
+        if cut.padding in OF_TEXT:
+            raise ValueError(
+                f"layer {target!r} of {type(job.old.model).__name__} is in its decoder, where positions are those of "
+                f"the text: name a layer before it as target_layer; layers: {', '.join(job.old.layers)}"
+            )
+        alike = [name for name in known if (job.new.cut(name)[0].spec.layout == "bd") == (cut.spec.layout == "bd")]
+        return cls(job, (alike or known)[-1], target)
+
+    def entering(self, inputs: Mapping[str, Any]) -> Representation:
+        """Return what enters the layer of the old network."""
+        return self.job.old.encode(inputs, self.target)[self.target]
+
+    def old(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the activations of the layer."""
+        return self.entering(inputs).values
+
+    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+        """Return a function that runs the old network from the layer on."""
+        entering = self.entering(inputs)
+        return lambda features: self.job.old.decode(entering.replace(values=features), self.target)
+
+    def fitted(self, matcher: Any, samples: Samples) -> Map:
+        """Fit a map between the layers."""
+        images = Samples.of(
+            images_of([each for batch in samples.batches(64) for each in batch.samples]), id=samples.ids
+        )
+        run = self.job.run
+        with warnings.catch_warnings():  # about the few samples by which a stitch is scored, of which nothing is kept
+            warnings.simplefilter("ignore")
+            made = hf_stitch.stitch(
+                self.job.new, self.job.old, images, source_layer=self.source, target_layer=self.target,
+                matcher=matcher, paired_data=samples, test_size=FEWEST,
+                task=None if self.job.old.task is None else "auto", batch_size=run.batch_size, seed=run.seed,
+                progress=run.progress,
+            )  # fmt: skip
+        return StitchedMap(self, made)
+
+
+@dataclass(frozen=True)
+class StitchedMap(Map):
+    """A stitched model."""
+
+    place: Stitched
+    model: Any
+
+    @torch.no_grad()
+    def features(self, samples: Samples) -> Tensor:
+        """Return mapped features."""
+        new, layer = self.place.job.new, self.place.source
+        made = self.model.stitch(new.encode(new.preprocess(images_of(raw_of(samples))), layer)[layer])
+        return self.place.job.like_old(made.values)
+
+    def written(self, network: Any, samples: Samples) -> Tensor:
+        """Let the stitched model write, from the context of its target."""
+        inputs = network.preprocess(images_of(raw_of(samples)))
+        ids: Tensor = network.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+        prompt: list[int] = next(iter(self.place.job.old.interface.prompt.values()), [])
+        return ids[:, len(prompt) :] if ids[0, : len(prompt)].tolist() == list(prompt) else ids
+
+    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+        """Return the stitched model; what it computes is what was scored."""
+        return self.model, 0.0, []
+
+
+def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, vectors: Collection[bool]) -> str:
+    """Return the layer that is what modules read of the tower; or else its last one, or the first one behind it.
+
+    If the encoder has vectors alone, or positions alone, a layer of the same kind goes before others.
+    """
+    old, tower = job.old, job.tower.name
+    if reading is not None:
+        inputs = full_inputs(old, samples.take(2))
+        for name, each in reversed(old.encode(inputs, list(old.layers)).items()):
+            values = each.values.flatten(2).mT if each.layout == "bchw" else each.values
+            rows = values[:, -reading.features.shape[1] :]
+            if rows.shape == reading.features.shape and torch.equal(rows, reading.features):
+                return name
+    inside = [name for name in old.layers if name == tower or name.startswith(f"{tower}.")]
+    behind = [name for name in old.layers if old.cut(name)[0].padding not in OF_TEXT]
+    if not (inside or behind):
+        raise ValueError(
+            f"{type(old.model).__name__} cannot be cut in or behind {tower}, so that no other tower can take its "
+            f"place; layers: {', '.join(old.layers) or 'none'}"
+        )
+    alike = [name for name in inside if (old.cut(name)[0].spec.layout == "bd") in vectors]
+    return (alike or inside or behind[:1])[-1]
+
+
+# -- samples, processors and encoders ---------------------------------------------------------------------------------
+def raw_of(samples: Samples) -> list[Any]:
+    """Return all samples, in a list that keeps their ids."""
+    return cast("list[Any]", next(iter(samples.batches(len(samples)))).samples)
+
+
+def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
+    """Return all arguments of a forward of a network."""
+    return dict(network.preprocess(list(raw_of(samples))))
+
+
+def images_of(samples: Sequence[Any]) -> list[Any]:
+    """Return the images of samples, which can have a text beside them."""
+    names = ("image", "audio", "video", *(name for known in CONTENT.values() for name in known))
+    return [next(each[n] for n in names if n in each) if isinstance(each, Mapping) else each for each in samples]
+
+
+def with_images(processor: Any, of_images: Any, config: Any) -> Any:
+    """Return a processor of images and texts with another part for images; without one for texts, that part."""
+    part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
+    if part is None or not hasattr(of_images, "save_pretrained"):
+        return of_images
+    if isinstance(processor, ImageAndTextProcessor):
+        return replace(processor, image_processor=of_images)
+    made = copy.copy(processor)
+    if hasattr(old := getattr(processor, part), "image_grid_pinpoints"):  # which divides images into tiles
+        normal = {name: getattr(of_images, name) for name in ("image_mean", "image_std")}
+        of_images = type(old).from_dict({**old.to_dict(), **normal})
+    setattr(made, part, of_images)
+    if isinstance(getattr(made, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
+        made.patch_size = config.patch_size
+    return made
+
+
+def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
+    """Return the tiles of images as an encoder reads them: normalised in its way, and of its size.
+
+    Raises:
+        ValueError: If both processors do not say how they normalise, or tiles have another size than its images.
+    """
+    wanted = encoder.interface.shapes[encoder.interface.content[0]]
+    old, new = (getattr(each.processor, "image_processor", each.processor) for each in (network, encoder))
+    known = all(getattr(each, "image_mean", None) is not None for each in (old, new))
+    if not known or tuple(tiles.shape[-3:]) != wanted:
+        raise ValueError(
+            f"{type(network.model).__name__} reads {tiles.shape[1]} tiles of {tuple(tiles.shape[-3:])} of an image, "
+            f"and {type(encoder.model).__name__} images of {wanted}: both need a processor of transformers that says "
+            "how it normalises (image_mean, image_std), and the same size"
+        )
+    values = [
+        torch.tensor(x).to(tiles)[:, None, None] for each in (old, new) for x in (each.image_mean, each.image_std)
+    ]
+    mean, std, own_mean, own_std = values
+    return (tiles * std + mean - own_mean) / own_std
+
+
+def tower_alone(encoder: Adapter, tower: Tower) -> Adapter:
+    """Return the tower of an encoder that reads two things as a network of its own, with the inputs that it gets."""
+    module: Any = encoder.model.get_submodule(tower.name)
+    seen: dict[str, Any] = {}
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        seen.update({name: value for name, value in bound.items() if isinstance(value, Tensor)})
+
+    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            encoder.forward(encoder.example)
+    finally:
+        handle.remove()
+    processor = encoder.processor
+    part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
+    content = next(name for name, value in seen.items() if value.is_floating_point())
+    return hf_stitch.load(
+        module, example_inputs=seen, content=content, processor=getattr(processor, part) if part else processor
+    )
