@@ -126,18 +126,18 @@ def _exchanged(
         **place.baselines(rest),
     }  # fmt: skip
     measured = scored(place, test, rows)
-    network, error, more = final.finished(test)
+    done = final.finished(test)
     notes = [f"the map is not folded: {why}"] if why else []
     tokenizer, shown = getattr(old.processor, "tokenizer", None), test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
-        both = written(old.model, full_inputs(old, shown))[1], final.written(network, shown)
+        both = written(old.model, full_inputs(old, shown))[1], final.written(done.network, shown)
         texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
         captions = tuple(map(Caption, shown.ids, *texts))
     return Exchanged(
         _name(old), _name(new), part, chosen, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
-        _scores(measured, run.seed), not why, error, (*notes, *more), captions, network,
-        tokenizer,
+        _scores(measured, run.seed), not why, done.error, (*notes, *done.notes), captions, done.network,
+        done.processor or tokenizer,
     )  # fmt: skip
 
 

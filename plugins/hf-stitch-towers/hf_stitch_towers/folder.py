@@ -39,15 +39,13 @@ def save(result: Exchanged, folder: Path) -> None:
     with replacing(folder, _stale) as fresh:
         if result.folded:
             result.model.model.save_pretrained(fresh)
-            if hasattr(result.model.processor, "save_pretrained"):
-                result.model.processor.save_pretrained(fresh)
             text = card(result)
         else:
             result.model.save_pretrained(fresh)
             scores = card(result).partition("\n---\n")[2]  # behind what the Hub reads
             text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{scores}"
-        if result.tokenizer is not None:
-            result.tokenizer.save_pretrained(fresh)
+        if result.processor is not None and (result.folded or result.processor is not result.model.processor):
+            result.processor.save_pretrained(fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
 
 

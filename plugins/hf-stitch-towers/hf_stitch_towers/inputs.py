@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters.cutting.interface import MASK, Interface
+from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.images import converted
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.data.samples import Id, RawSamples, ids_of, missing_in
@@ -45,9 +45,15 @@ class ImageAndTextProcessor:
         return {**self.image_processor(images=flat, return_tensors="pt"), **texts}
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
-        """Save both to a folder."""
-        self.image_processor.save_pretrained(folder, **options)
-        self.tokenizer.save_pretrained(folder, **options)
+        """Save both to a folder, as a processor of transformers."""
+        self.processor.save_pretrained(folder, **options)
+
+    @property
+    def processor(self) -> Any:
+        """Both as a processor of transformers, for pipelines."""
+        from transformers import VisionTextDualEncoderProcessor  # which makes inputs of images and of texts alone
+
+        return VisionTextDualEncoderProcessor(self.image_processor, self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +121,9 @@ def inputs_of(
     for name, row in interface.prompt.items():
         if name not in made:
             made[name] = torch.tensor([row] * len(rows))
+    if "decoder_input_ids" in interface.given and "decoder_input_ids" not in made:
+        made = begun(made, len(rows), interface.given, start_of(model))
     for name in interface.given:
-        if name not in made and name == "decoder_input_ids" and (first := start_of(model)) is not None:
-            made[name] = torch.full((len(rows), 1), first)
         if name not in made:
             raise ValueError(
                 f"sample {rows[0].id!r} has no text, and {type(model).__name__} reads {name} beside images: load it "
@@ -132,6 +138,24 @@ def inputs_of(
         for name, value in made.items()
         if name in known
     }
+
+
+def begun(made: Mapping[str, Any], count: int, given: Sequence[str], first: int | None) -> dict[str, Any]:
+    """Return inputs with what a decoder continues: its first token, and the text unless an encoder reads it."""
+    found = dict(made)
+    own = "input_ids" not in given
+    text, mask = (found.pop(name, None) if own else None for name in ("input_ids", MASK))
+    if text is not None and mask is None:
+        mask = torch.ones_like(text)
+    if first is not None and (text is None or bool((text[:, :1] != first).any())):
+        begin = torch.full((count, 1), first)
+        text = begin if text is None else torch.cat([begin.to(text), text], 1)
+        mask = None if mask is None else torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
+    if text is not None:
+        found["decoder_input_ids"] = text
+    if mask is not None and not bool(mask.all()):
+        found[mask_of("decoder_input_ids")] = mask
+    return found
 
 
 def _row(sample: Any, id_: Id, interface: Interface) -> _Row:

@@ -15,11 +15,12 @@ from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import fill
 from hf_stitch.adapters.examples import arguments_of
+from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Representation
-from hf_stitch_towers.examples import MEDIA, placeholder
-from hf_stitch_towers.inputs import inputs_of
+from hf_stitch_towers.examples import MEDIA, placeholder, start_of
+from hf_stitch_towers.inputs import begun, inputs_of
 
 __all__ = ["StitchedModelForImageTextToText"]
 
@@ -127,9 +128,12 @@ class StitchedModelForImageTextToText(StitchedModel):
         """
         network: Any = self.target.model
         known = {*self.context_names, *arguments_of(self.source.model, self.source.takes.content[0]), "pixel_values"}
-        known |= {*self.source.takes.content}
+        known |= {*self.source.takes.content, "input_ids", "attention_mask"}
         settings = {name: inputs.pop(name) for name in list(inputs) if name not in known}
         network.generation_config = self.generation_config
+        given = self.target.interface.given
+        if {"input_ids"} - {*given, *self.source.takes.content, *self.source.takes.given} and "input_ids" in inputs:
+            inputs = begun(inputs, len(inputs["input_ids"]), given, start_of(network))  # as generate of the target does
         if self.uncached is not None:
             if use_cache:
                 raise ValueError(f"this model generates without a cache, because {self.uncached}: leave out use_cache")
@@ -209,8 +213,9 @@ class StitchedModelForImageTextToText(StitchedModel):
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor; see :meth:`hf_stitch.StitchedModel.preprocess`."""
         takes = self.source.takes
-        if not takes.given:
-            return super().preprocess(samples, offsets=offsets)
+        if not takes.given:  # a processor of images and texts makes what the target reads, too
+            part = getattr(self.processor, "image_processor", self.processor)
+            return preprocess(samples, part, self.interface, self.source, offsets=offsets)
         name = takes.content[0]
         mark = placeholder(self.source.model, MEDIA[name]) if name in MEDIA else None
         ids = takes.prompt.get("input_ids", ())

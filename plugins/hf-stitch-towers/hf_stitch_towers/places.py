@@ -7,6 +7,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from hf_stitch_towers.folding import (
     variants,
     with_tower,
 )  # fmt: skip
-from hf_stitch_towers.inputs import ImageAndTextProcessor
+from hf_stitch_towers.inputs import ImageAndTextProcessor, inputs_of
 from hf_stitch_towers.outputs import TOKENS, Outputs, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
@@ -69,6 +70,23 @@ class Job:
         return features.to(next(self.old.model.parameters()).dtype)
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A network with another tower.
+
+    Attributes:
+        network: An adapter, or a stitched model.
+        processor: The processor of images and texts to save beside it; ``None`` if there is none.
+        error: How far its outputs are from those of the mapped one, over the largest.
+        notes: What to know.
+    """
+
+    network: Any
+    processor: Any
+    error: float
+    notes: tuple[str, ...] = ()
+
+
 class Map(ABC):
     """A fitted map from a new tower to what reads the old one."""
 
@@ -81,8 +99,8 @@ class Map(ABC):
         """Return the tokens that the finished network writes about images."""
 
     @abstractmethod
-    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
-        """Return the network with the new tower, how far its outputs are from the mapped one's, and what to know."""
+    def finished(self, samples: Samples) -> Finished:
+        """Return the network with the new tower."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +288,7 @@ class FoldedMap(Map):
         """Let the network write."""
         return written(network.model, self.place.inputs(samples))[1]
 
-    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+    def finished(self, samples: Samples) -> Finished:
         """Return the network of the same class."""
         made, error = self.place.folded(self.matrix, self.bias, samples)
         if not error <= self.place.bound:
@@ -282,8 +300,8 @@ class FoldedMap(Map):
         try:
             job.outputs.plain(made(**full_inputs(network, samples.take(2))))
         except Exception as problem:  # of a processor, or of the network that checks its marks
-            return network, error, [f"its own processor does not fit, so pass it inputs: {problem}"]
-        return network, error, []
+            return Finished(network, None, error, (f"its own processor does not fit, so pass it inputs: {problem}",))
+        return Finished(network, processor if hasattr(processor, "save_pretrained") else None, error)
 
 
 # -- stitched ---------------------------------------------------------------------------------------------------------
@@ -367,9 +385,20 @@ class StitchedMap(Map):
         prompt: list[int] = next(iter(self.place.job.old.interface.prompt.values()), [])
         return ids[:, len(prompt) :] if ids[0, : len(prompt)].tolist() == list(prompt) else ids
 
-    def finished(self, samples: Samples) -> tuple[Any, float, list[str]]:
+    def finished(self, samples: Samples) -> Finished:
         """Return the stitched model; what it computes is what was scored."""
-        return self.model, 0.0, []
+        old = self.place.job.old
+        processor = with_images(old.processor, self.place.job.new.processor, None)
+        if not hasattr(processor, "tokenizer"):
+            return Finished(self.model, None, 0.0)
+        wanted, (sample,) = full_inputs(old, samples.take(1)), raw_of(samples.take(1))
+        for one in marking(processor):  # texts need as many marks of an image as the old tower has positions
+            with suppress(Exception):  # of a processor that does not take this one
+                made = inputs_of([sample], one, old.interface, old.model, old.prompt)
+                if all(torch.equal(made[name], wanted[name]) for name in old.interface.given):
+                    self.model.processor = one.processor if isinstance(one, ImageAndTextProcessor) else one
+                    return Finished(self.model, self.model.processor, 0.0)
+        return Finished(self.model, None, 0.0, ("no processor of images and texts fits: use model.preprocess",))
 
 
 def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, vectors: Collection[bool]) -> str:
@@ -428,6 +457,15 @@ def with_images(processor: Any, of_images: Any, config: Any) -> Any:
     if isinstance(getattr(made, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
         made.patch_size = config.patch_size
     return made
+
+
+def marking(processor: Any) -> Iterator[Any]:
+    """Yield a processor with other sizes of patches, by which it counts the marks of an image."""
+    yield processor
+    for size in range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ():
+        made = copy.copy(processor)
+        made.patch_size = size
+        yield made
 
 
 def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:

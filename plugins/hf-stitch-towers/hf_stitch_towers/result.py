@@ -82,7 +82,7 @@ class Exchanged(Result):
         notes: What to know.
         captions: Of the first test images, if the processor of the original has a tokenizer.
         model: The network: an adapter if the map was folded, else a stitched model; not in the saved result.
-        tokenizer: That of the original, if its processor has one; not in the saved result.
+        processor: Of images and texts for the network, or the tokenizer alone; not in the saved result.
     """
 
     page: ClassVar[str] = "hf_stitch_towers.page:section"
@@ -102,7 +102,7 @@ class Exchanged(Result):
     notes: tuple[str, ...]
     captions: tuple[Caption, ...] = ()
     model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
-    tokenizer: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
+    processor: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
 
     @property
     def figures(self) -> tuple[str, ...]:

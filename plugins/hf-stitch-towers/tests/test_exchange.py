@@ -347,8 +347,9 @@ import test_exchange as tests
 kind, folder = sys.argv[1:]
 found = tests.saved(kind)
 found.save_pretrained(folder)
-written = found.tokenizer.save_pretrained
-found.tokenizer.save_pretrained = lambda place: (written(place), os.kill(os.getpid(), signal.SIGKILL))
+kind_of = type(found.processor)
+written = kind_of.save_pretrained
+kind_of.save_pretrained = lambda self, place: (written(self, place), os.kill(os.getpid(), signal.SIGKILL))
 found.save_pretrained(folder)
 """
 
@@ -383,10 +384,10 @@ def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: 
     found.save_pretrained(tmp_path / "new")
     before = {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
 
-    def broken(folder: Any) -> None:
+    def broken(self: Any, folder: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(found.tokenizer, "save_pretrained", broken)
+    monkeypatch.setattr(type(found.processor), "save_pretrained", broken)
     with pytest.raises(OSError, match="no space left"):
         found.save_pretrained(tmp_path / "new")
     assert before == {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
