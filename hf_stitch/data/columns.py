@@ -9,8 +9,8 @@ import numpy as np
 from PIL.Image import Image
 
 Modality = Literal["image", "text", "tensor", "image and text"]
-FIELDS = ("image", "text")
-"""What a sample of two fields contains: a dictionary with these keys."""
+ANSWER = "answer"
+"""Name of a column of texts beside one of images: not read with them, but what should be written about them."""
 
 LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
 """Kinds of columns with several numbers per sample, which can be labels."""
@@ -109,15 +109,15 @@ def find_samples(
     if image is not None and text is not None:
         if text_pair is not None:
             raise ValueError("a sample of an image and a text has one text: leave out text_pair")
-        return "image and text", (image, text)
+        return "image and text", (image, text, *([ANSWER] if text != ANSWER and kinds.get(ANSWER) == "text" else []))
     if text is not None:
         return "text", (text,) if text_pair is None else (text, text_pair)
     if image is not None:
         return "image", (image,)
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
-    if sorted(candidates.values()) == list(FIELDS):
-        by_kind = {kind: name for name, kind in candidates.items()}
-        return "image and text", tuple(by_kind[kind] for kind in FIELDS)
+    if sorted(kind for name, kind in candidates.items() if name != ANSWER or len(candidates) == 2) == ["image", "text"]:
+        order = sorted(candidates, key=lambda name: (candidates[name] != "image", name == ANSWER))
+        return "image and text", tuple(order)
     if len(candidates) != 1:
         many = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
         none = (
@@ -136,6 +136,11 @@ def _choices(candidates: Mapping[str, str]) -> str:
         return "Samples.of([row[name] for row in data])"
     kind, name = named[0]
     return f"Samples.of(data, {kind}={name!r}), or --{kind} {name} on the command line"
+
+
+def fields_of(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys of a sample of an image and texts, by its columns."""
+    return ("image", *(ANSWER if name == ANSWER else "text" for name in columns[1:]))
 
 
 def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:

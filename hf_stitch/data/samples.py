@@ -127,7 +127,8 @@ class Samples:
         classes; other numbers are the labels of regression. Lists of numbers (of several outputs, classes or words) are
         labels if their column is named. Labels of another kind raise an error when they are read. For dictionaries, the
         first one determines the columns. One column of images beside one of texts makes samples of both,
-        ``{"image": …, "text": …}``, of which each network reads what it takes.
+        ``{"image": …, "text": …}``, of which each network reads what it takes. A further column of texts with the name
+        ``answer`` is what should be written about an image, ``{"image": …, "text": …, "answer": …}``.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once

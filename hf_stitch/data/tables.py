@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from hf_stitch.data.columns import FIELDS, Modality, common_kind, content, feature_kind, kind_of
+from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, fields_of, kind_of
 from hf_stitch.data.torch_datasets import LABEL, SAMPLE, Mapped, as_row, columns_of, dataset_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Source:
         """Raw samples, as pairs if there are two columns; of an image and a text, as dictionaries."""
         columns = [self.table.read(name, positions) for name in self.columns]
         if self.modality == "image and text":
-            return [dict(zip(FIELDS, row, strict=True)) for row in zip(*columns, strict=True)]
+            return [dict(zip(fields_of(self.columns), row, strict=True)) for row in zip(*columns, strict=True)]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def contents(self, positions: Sequence[int]) -> Iterator[tuple[bytes, ...]]:

@@ -20,11 +20,12 @@ from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.scoring.measured import as_score
+from hf_stitch_towers.answers import asked_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
 from hf_stitch_towers.outputs import Captions, Outputs, written
 from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, place_of, tower_alone
-from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, Caption, Exchanged, Figures
+from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}}
@@ -108,7 +109,9 @@ def _exchanged(
 ) -> Exchanged:  # fmt: skip
     """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
     fit, choose, rest, test = parts
-    job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part), run)
+    tokenizer = getattr(old.processor, "tokenizer", None)
+    asked = asked_of(test) if tokenizer is not None else {}
+    job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer, asked), run)
     place, why = place_of(job, fit, encoder_layer, target_layer)
     options = CANDIDATES if matcher == AUTO else {"": {}}
     maps = {name: place.fitted(registries.matchers.build(name or matcher, **given), fit)
@@ -128,7 +131,7 @@ def _exchanged(
     measured = scored(place, test, rows)
     done = final.finished(test)
     notes = [f"the map is not folded: {why}"] if why else []
-    tokenizer, shown = getattr(old.processor, "tokenizer", None), test.take(min(len(test), SHOWN))
+    shown = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
         both = written(old.model, full_inputs(old, shown))[1], final.written(done.network, shown)
@@ -145,10 +148,13 @@ def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict
     """Return the figures of each sample if the old network reads other features, also those of the mean."""
     job, found = place.job, dict[str, dict[str, list[Tensor]]]()
     for part in job.batches(samples, "comparing outputs"):
-        context = job.outputs.context(full_inputs(job.old, part))
-        run = place.reader(context)
-        made = {"": job.outputs.plain(job.old.model(**context))}
-        made |= {name: job.outputs.plain(run(features(part))) for name, features in rows.items()}
+        contexts = job.outputs.contexts(full_inputs(job.old, part), part.ids)
+        made = {ORIGINAL: [job.outputs.plain(job.old.model(**each)) for each in contexts]}
+        read = {name: features(part) for name, features in rows.items()}
+        for context in contexts:
+            run = place.reader(context)
+            for name, features in read.items():
+                made.setdefault(name, []).append(job.outputs.plain(run(features)))
         for name, measured in job.outputs.measures(made).items():
             for measure, values in measured.items():
                 found.setdefault(name, {}).setdefault(measure, []).append(values)
@@ -157,7 +163,7 @@ def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict
         name: {measure: torch.cat([x for part in gathered for x in part[name][measure]]) for measure in row}
         for name, row in found.items()
     }
-    return {name: row for name, row in job.outputs.figures_of(measures).items() if name}
+    return job.outputs.figures_of(measures)
 
 
 def following(part: Samples, whole: Samples) -> Samples:

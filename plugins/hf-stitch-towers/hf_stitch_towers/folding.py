@@ -157,7 +157,9 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             values = args[0] if args else None
-            if isinstance(values, Tensor) and any(_shares(values, each) for each in given):
+            if isinstance(values, Tensor) and any(
+                _shares(values, x) and values.shape[-1] == x.shape[-1] for x in given
+            ):
                 found[name] = values
             elif isinstance(values, Tensor):
                 grouped[name] = next(((values, each.shape[-1]) for each in given if _regroups(values, each)), None)

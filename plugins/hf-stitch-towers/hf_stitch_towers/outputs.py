@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,20 @@ from torch.nn import functional
 from transformers import GenerationConfig
 
 from hf_stitch.tasks.heads import divergence
+from hf_stitch_towers.answers import Asked, rounds
 from hf_stitch_towers.examples import placeholder
-from hf_stitch_towers.result import CLOSENESS, DECIDED, DECIDED_AGREEMENT, FIGURES, KL, MEAN
+from hf_stitch_towers.result import (
+    ACCURACY,
+    ANSWER,
+    CHANGES,
+    CLOSENESS,
+    DECIDED,
+    DECIDED_AGREEMENT,
+    FIGURES,
+    KL,
+    MEAN,
+    ORIGINAL,
+)  # fmt: skip
 
 TOKENS = 16
 """Most tokens of a caption that the original writes for an image, on which outputs are compared."""
@@ -38,18 +52,20 @@ class Outputs(ABC):
     Args:
         model: The original.
         part: Which tower is exchanged.
+        tokenizer: Of a network that writes, for answers.
+        asked: Id of a sample -> what should be written about it.
     """
 
     figures: tuple[str, ...]
 
-    def __init__(self, model: Any, part: str) -> None:
-        self.model, self.part = model, part
+    def __init__(self, model: Any, part: str, tokenizer: Any = None, asked: Mapping[Any, Asked] | None = None) -> None:
+        self.model, self.part, self.tokenizer, self.asked = model, part, tokenizer, asked or {}
 
     @classmethod
-    def of(cls, model: Any, part: str) -> Outputs:
+    def of(cls, model: Any, part: str, tokenizer: Any = None, asked: Mapping[Any, Asked] | None = None) -> Outputs:
         """Return what is compared: captions of a network that writes, embeddings of one that has two towers."""
         writes = getattr(model, "can_generate", lambda: False)() and not type(model).__name__.endswith(TRANSDUCERS)
-        return (Captions if writes else Embeddings)(model, part)
+        return (Captions if writes else Embeddings)(model, part, tokenizer, asked)
 
     def plain(self, output: Any) -> Tensor:
         """Return the tensor of an output that is compared.
@@ -67,12 +83,12 @@ class Outputs(ABC):
         return found
 
     @abstractmethod
-    def context(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the forward that is compared, and remember what it should output."""
+    def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the arguments of the forwards that are compared, and remember what they should output."""
 
     @abstractmethod
-    def measures(self, rows: Mapping[str, Tensor]) -> Measures:
-        """Compare the outputs of rows, which include the mean, with those of the original under ``""``."""
+    def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
+        """Compare the outputs of rows, which include the mean, with those of the original, for each forward."""
 
     @abstractmethod
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
@@ -91,18 +107,25 @@ class Captions(Outputs):
 
     figures = FIGURES[:-2]
 
-    def context(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the original write captions."""
-        full, self.wanted, self.counted = with_captions(self.model, inputs)
-        return full
+    def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
+        """Let the original write captions; then come the answers of samples that have them, all with each choice."""
+        written = with_captions(self.model, inputs)
+        self.wanted, self.counted = written.tokens, written.counted
+        self.choices, self.right = list[tuple[Tensor, Tensor]](), torch.zeros(0, dtype=torch.long)
+        if not all(each in self.asked for each in ids):
+            return [written.full]
+        asked = [self.asked[each] for each in ids]
+        self.choices = list(rounds(self.tokenizer, written.begun, asked, padding_of(self.model)))
+        self.right = torch.tensor([each.right for each in asked])
+        return [written.full, *(written.followed_by(tokens) for tokens, _ in self.choices)]
 
-    def measures(self, rows: Mapping[str, Tensor]) -> Measures:
-        """Return divergence, agreement and likelihood of each sample, the latter also of decided tokens."""
-        logs = {name: self._logs(logits) for name, logits in rows.items()}
-        own = logs[""]
+    def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
+        """Return divergence, agreement and likelihood of each sample, the latter also of decided tokens and answers."""
+        logs = {name: _logs(logits, self.wanted) for name, (logits, *_) in rows.items()}
+        own = logs[ORIGINAL]
         for name, values in logs.items():
             if bool(values[self.counted].isnan().any()):
-                raise ValueError(f"outputs of the row {name or 'original'!r} are NaN: try another dtype, or leave out")
+                raise ValueError(f"outputs of the row {name!r} are NaN: try another dtype, or leave samples out")
         decided = self.counted & (logs[MEAN].argmax(-1) != own.argmax(-1))
         found: dict[str, dict[str, Tensor]] = {}
         for name, values in logs.items():
@@ -111,18 +134,32 @@ class Captions(Outputs):
             measured = divergence(values, own), same, written, written, same
             found[name] = {
                 figure: ((each * tokens).sum(1) / tokens.sum(1)).cpu()
-                for figure, each in zip(self.figures, measured, strict=True)
+                for figure, each in zip(self.figures, measured, strict=False)
                 for tokens in [decided if figure in (DECIDED, DECIDED_AGREEMENT) else self.counted]
             }
+            found[name] |= self._answers(rows[name][1:])
         return found
 
-    def _logs(self, logits: Tensor) -> Tensor:
-        """Return the log-probabilities of the tokens of captions."""
-        return logits[:, -self.wanted.shape[1] :].double().log_softmax(-1)
+    def _answers(self, logits: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the likelihood of the right answer per token, and whether it is the likeliest of several."""
+        if not logits:
+            return {}
+        likely = torch.stack([
+            (_logs(each, tokens).gather(-1, tokens[..., None])[..., 0] * counted).sum(1)
+            for each, (tokens, counted) in zip(logits, self.choices, strict=True)
+        ], 1).cpu()  # fmt: skip
+        right, lengths = self.right[:, None], torch.stack([counted.sum(1) for _, counted in self.choices], 1).cpu()
+        found = {ANSWER: (likely / lengths).gather(1, right)[:, 0]}
+        return found if len(logits) == 1 else {**found, ACCURACY: (likely.argmax(1) == self.right).double()}
 
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
-        """Return the measures, which are figures."""
-        return {name: {figure: each.numpy() for figure, each in row.items()} for name, row in measured.items()}
+        """Return the measures, which are figures, and how answers change from the original's, image by image."""
+        found = {name: {figure: each.numpy() for figure, each in row.items()} for name, row in measured.items()}
+        for row in found.values():
+            for figure, change in CHANGES.items():
+                if figure in row:
+                    row[change] = row[figure] - found[ORIGINAL][figure]
+        return {name: {figure: row[figure] for figure in FIGURES if figure in row} for name, row in found.items()}
 
     def chosen_by(self, found: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
         """Return the likelihood of decided tokens, or else the negative divergence."""
@@ -135,17 +172,17 @@ class Embeddings(Outputs):
 
     figures = FIGURES[-2:]
 
-    def context(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the inputs."""
-        return dict(inputs)
+        return [dict(inputs)]
 
-    def measures(self, rows: Mapping[str, Tensor]) -> Measures:
+    def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
         """Return the embeddings, of length 1."""
-        return {name: {"": functional.normalize(each.double(), dim=-1).cpu()} for name, each in rows.items()}
+        return {name: {"": functional.normalize(each.double(), dim=-1).cpu()} for name, (each,) in rows.items()}
 
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
         """Return the cosine with the original's embedding, and whether it is the nearest of the original's."""
-        own = measured[""][""]
+        own = measured[ORIGINAL][""]
         found = {}
         for name, row in measured.items():
             cosines = row[""] @ own.T
@@ -158,40 +195,75 @@ class Embeddings(Outputs):
         return {name: float(row[CLOSENESS].mean()) for name, row in found.items()}
 
 
-def with_captions(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Return inputs with the captions that a network writes, their tokens, and which of them count.
+def _logs(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens behind a text."""
+    return logits[:, -wanted.shape[1] :].double().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a network writes about images, as arguments of a forward.
+
+    Attributes:
+        inputs: All arguments of a forward without captions.
+        name: That of the text.
+        mask: That of its mask.
+        types: What tokens are that it writes, in an argument for their types.
+        begun: The text that captions continue.
+        tokens: Those of captions, (samples, tokens).
+        counted: Which of them count, up to the end of each caption.
+    """
+
+    inputs: Mapping[str, Any]
+    name: str
+    mask: str
+    types: int
+    begun: Tensor
+    tokens: Tensor
+    counted: Tensor
+
+    @property
+    def full(self) -> dict[str, Any]:
+        """The arguments with captions."""
+        return self.followed_by(self.tokens)
+
+    def followed_by(self, tokens: Tensor) -> dict[str, Any]:
+        """Return the arguments with other tokens behind the text, without the last one, which nothing follows."""
+        length = self.begun.shape[1] + tokens.shape[1] - 1
+        full = {**self.inputs, self.name: torch.cat([self.begun, tokens], 1)[:, :length]}
+        shape = self.inputs[self.name].shape
+        for key, value in self.inputs.items():
+            if key != self.name and isinstance(value, Tensor) and value.shape == shape:
+                fill = 1 if key == self.mask else self.types
+                ahead = value[:, :1].expand(-1, max(self.begun.shape[1] - value.shape[1], 0))  # for a first token
+                own = torch.cat([ahead, value], 1)[:, : self.begun.shape[1]]
+                full[key] = torch.cat([own, own.new_full((len(own), length - own.shape[1]), fill)], 1)
+        return full
+
+
+def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
+    """Let a network write captions, and check that it predicts them.
 
     Args:
         model: A network that generates.
         inputs: All arguments of a forward.
 
-    Returns:
-        The arguments of a forward over the captions; the next tokens, (samples, tokens); and which tokens count, up to
-        the end of each caption.
+    Raises:
+        ValueError: If what it writes is not what it predicts from its own words.
     """
     begun, new, counted = written(model, inputs)
     name, mask, mark = *_text_of(model), placeholder(model, "image")
-    beside = [key for key, value in inputs.items()
-              if key != name and isinstance(value, Tensor) and value.shape == inputs[name].shape]  # fmt: skip
-    length = begun.shape[1] + new.shape[1] - 1
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
-        full = {**inputs, name: torch.cat([begun, new], 1)[:, :length]}
-        for key in beside:
-            value, fill = inputs[key], 1 if key == mask else types
-            ahead = value[:, :1].expand(-1, max(begun.shape[1] - value.shape[1], 0))  # for the decoder's first token
-            own = torch.cat([ahead, value], 1)[:, : begun.shape[1]]
-            full[key] = torch.cat([own, own.new_full((len(own), length - own.shape[1]), fill)], 1)
-        logits = model(**full).logits[:, -new.shape[1] :].clone()
+        found = Written(inputs, name, mask, types, begun, new, counted)
+        logits = model(**found.full).logits[:, -new.shape[1] :].clone()
         if mark is not None:
             logits[..., mark] = -torch.inf
         if float((logits.argmax(-1) == new)[counted].double().mean()) > GREEDY:
-            break
-    else:
-        raise ValueError(
-            f"what {type(model).__name__} writes is not what it predicts from its own words, so that captions cannot "
-            "tell whether it is as good as before"
-        )
-    return full, new, counted
+            return found
+    raise ValueError(
+        f"what {type(model).__name__} writes is not what it predicts from its own words, so that captions cannot tell "
+        "whether it is as good as before"
+    )
 
 
 def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,15 +285,16 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
         raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
     own, mark = model.generation_config, placeholder(model, "image")
     given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-    padding = getattr(own, "pad_token_id", None)
     plain = GenerationConfig(
-        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=0 if padding is None else padding,
+        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
         suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
     )  # fmt: skip
     model.generation_config = plain  # else what it leaves open comes from the network's own
     try:
         masks = {mask: torch.ones_like(inputs[name])} if mask == "attention_mask" else {}  # else one is guessed
-        ids = model.generate(**{**masks, **inputs})
+        with warnings.catch_warnings():  # about arguments that generate of Whisper passes on itself
+            warnings.filterwarnings("ignore", "Passing `generation_config` together")
+            ids = model.generate(**{**masks, **inputs})
     finally:
         model.generation_config = own
     begun, new = _divided(ids, inputs[name])
@@ -242,6 +315,12 @@ def _divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     if count > 1 and torch.equal(ids[:, : count - 1], given[:, :-1]):  # BLIP continues the text without its end
         return ids[:, : count - 1], ids[:, count - 1 :]
     return given, ids  # the new tokens alone
+
+
+def padding_of(model: Any) -> int:
+    """Return the token behind the end of a text."""
+    found = getattr(model.generation_config, "pad_token_id", None)
+    return 0 if found is None else int(found)
 
 
 def _text_of(model: Any) -> tuple[str, str]:

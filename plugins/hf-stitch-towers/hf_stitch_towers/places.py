@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -44,6 +45,9 @@ FEWEST = 8
 
 OF_TEXT = ("masked", "behind")
 """How cuts in the decoder are padded: their positions are those of the text."""
+
+BLOCK = re.compile(r"\.\d+$")
+"""Ends of the names of blocks."""
 
 Features = Callable[[Samples], Tensor]
 """Returns what is read of the images of samples."""
@@ -323,15 +327,14 @@ class Stitched(Place):
     ) -> Stitched:  # fmt: skip
         """Return the place: by default from the last layer of the encoder to what is read of the old tower."""
         known = [encoder_layer] if encoder_layer else list(job.new.layers)
-        vectors = {job.new.cut(name)[0].spec.layout == "bd" for name in known}
-        target = target_layer or _last_of_tower(job, samples, reading, vectors)
+        target = target_layer or _last_of_tower(job, samples, reading, known)
         cut, _ = job.old.cut(target)
         if cut.padding in OF_TEXT:
             raise ValueError(
                 f"layer {target!r} of {type(job.old.model).__name__} is in its decoder, where positions are those of "
                 f"the text: name a layer before it as target_layer; layers: {', '.join(job.old.layers)}"
             )
-        alike = [name for name in known if (job.new.cut(name)[0].spec.layout == "bd") == (cut.spec.layout == "bd")]
+        alike = [name for name in known if _kind(job.new, name) == _kind(job.old, target)]
         return cls(job, (alike or known)[-1], target)
 
     def entering(self, inputs: Mapping[str, Any]) -> Representation:
@@ -401,10 +404,11 @@ class StitchedMap(Map):
         return Finished(self.model, None, 0.0, ("no processor of images and texts fits: use model.preprocess",))
 
 
-def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, vectors: Collection[bool]) -> str:
+def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: Sequence[str]) -> str:
     """Return the layer that is what modules read of the tower; or else its last one, or the first one behind it.
 
-    If the encoder has vectors alone, or positions alone, a layer of the same kind goes before others.
+    A layer of the same kind as layers of the encoder goes before others: positions or vectors, and blocks, so that
+    the norm of the old tower follows the map.
     """
     old, tower = job.old, job.tower.name
     if reading is not None:
@@ -421,8 +425,16 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, vectors:
             f"{type(old.model).__name__} cannot be cut in or behind {tower}, so that no other tower can take its "
             f"place; layers: {', '.join(old.layers) or 'none'}"
         )
-    alike = [name for name in inside if (old.cut(name)[0].spec.layout == "bd") in vectors]
-    return (alike or inside or behind[:1])[-1]
+    kinds = {_kind(job.new, name) for name in known}
+    alike = [name for name in inside if _kind(old, name) in kinds]
+    blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(known[-1]) else []
+    return (blocks or alike or inside or behind[:1])[-1]
+
+
+def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
+    """Return whether a layer has vectors, and not positions, and whether positions have a grid."""
+    spec = network.cut(layer)[0].spec
+    return spec.layout == "bd", spec.grid is not None
 
 
 # -- samples, processors and encoders ---------------------------------------------------------------------------------

