@@ -44,6 +44,8 @@ class NothingDeprecated(logging.Handler):
             frame.f_globals.get("__name__", "").split(".")[0] in self.LIBRARIES
             or frame.f_code.co_name == "generate"  # it passes on what its caller gives
         ):
+            if frame.f_globals.get("__name__", "").endswith(".generation_whisper"):
+                return  # which calls generate of its base class in a deprecated way itself
             frame = frame.f_back
         if frame is not None and frame.f_globals.get("__name__", "").startswith("hf_stitch"):
             raise AssertionError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {record.getMessage()}")

@@ -8,6 +8,8 @@ limit on its time. All networks are tiny and random.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import dataclasses
 import fnmatch
 import inspect
@@ -18,7 +20,7 @@ import textwrap
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,13 @@ from typing import Any
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import torch
 import transformers
 from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS
+from hf_stitch_towers.folding import tower_of
+from hf_stitch_towers.places import tower_alone
+from PIL import Image
 from torch import nn
 from tqdm import tqdm
 from transformers.models.auto import modeling_auto
@@ -71,6 +77,7 @@ class Row:
         refused: Number of candidates that were refused.
         reason: Why there are no cuts, or why candidates were refused.
         inexact: What an independent check found at a cut; empty if all are exact.
+        exchange: What became of an exchange of the tower: ``folded``, ``stitched``, or why not.
         built: Whether a tiny network of the type could be built and run at all.
         seconds: How long it took.
         versions: Libraries with which the type was examined.
@@ -85,6 +92,7 @@ class Row:
     refused: int = 0
     reason: str = ""
     inexact: str = ""
+    exchange: str = ""
     built: bool = True
     seconds: float = 0.0
     versions: str = zoo.VERSIONS
@@ -250,6 +258,8 @@ def examine(kind: str, name: str) -> Row:
             model = network(kind, name, keep, sections)
             row = dataclasses.replace(row, built=True)
             row = _examined(row, hf_stitch.load(model))
+            if row.cuts:
+                row = dataclasses.replace(row, exchange=exchanged(model))
             break
         except Exception as error:  # the code of the library can raise anything
             failures.append(error)
@@ -272,6 +282,75 @@ def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
     counts = Counter(part_of(adapter, layer) for layer in layers)
     reason = refused[0][:400] if refused else "" if layers else "no module lies on every path from the content"
     return dataclasses.replace(row, **counts, refused=len(refused), reason=reason, inexact=inexact)
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
+PART = {"image": "vision", "audio": "audio", "video": "vision"}
+COUNT = 52
+SAME = 1e-5
+"""Images of an exchange, and largest divergence with a copy of the same tower."""
+
+
+def noise(shape: tuple[int, ...]) -> Callable[[Image.Image], torch.Tensor]:
+    """Return a processor that makes of each image noise of its own."""
+
+    def process(image: Image.Image) -> torch.Tensor:
+        seed = int(np.asarray(image).astype(int).sum())
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    return process
+
+
+def prompted(model: nn.Module) -> hf_stitch.Adapter:
+    """Load a network with a processor that makes noise, and with what it reads beside an image."""
+    bare = hf_stitch.load(model)
+    name = bare.interface.content[0]
+    network = hf_stitch.load(model, processor=noise(bare.interface.shapes[name]))
+    long = dataclasses.replace(network.interface, max_tokens=None)  # tiny configs have few positions
+    network.interface = long
+    if not network.interface.given:
+        return network
+    values = {key: value for key, value in network.example.items() if isinstance(value, torch.Tensor)}
+    return network.beside({key: value[0] for key, value in values.items() if key != name and len(value) == 2})
+
+
+def encoder_of(model: nn.Module, part: str) -> tuple[hf_stitch.Adapter, bool]:
+    """Return a copy of the tower as a network of its own, and ``True``; a ViT if it does not stand alone."""
+    with contextlib.suppress(Exception):  # towers that need what their network makes, as grids of patches
+        alone = tower_alone(hf_stitch.load(copy.deepcopy(model)), tower_of(model, part))
+        name = alone.interface.content[0]
+        made = noise(alone.interface.shapes[name])
+        own = hf_stitch.load(alone.model, example_inputs=alone.example, content=name, processor=made)
+        if own.layers:
+            return own, True
+    torch.manual_seed(1)
+    vit = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
+    return hf_stitch.load(vit, processor=noise((3, 32, 32))), False
+
+
+def exchanged(model: nn.Module) -> str:
+    """Exchange the tower for a copy of it, which must change nothing, or for a ViT, and return what became of it."""
+    try:
+        network = prompted(model)
+        part = PART[MEDIA[network.interface.content[0]]]
+        encoder, same = encoder_of(model, part)
+        draw = np.random.default_rng(0)
+        images = [Image.fromarray(draw.integers(0, 255, (8, 8, 3), dtype=np.uint8)) for _ in range(COUNT)]
+        job = partial(hf_stitch.swap, network, encoder, images, part=part, progress=False)
+        try:
+            found = job(matcher="lstsq")
+        except ValueError as error:
+            if "needs at least" not in str(error):
+                raise
+            found = job(matcher="ridge")
+    except Exception as error:  # the code of the library can raise anything
+        return _message(error)
+    how = "folded" if found.folded else "stitched"
+    if same and found.matcher == "lstsq":
+        row = found.scores["exchanged"]
+        apart = row["kl_divergence"].value if "kl_divergence" in row else 1 - row["cosine"].value
+        return how if apart < SAME else f"{how}, but a copy of the tower changes outputs ({apart:.2g})"
+    return f"{how} (ViT)" if not same else how
 
 
 def part_of(adapter: hf_stitch.Adapter, layer: str) -> str:
@@ -334,6 +413,10 @@ than those of the verification, in the *tower*, between the tower and the decode
 where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
 are bypassed but for the last. *Refused* counts candidates that are no cuts.
 
+*Exchange* is what becomes of `hf_stitch.swap(network, tower, images, part=…)` with a copy of the own tower: *folded*
+into a network of the class, or *stitched*; outputs must not change. Where the tower does not run alone (grids of
+patches), a *ViT* takes its place. Else it is the error.
+
 A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
 where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
 to sizes that do not fit in this config and not to the type; or it took more than a minute. It is *not built* where
@@ -352,17 +435,18 @@ def report(rows: Mapping[str, Row]) -> str:
         textwrap.fill(
             f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
             f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
-            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. Measured "
-            f"with {versions}.",
+            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
+            f"{_count(cut, 'folded')} towers are exchanged in the class, {_count(cut, 'stitched')} by a stitch. "
+            f"Measured with {versions}.",
             120,
         ),
         "",
         "## Exact cuts\n",
-        "| type | class | content | tower | projector | decoder | refused | why |",
-        "|---|---|---|---|---|---|---|---|",
+        "| type | class | content | tower | projector | decoder | refused | exchange | why |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} "
-            f"| {row.refused} | {_cell(row.inexact or row.reason, 160)} |"
+            f"| {row.refused} | {_cell(row.exchange, 160)} | {_cell(row.inexact or row.reason, 160)} |"
             for row in cut
         ),
     ]
@@ -370,6 +454,10 @@ def report(rows: Mapping[str, Row]) -> str:
         lines += [f"\n## {title}\n", "| type | class | reason |", "|---|---|---|"]
         lines += [f"| {row.family} | {row.model} | {_cell(row.reason)} |" for row in several]
     return "\n".join(lines) + "\n"
+
+
+def _count(rows: Iterable[Row], how: str) -> int:
+    return sum(row.exchange.startswith(how) for row in rows)
 
 
 def _cell(text: str, most: int = 400) -> str:

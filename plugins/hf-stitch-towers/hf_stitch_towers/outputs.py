@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -292,9 +291,7 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     model.generation_config = plain  # else what it leaves open comes from the network's own
     try:
         masks = {mask: torch.ones_like(inputs[name])} if mask == "attention_mask" else {}  # else one is guessed
-        with warnings.catch_warnings():  # about arguments that generate of Whisper passes on itself
-            warnings.filterwarnings("ignore", "Passing `generation_config` together")
-            ids = model.generate(**{**masks, **inputs})
+        ids = model.generate(**{**masks, **inputs})
     finally:
         model.generation_config = own
     begun, new = _divided(ids, inputs[name])
