@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import timm
@@ -393,3 +394,78 @@ def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="no space left"):
         found.save_pretrained(tmp_path / "new")
     assert before == {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
+
+
+def labelled(count: int, seed: int = 0, names: tuple[str, ...] = ("w7", "w9", "w11")) -> datasets.Dataset:
+    """Images with classes whose names are words."""
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(names))})
+    rows = {"image": images(count, seed), "label": [place % len(names) for place in range(count)]}
+    return datasets.Dataset.from_dict(rows, features=kinds)
+
+
+def test_names_of_classes_are_choices() -> None:
+    old, encoder = network("llava"), hf_stitch.load(TOWERS["clip"](), processor=of_images())
+    test = labelled(24, seed=5)
+    found = exchange(old, encoder, images(48), "vision", QUIET, test_data=test, matcher="ridge")
+    inputs = found.model.preprocess(list(test["image"]))
+    with torch.no_grad():
+        logs = found.model.model(**inputs).logits[:, -1].double().log_softmax(-1)[:, [7, 9, 11]]
+    right = torch.tensor(test["label"])
+    row = found.scores["exchanged"]
+    assert row["accuracy"].value == pytest.approx(float((logs.argmax(1) == right).double().mean()))
+    assert row["answer_log_likelihood"].value == pytest.approx(float(logs.gather(1, right[:, None]).mean()), abs=1e-4)
+    change = row["accuracy"].value - found.scores["original"]["accuracy"].value
+    assert row["accuracy_change"].value == pytest.approx(change)
+    assert "the right answer is the likeliest for" in found.verdict
+    same = labelled(24, seed=5, names=("zebra", "yak"))  # both unknown words
+    with pytest.raises(ValueError, match="the same tokens"):
+        exchange(old, encoder, images(48), "vision", QUIET, test_data=same, matcher="ridge")
+
+
+@pytest.mark.parametrize("kind", ["llava", "ved"])
+def test_answers_are_scored_by_their_likelihood(kind: str) -> None:
+    old = network("llava")
+    if kind == "ved":
+        old = hf_stitch.load(network("ved").model, processor=ImageAndTextProcessor(of_images(), words()), context="w5")
+    encoder = hf_stitch.load(TOWERS["clip" if kind == "llava" else "vit"](), processor=of_images())
+    pictures, answers = images(20, seed=5), [f"w{3 + place} w{4 + place}" + " w8" * (place % 2) for place in range(20)]
+    rows = [{"image": image, "answer": answer} for image, answer in zip(pictures, answers, strict=True)]
+    found = exchange(old, encoder, images(48), "vision", QUIET, test_data=rows, matcher="ridge")
+    wanted = []
+    for image, answer in zip(pictures, answers, strict=True):
+        inputs = full_inputs(ready(old)[0], hf_stitch.Samples.of([image]))
+        name = "input_ids" if kind == "llava" else "decoder_input_ids"
+        assert inputs[name][0, -1] == (6 if kind == "llava" else 5) and inputs[name].shape[1] > 1
+        tokens = torch.tensor([[int(word[1:]) for word in answer.split()]])
+        inputs = {**inputs, name: torch.cat([inputs[name], tokens], 1)}
+        inputs.pop("attention_mask", None)
+        with torch.no_grad():
+            logs = old.model(**inputs).logits.double().log_softmax(-1)
+        likely = logs[:, -tokens.shape[1] - 1 : -1].gather(-1, tokens[..., None])
+        wanted.append(float(likely.mean()))
+    row = found.scores["original"]
+    assert row["answer_log_likelihood"].value == pytest.approx(np.mean(wanted), abs=1e-5) and "accuracy" not in row
+    assert "right answers have a log-likelihood" in found.verdict
+
+
+@pytest.mark.parametrize("kind", ["llava", "ved"])
+@pytest.mark.parametrize("how", ["folded", "stitched"])
+def test_a_pipeline_reads_an_exchanged_network(kind: str, how: str, tmp_path: Path) -> None:
+    old = network("llava")
+    if kind == "ved":
+        old = hf_stitch.load(network("ved").model, processor=ImageAndTextProcessor(of_images(), words()), context="w5")
+    tower = {"llava": "clip", "ved": "vit"}[kind]
+    model = TOWERS[tower]() if how == "folded" else vit(patch_size=8)
+    encoder = hf_stitch.load(model, processor=of_images())
+    found = exchange(old, encoder, images(48), "vision", QUIET, matcher="ridge")
+    assert found.folded == (how == "folded")
+    found.save_pretrained(tmp_path / "new")
+    pipeline = hf.pipeline("image-text-to-text", model=str(tmp_path / "new"))
+    text = "<image> w5 w6" if kind == "llava" else "w5"
+    given = images(2, seed=3)
+    made = pipeline(images=given, text=[text] * 2, generate_kwargs={"max_new_tokens": 3, "min_new_tokens": 3})
+    own = found.model.preprocess(given)
+    network_of = found.model.model if found.folded else found.model
+    ids = network_of.generate(**own, max_new_tokens=3, min_new_tokens=3)
+    ends = old.processor.tokenizer.batch_decode(ids[:, -3:])
+    assert [each["generated_text"].split()[-3:] for each in made] == [end.split() for end in ends]
