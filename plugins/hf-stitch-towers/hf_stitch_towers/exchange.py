@@ -24,7 +24,7 @@ from hf_stitch_towers.answers import asked_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
 from hf_stitch_towers.outputs import Captions, Outputs, written
-from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, place_of, tower_alone
+from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, hearing, place_of, tower_alone
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
@@ -87,6 +87,7 @@ def exchange(
         new = tower_alone(new, tower_of(new.model, part))
     if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
         notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
+    new = hearing(new)
     if matcher != AUTO and not isinstance(registries.matchers.build(matcher), ClosedFormMatcher):
         raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {matcher!r}")
     samples, least = Samples.of(images), LEAST[test_data is None]

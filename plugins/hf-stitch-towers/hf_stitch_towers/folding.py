@@ -277,11 +277,14 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     own.load_state_dict({name: given.get(prefix + name, torch.zeros_like(value)) for name, value in wanted.items()})
     if any(prefix + name not in given for name in wanted):  # a pooling that nothing reads, perhaps
         _check_same(own, body, tower)
-    now = made.state_dict()
-    rest = {
-        name: value for name, value in model.state_dict().items()
-        if not name.startswith(tower.name + ".") and name in now and now[name].shape == value.shape
-    }  # fmt: skip
+    now, before = made.state_dict(), model.state_dict()
+    rest = {name: value for name, value in before.items() if not name.startswith(tower.name + ".")}
+    if unknown := rest.keys() - now.keys():
+        raise CannotFoldError(
+            f"{type(model).__name__} has weights that its config does not tell of ({min(unknown)}, …): merge adapters "
+            "first (merge_and_unload of peft), or exchange the tower before weights are quantised"
+        )
+    rest = {name: value for name, value in rest.items() if now[name].shape == value.shape}
     made.load_state_dict(rest, strict=False)
     made.tie_weights()
     if getattr(model, "generation_config", None) is not None:
@@ -305,7 +308,10 @@ def _check_same(own: Any, body: Any, tower: Tower) -> None:
     pixels = torch.randn(2, config.num_channels, height, width, generator=draw).to(value) if size else None
     states = None if pixels is None else [each(**{tower.content: pixels}).last_hidden_state for each in (own, body)]
     if states is None or not torch.equal(*states):
-        raise CannotFoldError(f"{type(body).__name__} lacks weights of {type(own).__name__} that its states depend on")
+        raise CannotFoldError(
+            f"{type(body).__name__} lacks weights of {type(own).__name__} that its states depend on, or has them under "
+            "other names: merge adapters first (merge_and_unload of peft)"
+        )
 
 
 # -- a map in front of readers ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.images import converted
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.data.samples import Id, RawSamples, ids_of, missing_in
-from hf_stitch_towers.examples import start_of
+from hf_stitch_towers.examples import MEDIA, start_of
 
 __all__ = ["ImageAndTextProcessor", "inputs_of"]
 
@@ -54,6 +55,25 @@ class ImageAndTextProcessor:
         from transformers import VisionTextDualEncoderProcessor  # which makes inputs of images and of texts alone
 
         return VisionTextDualEncoderProcessor(self.image_processor, self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hearing:
+    """A feature extractor for one waveform after another, for a tower that reads sound alone.
+
+    Attributes:
+        extractor: The feature extractor.
+        content: Name of what it makes.
+    """
+
+    extractor: Any
+    content: str
+
+    def __call__(self, wave: Any) -> Tensor:
+        """Return the features of a waveform."""
+        options = {"sampling_rate": self.extractor.sampling_rate, "return_tensors": "pt"}
+        found: Tensor = self.extractor(np.asarray(wave, dtype=np.float32), **options)[self.content][0]
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +126,9 @@ def inputs_of(
     if not len(samples):
         raise ValueError("there are no samples to preprocess")
     rows = [_row(sample, id_, interface) for id_, sample in zip(ids_of(samples), samples, strict=True)]
-    if all(isinstance(row.content, Tensor) for row in rows) and not hasattr(processor, "save_pretrained"):
+    if hasattr(processor, "save_pretrained") and MEDIA.get(interface.content[0]) == "audio":
+        made = _heard(rows, processor, interface, prompt)
+    elif all(isinstance(row.content, Tensor) for row in rows) and not hasattr(processor, "save_pretrained"):
         made = _stacked(rows, interface)
     elif hasattr(processor, "save_pretrained"):
         made = _processed(rows, processor, interface, prompt)
@@ -239,6 +261,21 @@ def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, promp
             f"{type(processor).__name__} does not take the samples {rows[0].id!r} to {rows[-1].id!r} "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+def _heard(rows: Sequence[_Row], processor: Any, interface: Interface, prompt: str | None) -> dict[str, Any]:
+    """Return what a processor of transformers makes of waveforms, and of texts if it reads them beside."""
+    part = getattr(processor, "feature_extractor", processor)
+    waves, shape = [np.asarray(row.content, dtype=np.float32) for row in rows], interface.shapes[interface.content[0]]
+    if wrong := [row for row, wave in zip(rows, waves, strict=True) if wave.ndim != 1]:
+        if all(wave.shape == tuple(shape) for wave in waves):  # which are features already
+            return _stacked(rows, interface)
+        raise ValueError(f"sample {wrong[0].id!r} is no waveform of one channel: pass arrays of one axis")
+    texts: list[Any] = [prompt if row.text is None else row.text for row in rows]
+    options = {"sampling_rate": part.sampling_rate, "return_tensors": "pt"}
+    if "input_ids" not in interface.given or any(text is None for text in texts):
+        return dict(part(waves, **options))
+    return dict(processor(audio=waves, text=texts, padding=True, **options))
 
 
 def _images_only(processor: Any, images: Sequence[Sequence[Any]]) -> Mapping[str, Any]:

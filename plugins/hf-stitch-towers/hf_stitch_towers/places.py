@@ -36,7 +36,7 @@ from hf_stitch_towers.folding import (
     variants,
     with_tower,
 )  # fmt: skip
-from hf_stitch_towers.inputs import ImageAndTextProcessor, inputs_of
+from hf_stitch_towers.inputs import Hearing, ImageAndTextProcessor, inputs_of
 from hf_stitch_towers.outputs import TOKENS, Outputs, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
@@ -68,6 +68,22 @@ class Job:
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
                 yield Samples.of(list(batch.samples), id=batch.samples.ids)
+
+    def means(self, samples: Samples, of: Callable[[Samples], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return means over the first axis (images, or tiles of them), of the samples of all processes."""
+        sums, count = dict[str, Tensor](), 0
+        for part in self.batches(samples, "reading towers"):
+            made = of(part)
+            count += len(next(iter(made.values())))
+            for name, each in made.items():
+                total = each.double().sum(0)
+                sums[name] = sums[name] + total if name in sums else total
+        gathered = [each for each in self.run.processes.gather((sums, count)) if each[1]]
+        counts = sum(count for _, count in gathered)
+        return {
+            name: torch.stack([each[name].to(self.old.device) for each, _ in gathered]).sum(0) / counts
+            for name in gathered[0][0]
+        }
 
     def like_old(self, features: Tensor) -> Tensor:
         """Return features in the dtype of the old network."""
@@ -131,11 +147,8 @@ class Place(ABC):
 
     def baselines(self, samples: Samples) -> dict[str, Features]:
         """Return what a score has to beat: the mean of the old tower for every image."""
-        total, count = torch.zeros(()), 0  # rows on the first axis: images, or tiles of them
-        for part in self.job.batches(samples, "reading towers"):
-            own = self.old(full_inputs(self.job.old, part)).double()
-            total, count = total.to(own) + own.sum(0), count + len(own)
-        return {MEAN: self.mean(total / count)}
+        means = self.job.means(samples, lambda part: {MEAN: self.old(full_inputs(self.job.old, part))})
+        return {MEAN: self.mean(means[MEAN])}
 
     def mean(self, mean: Tensor) -> Features:
         """Return a mean as what is read of each image."""
@@ -258,17 +271,16 @@ class Folded(Place):
 
     def baselines(self, samples: Samples) -> dict[str, Features]:
         """Return the mean, features as they are, and with matched moments."""
-        sums: dict[str, Tensor] = {}
-        count = 0
-        for part in self.job.batches(samples, "reading towers"):
+
+        def powers(part: Samples) -> dict[str, Tensor]:
             old, new = self.old(full_inputs(self.job.old, part)).double(), self.new(part).double()
-            count += len(old)
-            for name, each in {"old": old, "old²": old.square(), "new": new, "new²": new.square()}.items():
-                sums[name] = sums[name] + each.sum(0) if name in sums else each.sum(0)
-        mean, own = sums["old"] / count, sums["new"] / count
+            return {"old": old, "old²": old.square(), "new": new, "new²": new.square()}
+
+        means = self.job.means(samples, powers)
+        mean, own = means["old"], means["new"]
         found: dict[str, Features] = {MEAN: self.mean(mean)}
         if mean.shape == own.shape:
-            old_size, new_size = sums["old²"] / count - mean.square(), sums["new²"] / count - own.square()
+            old_size, new_size = means["old²"] - mean.square(), means["new²"] - own.square()
             size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
             found[NO_MAP] = self.new
             found[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
@@ -456,6 +468,7 @@ def images_of(samples: Sequence[Any]) -> list[Any]:
 
 def with_images(processor: Any, of_images: Any, config: Any) -> Any:
     """Return a processor of images and texts with another part for images; without one for texts, that part."""
+    of_images = getattr(of_images, "extractor", of_images)
     part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
     if part is None or not hasattr(of_images, "save_pretrained"):
         return of_images
@@ -500,6 +513,15 @@ def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
     ]
     mean, std, own_mean, own_std = values
     return (tiles * std + mean - own_mean) / own_std
+
+
+def hearing(encoder: Adapter) -> Adapter:
+    """Return an encoder whose feature extractor, if it has one, makes features of each waveform."""
+    if not hasattr(encoder.processor, "sampling_rate"):
+        return encoder
+    made = copy.copy(encoder)
+    made.processor = Hearing(encoder.processor, encoder.interface.content[0])
+    return made
 
 
 def tower_alone(encoder: Adapter, tower: Tower) -> Adapter:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -86,3 +88,33 @@ def test_tiles_are_normalised_as_the_new_tower_reads_them() -> None:
     plain = hf_stitch.load(clip, processor=noise((3, 16, 16)))
     with pytest.raises(ValueError, match="reads 2 tiles"):
         exchange(old, plain, images(48), "vision", QUIET)
+
+
+def listener(layers: int) -> Any:
+    """A tiny Whisper with its feature extractor."""
+    torch.manual_seed(layers)
+    small = {"d_model": 32, "encoder_layers": layers, "decoder_layers": 2, "encoder_attention_heads": 4}
+    small |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 60}
+    small |= {"max_source_positions": 50, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1}
+    config = hf.WhisperConfig(**small, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None,
+                              begin_suppress_tokens=None)  # fmt: skip
+    model: Any = louder(hf.WhisperForConditionalGeneration(config).eval())
+    return hf_stitch.load(model, processor=hf.WhisperFeatureExtractor(chunk_length=1))
+
+
+def test_waveforms_are_heard_by_both_extractors(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    waves = [draw.normal(size=12_000 + place).astype("float32") for place in range(48)]
+    found = exchange(listener(2), listener(3), waves, "audio", QUIET, matcher="ridge")
+    assert found.folded and found.error < 1e-5 and not found.notes
+    found.save_pretrained(tmp_path / "new")
+    plain = hf.WhisperForConditionalGeneration.from_pretrained(tmp_path / "new")
+    assert plain.config.encoder_layers == 3
+    extractor: Any = hf.AutoFeatureExtractor.from_pretrained(tmp_path / "new")
+    inputs = extractor(waves[:2], sampling_rate=16_000, return_tensors="pt")
+    torch.testing.assert_close(inputs["input_features"], found.model.preprocess(waves[:2])["input_features"])
+    options = {"max_new_tokens": 4, "min_new_tokens": 4}
+    own = found.model.model.generate(**inputs, **options)
+    assert torch.equal(plain.generate(**inputs, **options), own)
+    with pytest.raises(ValueError, match="no waveform of one channel"):
+        found.model.preprocess([np.zeros((2, 100), dtype="float32")])
