@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,11 +77,7 @@ def write(
     model: StitchedModel, folder: Path, state_dict: Mapping[str, Tensor] | None, max_shard_size: str | int | None
 ) -> dict[str, Any]:
     """Write the weights and the processor of a model, and return its record."""
-    config: Any = model.config
-    config.architectures, config.stitch = [type(model).__name__], model.stitch.to_dict()
-    config.save_pretrained(folder)
-    record = read_record(folder / CONFIG)
-    (folder / CONFIG).unlink()
+    record = _record(model, folder)
     weights = state_dict or State(model)
     if packed := {type(weight).__name__ for weight in model.parameters() if is_traceable_wrapper_subclass(weight)}:
         raise ValueError(QUANTISED.format(", ".join(packed)))
@@ -104,6 +101,24 @@ def write(
         manifest.PROCESSOR: None if settings is None else encode(settings),
         **({manifest.TIED: tied} if tied else {}),
     }
+
+
+def check_saves(model: StitchedModel) -> None:
+    """Raise the error of saving, if a model could not be loaded again, without writing its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = _record(model, Path(folder))
+    weights = State(model)
+    _check_loads(model, record, described(weights), ties(weights))
+
+
+def _record(model: StitchedModel, folder: Path) -> dict[str, Any]:
+    """Return the record of a model as its config writes it; the folder stays as it is."""
+    config: Any = model.config
+    config.architectures, config.stitch = [type(model).__name__], model.stitch.to_dict()
+    config.save_pretrained(folder)
+    record = read_record(folder / CONFIG)
+    (folder / CONFIG).unlink()
+    return record
 
 
 def _check_loads(

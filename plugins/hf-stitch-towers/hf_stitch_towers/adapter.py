@@ -15,6 +15,7 @@ from hf_stitch.adapters.base import Adapter, _locked
 from hf_stitch.adapters.cutting.interface import size_of_inputs
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
+from hf_stitch.representation import Representation
 from hf_stitch_towers.examples import MEDIA, placeholder, start_of
 from hf_stitch_towers.inputs import inputs_of
 
@@ -136,6 +137,46 @@ class ImageTextAdapter(Adapter):
         )  # fmt: skip
         return {key: value for key, value in made.items() if not (key in WHOLE and bool(value.all()))}
 
+    def positions_of_content(self, representation: Representation) -> Tensor:
+        """Return which positions at a layer of the decoder are those of the image, and not of the text.
+
+        Args:
+            representation: From :meth:`encode`, at a layer behind which text and image are one sequence.
+
+        Returns:
+            (samples, positions) bool.
+
+        Raises:
+            ValueError: If the text of this network has no tokens that stand for its image, or the layer has other
+                positions than the text.
+
+        Example:
+            >>> import torch, hf_stitch
+            >>> from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, CLIPVisionConfig
+            >>> small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+            >>> config = LlavaConfig(vision_config=CLIPVisionConfig(**small, image_size=8, patch_size=4),
+            ...                      text_config=LlamaConfig(**small, vocab_size=20),
+            ...                      image_token_index=19, image_seq_length=4)
+            >>> network = hf_stitch.load(LlavaForConditionalGeneration(config).eval())
+            >>> layer = network.layers[-1]
+            >>> network.positions_of_content(network.encode(network.example, layer)[layer])[0].sum()
+            tensor(4)
+        """
+        ids, mark = (representation.context or {}).get("input_ids"), placeholder(self.model, self._media)
+        if ids is None or mark is None or not bool((ids == mark).any()):
+            raise ValueError(f"texts of {type(self.model).__name__} have no tokens that stand for its {self._media}")
+        if representation.layout != "bnd" or representation.values.shape[1] != ids.shape[1]:
+            raise ValueError(
+                f"this layer has {representation.values.shape[1]} positions, and the text {ids.shape[1]}: take a layer "
+                "of the decoder"
+            )
+        return ids == mark
+
+    @property
+    def _media(self) -> str:
+        """What the content is: an image, a sound or a video."""
+        return MEDIA[self.interface.content[0]]
+
     def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
         """Replace a tower by another network (:func:`hf_stitch_towers.exchange.exchange`)."""
         from hf_stitch_towers.exchange import exchange
@@ -146,7 +187,7 @@ class ImageTextAdapter(Adapter):
     def _has_marks(self) -> bool:
         """Whether texts of this network have a token for each vector of an image, as its example has."""
         ids = self._example.get("input_ids")
-        mark = placeholder(self.model, MEDIA[self.interface.content[0]])
+        mark = placeholder(self.model, self._media)
         return ids is not None and mark is not None and bool((ids == mark).any())
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:

@@ -81,6 +81,8 @@ def exchange(
     Raises:
         ValueError: If the model has no such tower, the encoder does not fit, or images are too few.
     """
+    if run.planning:
+        raise ValueError("an exchange of a tower has no plan: try it with fewer images, of which it needs some hundred")
     old, notes = ready(load_on(model, run.processes.device))
     new = load_on(encoder, run.processes.device)
     if new.interface.given:

@@ -70,13 +70,12 @@ def tower_of(model: Any, part: str) -> Tower:
     own = {
         id(value): name for name, value in vars(model.config).items() if isinstance(value, PretrainedConfig)
     }  # fmt: skip
-    for name, module in model.named_modules():
-        setting = own.get(id(getattr(module, "config", None)))
-        if not (name and setting and isinstance(module, PreTrainedModel)):
-            continue
-        if setting.startswith(part) or module.main_input_name in CONTENT[part]:
-            takes = inspect.signature(model.forward).parameters
-            return Tower(name, setting, next((each for each in CONTENT[part] if each in takes), CONTENT[part][0]))
+    towers = [(name, module, own[id(module.config)]) for name, module in model.named_modules()
+              if name and isinstance(module, PreTrainedModel) and id(module.config) in own]  # fmt: skip
+    named = [each for each in towers if each[2].startswith(part)]  # before high_res_vision_config and others
+    for name, _, setting in named or [each for each in towers if each[1].main_input_name in CONTENT[part]]:
+        takes = inspect.signature(model.forward).parameters
+        return Tower(name, setting, next((each for each in CONTENT[part] if each in takes), CONTENT[part][0]))
     if model.config.is_encoder_decoder and model.main_input_name in CONTENT[part]:  # Whisper and its relatives
         inner = model.get_encoder()
         return Tower(next(name for name, each in model.named_modules() if each is inner), "", model.main_input_name)

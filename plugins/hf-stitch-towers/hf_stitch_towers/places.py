@@ -17,6 +17,7 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch import Adapter, Samples
+from hf_stitch.artefacts.saving import check_saves
 from hf_stitch.data import PairedSamples
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
@@ -404,16 +405,17 @@ class StitchedMap(Map):
         """Return the stitched model; what it computes is what was scored."""
         old = self.place.job.old
         processor = with_images(old.processor, self.place.job.new.processor, None)
-        if not hasattr(processor, "tokenizer"):
-            return Finished(self.model, None, 0.0)
-        wanted, (sample,) = full_inputs(old, samples.take(1)), raw_of(samples.take(1))
-        for one in marking(processor):  # texts need as many marks of an image as the old tower has positions
-            with suppress(Exception):  # of a processor that does not take this one
-                made = inputs_of([sample], one, old.interface, old.model, old.prompt)
-                if all(torch.equal(made[name], wanted[name]) for name in old.interface.given):
-                    self.model.processor = one.processor if isinstance(one, ImageAndTextProcessor) else one
-                    return Finished(self.model, self.model.processor, 0.0)
-        return Finished(self.model, None, 0.0, ("no processor of images and texts fits: use model.preprocess",))
+        found, note = None, ""
+        if hasattr(processor, "tokenizer"):
+            found = fitting(processor, old, samples.take(1))
+            note = "" if found else "no processor of images and texts fits: use model.preprocess"
+            self.model.processor = self.model.processor if found is None else found
+        notes = [note] if note else []
+        try:
+            check_saves(self.model)
+        except ValueError as problem:  # now, and not when someone comes back to save it
+            notes.append(str(problem))
+        return Finished(self.model, found, 0.0, tuple(notes))
 
 
 def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: Sequence[str]) -> str:
@@ -484,13 +486,23 @@ def with_images(processor: Any, of_images: Any, config: Any) -> Any:
     return made
 
 
-def marking(processor: Any) -> Iterator[Any]:
-    """Yield a processor with other sizes of patches, by which it counts the marks of an image."""
-    yield processor
-    for size in range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ():
-        made = copy.copy(processor)
-        made.patch_size = size
-        yield made
+def fitting(processor: Any, network: Adapter, samples: Samples) -> Any:
+    """Return a processor of images for another tower whose texts are those of a network; ``None`` if there is none.
+
+    Texts need as many marks of an image as the old tower has positions, which some processors count by patches.
+    """
+    wanted, raw = full_inputs(network, samples), raw_of(samples)
+    known, prompt = network.interface, getattr(network, "prompt", None)
+    sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
+    for size in (None, *sizes):
+        made = processor if size is None else copy.copy(processor)
+        if size is not None:
+            made.patch_size = size
+        with suppress(Exception):  # of a processor that does not take this size
+            found = inputs_of(raw, made, known, network.model, prompt)
+            if all(torch.equal(found[name], wanted[name]) for name in known.given):
+                return made.processor if isinstance(made, ImageAndTextProcessor) else made
+    return None
 
 
 def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:

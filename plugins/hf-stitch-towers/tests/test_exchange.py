@@ -226,6 +226,32 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
         exchange(network("ved"), new, run=QUIET, **options)
 
 
+def test_an_exchange_has_no_plan() -> None:
+    new = hf_stitch.load(TOWERS["vit"](), processor=of_images())
+    with pytest.raises(ValueError, match="no plan"):
+        hf_stitch.plan(hf_stitch.swap, network("ved"), new, images(48), part="vision")
+
+
+def test_a_stitched_network_that_cannot_be_saved_says_so_at_once(tmp_path: Path) -> None:
+    old = network("ved").model
+    old.encoder = hf.ViTModel(old.encoder.config, add_pooling_layer=False).eval()  # which no config tells of
+    given = hf_stitch.load(old, processor=of_images())
+    found = exchange(given, hf_stitch.load(vit(patch_size=8), processor=of_images()), images(48), "vision", QUIET)
+    assert not found.folded and "cannot be saved" in found.notes[-1]
+    with pytest.raises(ValueError, match="cannot be saved"):
+        found.save_pretrained(tmp_path / "new")
+
+
+def test_positions_of_the_image_are_known_in_the_decoder() -> None:
+    old = network("llava")
+    given = old.preprocess(images(2))
+    layer = next(name for name in old.layers if "language_model" in name)
+    found = old.encode(given, layer)[layer]
+    assert torch.equal(old.positions_of_content(found), given["input_ids"] == MARK)
+    with pytest.raises(ValueError, match="take a layer of the decoder"):
+        old.positions_of_content(old.encode(given, old.layers[0])[old.layers[0]])
+
+
 def test_a_module_of_user_code_is_no_tower_of_a_config() -> None:
     with pytest.raises(CannotFoldError, match="no class of transformers"):
         with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2))
