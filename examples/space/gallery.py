@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
-from huggingface_hub import HfApi
 from hf_stitch_towers import Exchanged, ImageAndTextProcessor
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image as Pillow, UnidentifiedImageError
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -45,7 +45,10 @@ DATA = os.environ.get("GALLERY_DATA", "sklearn:digits")
 """A folder with one subfolder of pictures for each class, or the Hub id of labelled pictures with a split ``train``."""
 
 SAMPLES, EPOCHS, SIDE = 600, 6, 256
-"""Pictures of the gallery, epochs for which its networks are trained, and the longest side of a picture."""
+"""Pictures of the gallery, epochs for which a CNN is trained on them, and the longest side of a picture."""
+
+LONGER = 5
+"""How many times as many epochs transformers take."""
 
 UNSEEN, FEWEST = 0.25, 43
 """Share of the pictures that trains no network of the gallery, and fewest pictures with which captions are tested."""
@@ -108,7 +111,8 @@ def trained(name: str) -> hf_stitch.Adapter:
     """
     architecture, seed = SHIPPED[name]
     found = networks.build(architecture, seed, pictures())
-    for _ in networks.train(found, pictures().split(UNSEEN, seed=0)[0], EPOCHS, seed):
+    epochs = EPOCHS * (LONGER if architecture == "vit" else 1)
+    for _ in networks.train(found, pictures().split(UNSEEN, seed=0)[0], epochs, seed):
         pass
     return found
 
@@ -380,7 +384,7 @@ def captioner(name: str) -> hf_stitch.Adapter:
         features = torch.cat([model.encoder(**body.preprocess(batch.samples))[0] for batch in seen.batches(64)])
     labels = torch.tensor(seen.labels)
     optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=3e-3)
-    for _ in range(5 * EPOCHS):
+    for _ in range(EPOCHS * LONGER):
         for batch in torch.randperm(len(labels)).split(32):
             read, wanted = captions[labels[batch], :-1], captions[labels[batch], 1:]
             logits = model(encoder_outputs=(features[batch],), decoder_input_ids=read).logits
@@ -411,10 +415,11 @@ def describe(writer: str, encoder: str) -> Described:
         new = hf_stitch.load(new.model.vit, processor=new.processor)
     options: dict[str, Any] = {"part": "vision", "data": unseen.unlabelled(), "progress": False}
     found = _refusing(partial(hf_stitch.swap, old, new, seen.unlabelled(), **options))
-    found = replace(found, network=f"a captioner on the {writer}", encoder=f"the {encoder}")
+    names = (f"the {name.replace(', ', ' of ')}" for name in (writer, encoder))
+    found = replace(found, network=f"a captioner on {next(names)}", encoder=next(names))
     images = [image for batch in unseen.batches(64) for image in batch.samples]
-    names = [(unseen.label_names or ())[label] for label in unseen.labels or ()]
-    return Described(found, images, names, _written(old, images, old), _written(found.model, images, old))
+    classes = [(unseen.label_names or ())[label] for label in unseen.labels or ()]
+    return Described(found, images, classes, _written(old, images, old), _written(found.model, images, old))
 
 
 def _written(network: Any, images: Sequence[Pillow.Image], captioner: hf_stitch.Adapter) -> list[str]:
