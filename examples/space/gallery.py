@@ -44,7 +44,7 @@ TRANSFORMERS = [name for name, (architecture, _) in SHIPPED.items() if architect
 DATA = os.environ.get("GALLERY_DATA", "sklearn:digits")
 """A folder with one subfolder of pictures for each class, or the Hub id of labelled pictures with a split ``train``."""
 
-SAMPLES, EPOCHS, SIDE = 600, 6, 256
+SAMPLES, EPOCHS, SIDE = 800, 6, 256
 """Pictures of the gallery, epochs for which a CNN is trained on them, and the longest side of a picture."""
 
 LONGER = 5
@@ -54,7 +54,7 @@ UNSEEN, FEWEST = 0.25, 43
 """Share of the pictures that trains no network of the gallery, and fewest pictures with which captions are tested."""
 
 PAD, START, END = range(3)
-"""Tokens of the captioner; their names have spaces, so that they are no word of a class."""
+"""Tokens of a captioner that are no words."""
 
 
 @dataclass(frozen=True)
@@ -361,13 +361,13 @@ def captioner(name: str) -> hf_stitch.Adapter:
     """
     body, seen = trained(name), pictures().split(UNSEEN, seed=0)[0]
     texts = [caption_of(each).split() for each in seen.label_names or ()]
-    words = dict.fromkeys(["no word", "first word", "last word", *(word for text in texts for word in text)])
+    # A word of a class has no space, so that none is taken for one of these.
+    special = {"pad_token": "no word", "bos_token": "first word", "eos_token": "last word"}
+    words = dict.fromkeys([*special.values(), *(word for text in texts for word in text)])
     ids = {word: place for place, word in enumerate(words)}
     raw = Tokenizer(models.WordLevel(ids))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pad, start, end = list(ids)[:3]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=pad, bos_token=start, eos_token=end,
-                                        clean_up_tokenization_spaces=False)  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special, clean_up_tokenization_spaces=False)
     rows = [torch.tensor([START, *map(ids.__getitem__, text), END]) for text in texts]
     captions = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
     torch.manual_seed(0)
@@ -378,8 +378,9 @@ def captioner(name: str) -> hf_stitch.Adapter:
     both = VisionEncoderDecoderConfig.from_encoder_decoder_configs(body.model.config, config)
     model = VisionEncoderDecoderModel(both).eval()
     model.encoder.load_state_dict(body.model.vit.state_dict(), strict=False)  # the classifier has no pooler
-    settings = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
-    model.generation_config.update(**settings, max_new_tokens=captions.shape[1])
+    model.generation_config.update(
+        decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD, max_new_tokens=captions.shape[1]
+    )
     with torch.no_grad():
         features = torch.cat([model.encoder(**body.preprocess(batch.samples))[0] for batch in seen.batches(64)])
     labels = torch.tensor(seen.labels)
