@@ -80,7 +80,7 @@ style: $(READY) ## repair style
 	$(BIN)/ruff format .
 
 # An environment apart, because Gradio takes older versions of some packages.
-space: .venv-space/.ready ## start the gallery: compare, stitch and try two networks in the browser
+space: .venv-space/.ready ## start the gallery: compare, stitch and try networks in the browser
 	cd examples/space && ../../.venv-space/bin/python app.py
 
 docs: $(READY) ## build the documentation; a broken link fails
@@ -119,11 +119,11 @@ results: $(READY) ## run all studies in the background: make results DATA=folder
 clean: ## remove the environment and everything cached
 	rm -rf .venv .venv-newest .venv-next .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-.venv-space/.ready: pyproject.toml examples/space/requirements.txt
+.venv-space/.ready: pyproject.toml plugins/hf-stitch-towers/pyproject.toml examples/space/requirements.txt
 	test -x .venv-space/bin/python || $(PYTHON) -m venv .venv-space
 	command -v uv >/dev/null || test -x .venv-space/bin/uv || .venv-space/bin/python -m pip install --quiet uv
 	grep -v "^hf-stitch" examples/space/requirements.txt > .venv-space/requirements.txt
-	PATH="$$PATH:$(CURDIR)/.venv-space/bin" uv pip install --quiet --python .venv-space/bin/python -e ".[plots]" -r .venv-space/requirements.txt
+	PATH="$$PATH:$(CURDIR)/.venv-space/bin" uv pip install --quiet --python .venv-space/bin/python -e ".[plots]" -e plugins/hf-stitch-towers -r .venv-space/requirements.txt
 	touch $@
 
 # uv installs many times faster than pip, which has only to fetch it.

@@ -15,6 +15,10 @@ import gradio as gr
 INTRODUCTION = """# hf-stitch gallery
 Choose two networks. **Compare** shows how similar their layers are. **Stitch** joins them: the first runs up to a
 layer, a fitted map carries its activations over, the second continues. Then try the stitched network, and download it.
+**Describe** gives a network that writes captions another vision encoder.
+"""
+DESCRIBE = """A small network writes captions of the pictures of the gallery. Its vision encoder is exchanged for
+another network without labels, by a fitted map. Is it as good as before?
 """
 
 
@@ -79,6 +83,14 @@ def answer(stitched: Any, image: Any, text: str) -> tuple[dict[str, float], dict
     return found["stitched"], found["target"]
 
 
+@told
+def describe(writer: str, encoder: str) -> tuple[str, Any, str, list[str]]:
+    """Exchange the vision encoder of a captioner, show captions before and after, and offer network and report."""
+    done = gallery.describe(writer, encoder)
+    files = gallery.downloads({"Another vision encoder": done.found}, done.found, fresh(), "exchanged")
+    return html.escape(done.verdict()), done.found.plot(), done.table(), files
+
+
 def example() -> Any:
     """Return one picture to try."""
     return next(gallery.pictures().batches(1)).samples[0].resize((128, 128))
@@ -113,6 +125,16 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
             example_button, try_button = gr.Button("A picture"), gr.Button("Try", variant="primary")
         with gr.Row():
             own, target = gr.Label(label="Stitched network"), gr.Label(label="Target")
+    with gr.Tab("Describe"):
+        gr.Markdown(DESCRIBE)
+        with gr.Row():
+            writer = gr.Dropdown(gallery.TRANSFORMERS, value=gallery.TRANSFORMERS[0], label="Captioner trained on")
+            encoder = gr.Dropdown(names, value=gallery.TRANSFORMERS[1], label="New vision encoder")
+        describe_button = gr.Button("Exchange", variant="primary")
+        described = gr.Markdown()
+        describe_plot = gr.Plot(label="Distance from the original, beside baselines")
+        captions = gr.HTML(label="Captions before and after")
+        describe_files = gr.File(label="Report and network", file_count="multiple")
 
     compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas])
     gr.on([demo.load, a.change, b.change], list_cuts, [a, b], [la, lb])
@@ -120,6 +142,7 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
     stitch_button.click(stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched])
     example_button.click(example, None, image)
     try_button.click(answer, [stitched, image, text], [own, target])
+    describe_button.click(describe, [writer, encoder], [described, describe_plot, captions, describe_files])
 
 demo.queue(max_size=16, default_concurrency_limit=1)
 

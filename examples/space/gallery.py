@@ -1,4 +1,4 @@
-"""What the gallery does, without its interface: networks, samples, comparison, stitch, answers and downloads.
+"""What the gallery does, without its interface: networks, samples, comparison, stitch, answers, captions, downloads.
 
 Networks of the gallery are small and are trained where it runs, in some seconds each, on handwritten digits or on the
 pictures that ``GALLERY_DATA`` names. Networks of the Hub are loaded with the code of transformers and timm only.
@@ -6,20 +6,27 @@ pictures that ``GALLERY_DATA`` names. Networks of the Hub are loaded with the co
 
 from __future__ import annotations
 
+import base64
+import html
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
+from hf_stitch_towers import Exchanged, ImageAndTextProcessor
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image as Pillow, UnidentifiedImageError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, PreTrainedTokenizerFast, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
 
 import hf_stitch
 from hf_stitch.cli import networks
@@ -31,11 +38,23 @@ SHIPPED = {
 }  # fmt: skip
 """Name -> architecture and seed."""
 
+TRANSFORMERS = [name for name, (architecture, _) in SHIPPED.items() if architecture == "vit"]
+"""Those that can be the vision encoder of a captioner from the start."""
+
 DATA = os.environ.get("GALLERY_DATA", "sklearn:digits")
 """A folder with one subfolder of pictures for each class, or the Hub id of labelled pictures with a split ``train``."""
 
-SAMPLES, EPOCHS, SIDE = 600, 6, 256
-"""Pictures, and epochs, with which the networks of the gallery are trained, and the longest side of a picture."""
+SAMPLES, EPOCHS, SIDE = 800, 6, 256
+"""Pictures of the gallery, epochs for which a CNN is trained on them, and the longest side of a picture."""
+
+LONGER = 5
+"""How many times as many epochs transformers take."""
+
+UNSEEN, FEWEST = 0.25, 43
+"""Share of the pictures that trains no network of the gallery, and fewest pictures with which captions are tested."""
+
+PAD, START, END = range(3)
+"""Tokens of a captioner that are no words."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +91,8 @@ def pictures() -> hf_stitch.Samples:
         ValueError: If :data:`DATA` has no images with labels.
     """
     read = hf_stitch.Samples.of(read_data(DATA, split="train"))
-    if read.modality != "image" or not read.is_labelled:
-        raise ValueError(f"GALLERY_DATA must name images with labels, got {read} from {DATA}")
+    if read.modality != "image" or not read.is_labelled or len(read) < 4:
+        raise ValueError(f"GALLERY_DATA must name four or more images with labels, got {read} from {DATA}")
     read = read.split(SAMPLES, seed=0)[1] if len(read) > SAMPLES else read
     images = [image.convert("RGB") for batch in read.batches(64) for image in batch.samples]
     for image in images:
@@ -92,7 +111,8 @@ def trained(name: str) -> hf_stitch.Adapter:
     """
     architecture, seed = SHIPPED[name]
     found = networks.build(architecture, seed, pictures())
-    for _ in networks.train(found, pictures(), EPOCHS, seed):
+    epochs = EPOCHS * (LONGER if architecture == "vit" else 1)
+    for _ in networks.train(found, pictures().split(UNSEEN, seed=0)[0], epochs, seed):
         pass
     return found
 
@@ -280,13 +300,145 @@ def answers(stitched: hf_stitch.StitchedModel, sample: Any, most: int = 5) -> di
     return found
 
 
-def downloads(results: Mapping[str, Any], stitched: hf_stitch.StitchedModel | None, folder: Path) -> list[str]:
-    """Write the report, and the stitched model as a zip.
+@dataclass(frozen=True)
+class Described:
+    """What a captioner writes about pictures that trained nothing, before and after its vision encoder is exchanged.
+
+    Attributes:
+        found: The exchanged captioner, and its scores against the original.
+        pictures: The pictures.
+        classes: Name of the class of each picture.
+        before: Captions by the original.
+        after: Captions by the exchanged captioner.
+    """
+
+    found: Exchanged
+    pictures: Sequence[Pillow.Image]
+    classes: Sequence[str]
+    before: Sequence[str]
+    after: Sequence[str]
+
+    def right(self, captions: Sequence[str]) -> float:
+        """Return the share of captions that name the class of their picture."""
+        return sum(map(str.__eq__, captions, map(caption_of, self.classes))) / len(self.classes)
+
+    def verdict(self) -> str:
+        """Answer whether it is as good as before, and how often captions name the class."""
+        guess = Counter(self.classes).most_common(1)[0][1] / len(self.classes)
+        return (
+            f"{self.found.verdict} Of {len(self.classes)} pictures that no network was trained on, captions name the "
+            f"right class for **{self.right(self.before):.1%} before** and **{self.right(self.after):.1%} after**; the "
+            f"most frequent class alone is right for {guess:.1%}."
+        )
+
+    def table(self, most: int = 12) -> str:
+        """Return the first pictures with their captions as a table in HTML."""
+        rows = []
+        for picture, *texts in zip(self.pictures[:most], self.classes, self.before, self.after, strict=False):
+            picture.save(png := BytesIO(), "PNG")
+            source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+            cells = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
+            rows.append(f'<tr><td><img src="{source}" alt="" height="64"></td>{cells}</tr>')
+        heads = "".join(f"<th>{head}</th>" for head in ("Picture", "Class", "Before", "After"))
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def caption_of(name: str) -> str:
+    """Return the caption of a picture of a class.
+
+    Args:
+        name: Name of the class, of any number of words.
+    """
+    return " ".join(["a picture of a", *name.split()])
+
+
+@lru_cache
+def captioner(name: str) -> hf_stitch.Adapter:
+    """Train a small GPT-2 to write captions of what a vision transformer of the gallery sees.
+
+    Args:
+        name: Name of the vision transformer.
+    """
+    body, seen = trained(name), pictures().split(UNSEEN, seed=0)[0]
+    texts = [caption_of(each).split() for each in seen.label_names or ()]
+    # A word of a class has no space, so that none is taken for one of these.
+    special = {"pad_token": "no word", "bos_token": "first word", "eos_token": "last word"}
+    words = dict.fromkeys([*special.values(), *(word for text in texts for word in text)])
+    ids = {word: place for place, word in enumerate(words)}
+    raw = Tokenizer(models.WordLevel(ids))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special, clean_up_tokenization_spaces=False)
+    rows = [torch.tensor([START, *map(ids.__getitem__, text), END]) for text in texts]
+    captions = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(ids), n_embd=64, n_layer=2, n_head=4, n_positions=32 + captions.shape[1], bos_token_id=START,
+        eos_token_id=END, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    both = VisionEncoderDecoderConfig.from_encoder_decoder_configs(body.model.config, config)
+    model = VisionEncoderDecoderModel(both).eval()
+    model.encoder.load_state_dict(body.model.vit.state_dict(), strict=False)  # the classifier has no pooler
+    model.generation_config.update(
+        decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD, max_new_tokens=captions.shape[1]
+    )
+    with torch.no_grad():
+        features = torch.cat([model.encoder(**body.preprocess(batch.samples))[0] for batch in seen.batches(64)])
+    labels = torch.tensor(seen.labels)
+    optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=3e-3)
+    for _ in range(EPOCHS * LONGER):
+        for batch in torch.randperm(len(labels)).split(32):
+            read, wanted = captions[labels[batch], :-1], captions[labels[batch], 1:]
+            logits = model(encoder_outputs=(features[batch],), decoder_input_ids=read).logits
+            torch.nn.functional.cross_entropy(logits.mT, wanted, ignore_index=PAD).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    processor = ImageAndTextProcessor(body.processor, tokenizer)
+    return hf_stitch.load(model, processor=processor, context={"decoder_input_ids": [START]})
+
+
+def describe(writer: str, encoder: str) -> Described:
+    """Exchange the vision encoder of a captioner without labels, and let it describe pictures before and after.
+
+    Args:
+        writer: The vision transformer of the gallery on which the captioner is trained.
+        encoder: The network of the gallery that becomes its vision encoder.
+
+    Raises:
+        Refused: If these are no networks of the gallery, or the pictures are too few.
+    """
+    if writer not in TRANSFORMERS or encoder not in SHIPPED:
+        raise Refused(f"Choose one of {', '.join(TRANSFORMERS)}, and as new encoder one of {', '.join(SHIPPED)}.")
+    if len(pictures()) < FEWEST:
+        raise Refused(f"Captions need {FEWEST} pictures or more, and GALLERY_DATA has {len(pictures())}.")
+    seen, unseen = pictures().split(UNSEEN, seed=0)
+    old, new = captioner(writer), trained(encoder)
+    if encoder in TRANSFORMERS:
+        new = hf_stitch.load(new.model.vit, processor=new.processor)
+    options: dict[str, Any] = {"part": "vision", "data": unseen.unlabelled(), "progress": False}
+    found = _refusing(partial(hf_stitch.swap, old, new, seen.unlabelled(), **options))
+    names = (f"the {name.replace(', ', ' of ')}" for name in (writer, encoder))
+    found = replace(found, network=f"a captioner on {next(names)}", encoder=next(names))
+    images = [image for batch in unseen.batches(64) for image in batch.samples]
+    classes = [(unseen.label_names or ())[label] for label in unseen.labels or ()]
+    return Described(found, images, classes, _written(old, images, old), _written(found.model, images, old))
+
+
+def _written(network: Any, images: Sequence[Pillow.Image], captioner: hf_stitch.Adapter) -> list[str]:
+    """Return the captions that a network writes."""
+    model = network.model if isinstance(network, hf_stitch.Adapter) else network
+    most = captioner.model.generation_config.max_new_tokens
+    ids = model.generate(**network.preprocess(images), max_new_tokens=most, do_sample=False)
+    return captioner.processor.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def downloads(results: Mapping[str, Any], saved: Any, folder: Path, name: str = "stitched") -> list[str]:
+    """Write the report, and the network as a zip.
 
     Args:
         results: Name -> result for the report.
-        stitched: The stitched model.
+        saved: What has ``save_pretrained``: a stitched model, or a captioner with another encoder.
         folder: Folder for the files.
+        name: Name of the zip and of the folder in it.
 
     Returns:
         Paths of the files.
@@ -295,10 +447,10 @@ def downloads(results: Mapping[str, Any], stitched: hf_stitch.StitchedModel | No
     report = folder / "report.html"
     hf_stitch.report(list(results.values()), report, title=" · ".join(results))
     files = [str(report)]
-    if stitched is not None:
+    if saved is not None:
         with tempfile.TemporaryDirectory() as place:
-            stitched.save_pretrained(Path(place) / "stitched")
-            files.append(shutil.make_archive(str(folder / "stitched"), "zip", place))
+            saved.save_pretrained(Path(place) / name)
+            files.append(shutil.make_archive(str(folder / name), "zip", place))
     return files
 
 
@@ -308,15 +460,22 @@ def _within(limits: Limits, job: partial[Any]) -> Any:
     Raises:
         Refused: If it is not, or if the job refuses its input.
     """
+    planned = _refusing(partial(hf_stitch.plan, job.func, *job.args, **job.keywords))
+    if planned.seconds > limits.seconds:
+        raise Refused(
+            f"This would take {planned.seconds:.0f} s; the gallery takes jobs of {limits.seconds:.0f} s. Choose "
+            "smaller networks or fewer samples."
+        )
+    return _refusing(job)
+
+
+def _refusing(job: Callable[[], Any]) -> Any:
+    """Run a job.
+
+    Raises:
+        Refused: If it refuses its input.
+    """
     try:
-        planned = hf_stitch.plan(job.func, *job.args, **job.keywords)
-        if planned.seconds > limits.seconds:
-            raise Refused(
-                f"This would take {planned.seconds:.0f} s; the gallery takes jobs of {limits.seconds:.0f} s. Choose "
-                "smaller networks or fewer samples."
-            )
         return job()
-    except hf_stitch.NotACutError as error:
+    except (hf_stitch.NotACutError, ValueError) as error:
         raise Refused(str(error)) from error
-    except ValueError as error:
-        raise error if isinstance(error, Refused) else Refused(str(error)) from error

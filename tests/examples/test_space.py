@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from transformers import AutoTokenizer, VisionEncoderDecoderModel
 
 import hf_stitch
 
@@ -47,6 +48,83 @@ def test_two_networks_are_compared_stitched_tried_and_downloaded(gallery: Any, t
     again = hf_stitch.StitchedModel.from_pretrained(tmp_path / "stitched")
     inputs = stitched.preprocess([Image.new("RGB", (40, 30), "white")])
     assert (again(**inputs).logits == stitched(**inputs).logits).all()
+
+
+@pytest.fixture(scope="module")
+def described(gallery: Any) -> dict[str, Any]:
+    """What a captioner with another encoder writes, by the name of this encoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gallery, "SAMPLES", 400)
+        patch.setattr(gallery, "EPOCHS", 4)
+        forget(gallery)
+        found = {name: gallery.describe("transformer, seed 0", name) for name in ("transformer, seed 1", "CNN, seed 0")}
+    forget(gallery)
+    return found
+
+
+def forget(gallery: Any) -> None:
+    """Let the gallery read its pictures and train its networks again."""
+    for cached in (gallery.pictures, gallery.trained, gallery.captioner):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["transformer, seed 1", "CNN, seed 0"])
+def test_an_exchanged_captioner_still_names_the_class(described: dict[str, Any], name: str) -> None:
+    done = described[name]
+    assert len(done.pictures) == len(done.classes) == len(done.before) == len(done.after) == done.found.n == 100
+    assert done.right(done.before) > 0.5 and done.right(done.after) > 0.3  # by chance 0.1
+    assert done.found.folded == (name == "transformer, seed 1")
+    assert {"mean only", "another image"} <= set(done.found.beaten)
+    shown = [(each.before, each.after) for each in done.found.captions]
+    assert shown == list(zip(done.before, done.after, strict=True))[: len(shown)]
+    said = done.verdict()
+    assert said.startswith(f"With the {name.replace(', ', ' of ')} as its vision tower, ")
+    assert f"**{done.right(done.after):.1%} after**" in said and "alone is right for 1" in said
+    assert done.table(3).count("<img") == 3 and f"<td>{done.after[2]}</td>" in done.table(3)
+
+
+def test_exchanged_captioners_are_downloaded(gallery: Any, described: dict[str, Any], tmp_path: Path) -> None:
+    for name, done in described.items():
+        report, archive = gallery.downloads({"a": done.found}, done.found, tmp_path / name, "exchanged")
+        assert hf_stitch.load_report(report)[0].verdict == done.found.verdict
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(tmp_path / name)
+    plain = VisionEncoderDecoderModel.from_pretrained(tmp_path / "transformer, seed 1" / "exchanged")
+    done = described["transformer, seed 1"]
+    pixels = done.found.model.preprocess(done.pictures[:9])["pixel_values"]
+    reader = AutoTokenizer.from_pretrained(tmp_path / "transformer, seed 1" / "exchanged")
+    assert reader.batch_decode(plain.generate(pixel_values=pixels), skip_special_tokens=True) == done.after[:9]
+    stitched = hf_stitch.StitchedModel.from_pretrained(tmp_path / "CNN, seed 0" / "exchanged")
+    done = described["CNN, seed 0"]
+    ids = stitched.generate(**stitched.preprocess(done.pictures[:9]), max_new_tokens=6)
+    assert reader.batch_decode(ids, skip_special_tokens=True) == done.after[:9]
+
+
+def test_captions_need_pictures_and_networks_of_the_gallery(
+    gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(gallery.Refused, match="Choose one of transformer, seed 0"):
+        gallery.describe("CNN, seed 0", "CNN, seed 1")
+    with pytest.raises(gallery.Refused, match="as new encoder one of CNN, seed 0"):
+        gallery.describe("transformer, seed 0", "alice/network")
+    names = ("<i>black  cat", "dog")
+    for number in range(44):
+        place = tmp_path / "pictures" / names[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (20, 30), (number % 2) * 200 + number).save(place)
+    monkeypatch.setattr(gallery, "DATA", str(tmp_path / "pictures"))
+    forget(gallery)
+    done = gallery.describe("transformer, seed 0", "transformer, seed 1")
+    monkeypatch.setattr(gallery, "SAMPLES", 42)
+    forget(gallery)
+    with pytest.raises(gallery.Refused, match="Captions need 43 pictures or more, and GALLERY_DATA has 42"):
+        gallery.describe("transformer, seed 0", "transformer, seed 1")
+    forget(gallery)
+    assert gallery.caption_of(names[0]) == "a picture of a <i>black cat"
+    assert set(done.before) <= {gallery.caption_of(name) for name in names} and done.right(done.before) > 0.6
+    report = Path(gallery.downloads({"a": done.found}, None, tmp_path / "out")[0]).read_text()
+    for page in (done.table(), report):
+        assert "&lt;i&gt;black" in page and "<i>black" not in page
 
 
 def test_own_samples_have_limits(gallery: Any, tmp_path: Path) -> None:

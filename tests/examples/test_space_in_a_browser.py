@@ -1,4 +1,4 @@
-"""The gallery walked through in a real browser: two networks compared, stitched, tried and downloaded."""
+"""The gallery walked through in a real browser: compare, stitch, try, describe, download."""
 
 from __future__ import annotations
 
@@ -89,6 +89,17 @@ def test_two_networks_are_compared_stitched_tried_and_downloaded(page: Any, tmp_
     page.get_by_test_id("label-output-value").nth(1).wait_for()
     answers = page.get_by_test_id("label-output-value").all_text_contents()
     assert len(answers) == 2 and all(answer.strip() in set("0123456789") for answer in answers)
+
+
+def test_a_captioner_gets_another_encoder(page: Any, tmp_path: Path) -> None:
+    page.get_by_role("tab", name="Describe").click()
+    page.get_by_role("button", name="Exchange", exact=True).click()
+    page.get_by_text("captions name the right class for").wait_for()
+    page.get_by_role("cell", name="a picture of a ").first.wait_for()
+    (found,) = hf_stitch.load_report(downloaded(page, "report.html", tmp_path))
+    assert found.folded and found.captions
+    with zipfile.ZipFile(downloaded(page, "exchanged.zip", tmp_path)) as packed:
+        assert "exchanged/model.safetensors" in packed.namelist()
 
 
 def test_what_is_refused_is_told(page: Any) -> None:
