@@ -1,6 +1,6 @@
 """Another vision tower under a captioner, and one tower of a CLIP-like pair, by maps of unlabelled images.
 
-Usage: python -m benchmarks.towers [table] [choice] [clip]
+Usage: python -m benchmarks.towers [table] [choice] [clip] [verb]
 
 Towers are published networks of CIFAR-10: two Tiny-10 (T0, T1; last features 2×2×64) and two ResNet-20 (R0, R1;
 8×8×64), frozen throughout. A captioner is a linear projector and a small GPT-2, trained together on captions of 12,000
@@ -14,7 +14,8 @@ comes next after an opening whose parts were seen, but never together.
 
 ``table`` measures the exchange beside its baselines, ``choice`` the regret of choosing the map by images held out of
 those that it is fitted to, and ``clip`` exchanges a tower of a CLIP-like pair, and asks whether a rotation fitted to
-images alone also maps texts (arXiv 2602.17584).
+images alone also maps texts (arXiv 2602.17584). ``verb`` does the same exchange with the same networks by
+``hf_stitch.swap(…, part="vision")``, in classes of transformers (:mod:`benchmarks.towers_verb`).
 
 The verdicts, fixed before the figures. *As good as retraining*: of a pair and kind, the accuracy of the map that is
 chosen automatically (least KL), from 1,000 unlabelled images of CIFAR-10, over the accuracy of the projector that is
@@ -24,7 +25,8 @@ difference. Intervals are paired bootstraps over the 2,500 test images; the valu
 seeds (of the captioner and of the images drawn).
 
 Data and published networks are read from the folder ``HF_STITCH_SHARED``, by default ``../shared``. Features and
-trained networks are kept in a temporary folder. Install the plugin ``hf-stitch-studies``, or have it beside.
+trained networks are kept in a temporary folder. Install the plugins ``hf-stitch-studies`` and ``hf-stitch-towers``, or
+have them beside.
 """
 
 from __future__ import annotations
@@ -682,6 +684,13 @@ def clip(console: Console) -> None:
     console.print(table)
 
 
+def verb(console: Console) -> None:
+    """Print the exchange by the public verb."""
+    from benchmarks.towers_verb import verb as by_verb
+
+    by_verb(console)
+
+
 def main() -> None:
     """Print the named figures, or all."""
     if not (SHARED / "data").is_dir():
@@ -689,7 +698,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     console = Console(width=170)
-    jobs = {"table": table, "clip": clip, "choice": choice}
+    jobs = {"table": table, "clip": clip, "choice": choice, "verb": verb}
     for name in [x for x in sys.argv[1:] if x in jobs] or jobs:
         began = time.process_time()
         jobs[name](console)
