@@ -179,7 +179,7 @@ def by_verb(pair: tuple[str, str], kind: str, seed: int) -> tuple[dict[str, Rows
         results[name] = swapped = hf_stitch.swap(
             reader, encoder, pool, part="vision", data=test, matcher=matcher, seed=seed, progress=False
         )
-        found[name] = scored(reading(swapped.model.model if swapped.folded else swapped.model, kind), pixels, original)
+        found[name] = scored(reading(swapped.model, kind), pixels, original)
     return found, results
 
 

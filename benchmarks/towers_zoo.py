@@ -20,10 +20,10 @@ import textwrap
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -45,7 +45,7 @@ from hf_stitch.adapters.cutting.modes import evaluating
 
 FILE = zoo_records.FILE.with_name("towers_zoo.json")
 PAGE = FILE.with_suffix(".md")
-SECONDS = 60
+SECONDS = 180
 PARTS = ("tower", "projector", "decoder")
 
 BRIDGE = re.compile(r"proj|connector|merger|align|bridge|qformer|resampler|adapter|perceiver|pool|norm|head", re.I)
@@ -291,21 +291,35 @@ SAME = 1e-5
 """Images of an exchange, and largest divergence with a copy of the same tower."""
 
 
-def noise(shape: tuple[int, ...]) -> Callable[[Image.Image], torch.Tensor]:
-    """Return a processor that makes of each image noise of its own."""
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """A processor that makes of each image noise of its own.
 
-    def process(image: Image.Image) -> torch.Tensor:
+    Attributes:
+        shape: Shape of what it makes.
+        begins: What rows begin with, (…, columns), for patches that begin with their places.
+    """
+
+    shape: tuple[int, ...]
+    begins: torch.Tensor | None = None
+    image_mean: ClassVar[tuple[float, ...]] = (0.0, 0.0, 0.0)
+    image_std: ClassVar[tuple[float, ...]] = (1.0, 1.0, 1.0)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return the noise."""
         seed = int(np.asarray(image).astype(int).sum())
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-    return process
+        found = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
+        if self.begins is not None:
+            found[..., : self.begins.shape[-1]] = self.begins
+        return found
 
 
 def prompted(model: nn.Module) -> hf_stitch.Adapter:
     """Load a network with a processor that makes noise, and with what it reads beside an image."""
     bare = hf_stitch.load(model)
     name = bare.interface.content[0]
-    network = hf_stitch.load(model, processor=noise(bare.interface.shapes[name]))
+    begins = bare.example[name][0, ..., :2] if name == "flattened_patches" else None
+    network = hf_stitch.load(model, processor=Noise(bare.interface.shapes[name], begins))
     long = dataclasses.replace(network.interface, max_tokens=None)  # tiny configs have few positions
     network.interface = long
     if not network.interface.given:
@@ -319,13 +333,13 @@ def encoder_of(model: nn.Module, part: str) -> tuple[hf_stitch.Adapter, bool]:
     with contextlib.suppress(Exception):  # towers that need what their network makes, as grids of patches
         alone = tower_alone(hf_stitch.load(copy.deepcopy(model)), tower_of(model, part))
         name = alone.interface.content[0]
-        made = noise(alone.interface.shapes[name])
+        made = Noise(alone.interface.shapes[name])
         own = hf_stitch.load(alone.model, example_inputs=alone.example, content=name, processor=made)
         if own.layers:
             return own, True
     torch.manual_seed(1)
     vit = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
-    return hf_stitch.load(vit, processor=noise((3, 32, 32))), False
+    return hf_stitch.load(vit, processor=Noise((3, 32, 32))), False
 
 
 def exchanged(model: nn.Module) -> str:
@@ -419,7 +433,7 @@ patches), a *ViT* takes its place. Else it is the error.
 
 A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
 where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
-to sizes that do not fit in this config and not to the type; or it took more than a minute. It is *not built* where
+to sizes that do not fit in this config and not to the type; or it took more than three minutes. It is *not built* where
 transformers refuses the tiny config, which tells nothing of the type.
 """
 

@@ -420,14 +420,15 @@ def describe(writer: str, encoder: str) -> Described:
     found = replace(found, network=f"a captioner on {next(names)}", encoder=next(names))
     images = [image for batch in unseen.batches(64) for image in batch.samples]
     classes = [(unseen.label_names or ())[label] for label in unseen.labels or ()]
-    return Described(found, images, classes, _written(old, images, old), _written(found.model, images, old))
+    return Described(
+        found, images, classes, _written(old.model, old, images, old), _written(found.model, found, images, old)
+    )
 
 
-def _written(network: Any, images: Sequence[Pillow.Image], captioner: hf_stitch.Adapter) -> list[str]:
+def _written(model: Any, reader: Any, images: Sequence[Pillow.Image], captioner: hf_stitch.Adapter) -> list[str]:
     """Return the captions that a network writes."""
-    model = network.model if isinstance(network, hf_stitch.Adapter) else network
     most = captioner.model.generation_config.max_new_tokens
-    ids = model.generate(**network.preprocess(images), max_new_tokens=most, do_sample=False)
+    ids = model.generate(**reader.preprocess(images), max_new_tokens=most, do_sample=False)
     return captioner.processor.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 

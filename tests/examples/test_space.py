@@ -91,7 +91,7 @@ def test_exchanged_captioners_are_downloaded(gallery: Any, described: dict[str, 
             packed.extractall(tmp_path / name)
     plain = VisionEncoderDecoderModel.from_pretrained(tmp_path / "transformer, seed 1" / "exchanged")
     done = described["transformer, seed 1"]
-    pixels = done.found.model.preprocess(done.pictures[:9])["pixel_values"]
+    pixels = done.found.preprocess(done.pictures[:9])["pixel_values"]
     reader = AutoTokenizer.from_pretrained(tmp_path / "transformer, seed 1" / "exchanged")
     assert reader.batch_decode(plain.generate(pixel_values=pixels), skip_special_tokens=True) == done.after[:9]
     stitched = hf_stitch.StitchedModel.from_pretrained(tmp_path / "CNN, seed 0" / "exchanged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_stitch.adapters.base import Adapter, _locked
+from hf_stitch.adapters.cutting.cut import NotACutError
 from hf_stitch.adapters.cutting.interface import size_of_inputs
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
@@ -20,6 +22,9 @@ from hf_stitch_towers.examples import MEDIA, placeholder, start_of
 from hf_stitch_towers.inputs import inputs_of
 
 __all__ = ["ImageTextAdapter"]
+
+OF_TEXT = ("masked", "behind")
+"""How cuts are padded whose positions are those of the text."""
 
 WHOLE = ("pixel_attention_mask",)
 """Arguments that are all ones for whole images, which is also what a network takes without them."""
@@ -212,6 +217,8 @@ class ImageTextAdapter(Adapter):
         blocks, calls = survey.blocks, survey.trace.calls
         if not blocks or self.interface.modality == "text":
             return super().candidates
+        first = next((block for block in blocks if not _in_text(survey, block)), None)
+        start = -1 if first is None else calls[first].exited  # a tower without blocks has no such one
         around = [
             name
             for name, call in calls.items()
@@ -219,10 +226,17 @@ class ImageTextAdapter(Adapter):
             and survey.dominates(name)
             and not any(_meet(name, block) for block in blocks)
             and not any(seen.is_output for seen in call.seen().values())
-            and call.exited > calls[blocks[0]].exited
+            and call.exited > start
         ]
         outermost = [name for name in around if not any(name.startswith(f"{other}.") for other in around)]
         return tuple(map(self.layer_name, sorted((*blocks, *outermost), key=lambda name: calls[name].exited)))
+
+
+def _in_text(survey: Survey, block: str) -> bool:
+    """Return whether the positions of a block are those of the text."""
+    with suppress(NotACutError):
+        return survey.cut(block).padding in OF_TEXT
+    return False
 
 
 def _meet(name: str, block: str) -> bool:

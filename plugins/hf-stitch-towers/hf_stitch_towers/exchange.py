@@ -28,8 +28,8 @@ from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, h
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
-CANDIDATES: Mapping[str, Mapping[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}}
-"""Matchers among which ``auto`` chooses, with their options."""
+CANDIDATES = ("procrustes", "procrustes:scale=True", "ridge")
+"""Matchers among which ``auto`` chooses."""
 
 SHARE = 0.25
 """Share of the images that tests, without test data; and of the rest, share that chooses the matcher."""
@@ -69,10 +69,10 @@ def exchange(
         encoder_layer: Layer at which the encoder is cut, if the map cannot be folded. Default: its last one.
         target_layer: Layer of the model that the map leads to, if it cannot be folded. Default: what the modules
             behind the old tower read, or else its last layer.
-        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes`` and ``ridge`` with which the
-            captions of images that fitted nothing stay more likely, in the tokens that the image decides: those that
-            would be others if every image were the mean. Where there are none, the divergence of next tokens decides;
-            of two towers, the cosine of embeddings.
+        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes``, with a scale or without, and
+            ``ridge`` with which the captions of images that fitted nothing stay more likely, in the tokens that the
+            image decides: those that would be others if every image were the mean. Where there are none, the divergence
+            of next tokens decides; of two towers, the cosine of embeddings.
         test_data: Samples to test on. Default: a quarter of the images.
 
     Returns:
@@ -90,8 +90,9 @@ def exchange(
     if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
         notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
     new = hearing(new)
-    if matcher != AUTO and not isinstance(registries.matchers.build(matcher), ClosedFormMatcher):
-        raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {matcher!r}")
+    matchers = registries.matchers.build_all(CANDIDATES if matcher == AUTO else [matcher])
+    if wrong := [name for name, each in matchers.items() if not isinstance(each, ClosedFormMatcher)]:
+        raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {wrong[0]}")
     samples, least = Samples.of(images), LEAST[test_data is None]
     if len(samples) < least:
         raise ValueError(f"{len(samples)} images are too few: pass {least} or more, better some hundred")
@@ -102,34 +103,32 @@ def exchange(
     if shared := ContentSketch.of(rest).share(test):
         notes.append(f"{shared:.0%} of the test images are among those that fitted or chose: scores are too good")
     with evaluating(old.model):
-        found = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matcher)
+        found = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matchers)
     return replace(found, notes=(*notes, *found.notes))
 
 
 def _exchanged(
     old: Adapter, new: Adapter, part: str, run: Run, parts: tuple[Samples, Samples, Samples, Samples],
-    encoder_layer: str | None, target_layer: str | None, matcher: Any,
+    encoder_layer: str | None, target_layer: str | None, matchers: Mapping[str, Any],
 ) -> Exchanged:  # fmt: skip
     """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
     fit, choose, rest, test = parts
     tokenizer = getattr(old.processor, "tokenizer", None)
     asked = asked_of(test) if tokenizer is not None else {}
     job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer, asked), run)
+    job.check(fit)
     place, why = place_of(job, fit, encoder_layer, target_layer)
-    options = CANDIDATES if matcher == AUTO else {"": {}}
-    maps = {name: place.fitted(registries.matchers.build(name or matcher, **given), fit)
-            for name, given in options.items()}  # fmt: skip
     held: dict[str, float] = {}
-    if len(maps) > 1:
+    if len(matchers) > 1:
+        maps, baselines = place.fitted(matchers, fit)
         given = {name: each.features for name, each in maps.items()}
-        values = job.outputs.chosen_by(scored(place, choose, {**given, MEAN: place.baselines(fit)[MEAN]}))
+        values = job.outputs.chosen_by(scored(place, choose, {**given, MEAN: baselines[MEAN]}))
         held = {name: values[name] for name in maps}
-    best = max(maps, key=lambda name: held.get(name, 0.0))
-    chosen = best or getattr(matcher, "name", str(matcher))
-    final = place.fitted(registries.matchers.build(best or matcher, **options[best]), rest)
+    best = max(matchers, key=lambda name: held.get(name, 0.0))
+    maps, baselines = place.fitted({best: matchers[best]}, rest)
+    final = maps[best]
     rows: dict[str, Features] = {
-        EXCHANGED: final.features, ANOTHER: lambda part: final.features(following(part, test)),
-        **place.baselines(rest),
+        EXCHANGED: final.features, ANOTHER: lambda part: final.features(following(part, test)), **baselines,
     }  # fmt: skip
     measured = scored(place, test, rows)
     done = final.finished(test)
@@ -137,13 +136,13 @@ def _exchanged(
     shown = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
-        both = written(old.model, full_inputs(old, shown))[1], final.written(done.network, shown)
+        both = written(old.model, full_inputs(old, shown))[1], final.written(done.model, shown)
         texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
         captions = tuple(map(Caption, shown.ids, *texts))
     return Exchanged(
-        _name(old), _name(new), part, chosen, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
-        _scores(measured, run.seed), not why, done.error, (*notes, *done.notes), captions, done.network,
-        done.processor or tokenizer,
+        _name(old), _name(new), part, best, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
+        _scores(measured, run.seed), not why, done.error, (*notes, *done.notes), captions, done.model,
+        done.processor or tokenizer, done.reader,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_stitch.storage.folders import replacing
-from hf_stitch_towers.result import worded
+from hf_stitch_towers.result import GONE, worded
 
 if TYPE_CHECKING:
     from hf_stitch_towers.result import Exchanged
@@ -32,18 +32,19 @@ Outputs are compared with those of the original on {n} test images; 95% interval
 """
 
 
+END = "\n---\n"
+"""What follows the part of a card that the Hub reads."""
+
+
 def save(result: Exchanged, folder: Path) -> None:
     """Save the network of a result; see :meth:`Exchanged.save_pretrained`."""
     if result.model is None:
-        raise ValueError("this result was read from a file, which contains no network: do the job again")
+        raise ValueError(GONE)
     with replacing(folder, _stale) as fresh:
-        if result.folded:
-            result.model.model.save_pretrained(fresh)
-            text = card(result)
-        else:
-            result.model.save_pretrained(fresh)
-            scores = card(result).partition("\n---\n")[2]  # behind what the Hub reads
-            text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{scores}"
+        result.model.save_pretrained(fresh)
+        text = card(result)
+        if not result.folded:  # which has a card; the scores go behind what the Hub reads
+            text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{text.partition(END)[2]}"
         if result.processor is not None and (result.folded or result.processor is not result.model.processor):
             result.processor.save_pretrained(fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")

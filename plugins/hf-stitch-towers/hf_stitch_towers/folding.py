@@ -40,7 +40,10 @@ class Tower:
     content: str
 
 
-CONTENT = {"vision": ("pixel_values",), "audio": ("input_features", "input_values"), "text": ("input_ids",)}
+CONTENT = {
+    "vision": ("pixel_values", "flattened_patches"), "audio": ("input_features", "input_values"),
+    "text": ("input_ids",),
+}  # fmt: skip
 """Part of a network -> arguments that its tower may read."""
 
 

@@ -147,10 +147,11 @@ def inputs_of(
         made = begun(made, len(rows), interface.given, start_of(model))
     for name in interface.given:
         if name not in made:
+            given = '"Describe the image"' if hasattr(processor, "save_pretrained") else f'{{"{name}": […]}}'
             raise ValueError(
                 f"sample {rows[0].id!r} has no text, and {type(model).__name__} reads {name} beside images: load it "
-                'with one for all images, hf_stitch.load(…, context="Describe the image"), or give each sample its '
-                'own, {"image": …, "text": …}'
+                f"with one for all images, hf_stitch.load(…, context={given}), or give each sample its own, "
+                '{"image": …, "text": …}'
             )
     _check(made, rows, interface, model, placeholder)
     known = {*interface.content, *interface.given, *interface.prompt, *interface.arguments, *accepts}

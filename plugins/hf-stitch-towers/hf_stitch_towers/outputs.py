@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Outputs(ABC):
         """
         name = "logits" if isinstance(self, Captions) else EMBEDDINGS[self.part]
         found = output.get(name) if isinstance(output, Mapping) else None
-        if not isinstance(found, Tensor):
+        if not isinstance(found, Tensor) or (name != "logits" and found.dim() != 2):
             raise ValueError(
                 f"{type(self.model).__name__} neither writes texts nor has {name} among its outputs, so that nothing "
                 f"tells whether it is as good as before; outputs: {', '.join(output) if output else 'none'}"
@@ -250,6 +251,8 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
     Raises:
         ValueError: If what it writes is not what it predicts from its own words.
     """
+    if _text_of(model)[1] == "attention_mask" and "attention_mask" in inspect.signature(model.forward).parameters:
+        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}  # else one is guessed, or missing
     begun, new, counted = written(model, inputs)
     name, mask, mark = *_text_of(model), placeholder(model, "image")
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
@@ -277,7 +280,7 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
         of these belong to a caption.
 
     Raises:
-        ValueError: If texts are padded behind, or the network writes nothing.
+        ValueError: If texts are padded behind, or the network does not generate, or writes nothing.
     """
     name, mask = _text_of(model)
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
@@ -290,8 +293,11 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     )  # fmt: skip
     model.generation_config = plain  # else what it leaves open comes from the network's own
     try:
-        masks = {mask: torch.ones_like(inputs[name])} if mask == "attention_mask" else {}  # else one is guessed
-        ids = model.generate(**{**masks, **inputs})
+        ids = model.generate(**inputs)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # the code of the network can raise anything
+        raise ValueError(f"{type(model).__name__} does not generate from these inputs: {error}") from error
     finally:
         model.generation_config = own
     begun, new = _divided(ids, inputs[name])

@@ -19,9 +19,11 @@ import hf_stitch
 from hf_stitch import Adapter, Samples
 from hf_stitch.artefacts.saving import check_saves
 from hf_stitch.data import PairedSamples
+from hf_stitch.data.samples import ids_of
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
+from hf_stitch_towers.adapter import OF_TEXT
 from hf_stitch_towers.folding import (
     CONTENT,
     EQUAL,
@@ -44,9 +46,6 @@ from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 FEWEST = 8
 """Least number of images to choose by and to test on."""
 
-OF_TEXT = ("masked", "behind")
-"""How cuts in the decoder are padded: their positions are those of the text."""
-
 BLOCK = re.compile(r"\.\d+$")
 """Ends of the names of blocks."""
 
@@ -64,11 +63,26 @@ class Job:
     outputs: Outputs
     run: Run
 
+    @torch.no_grad()
+    def check(self, samples: Samples) -> None:
+        """Check that the old network runs on samples, and that its output can be compared.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        inputs = full_inputs(self.old, samples.take(2))
+        try:
+            output = self.old.model(**inputs)
+        except Exception as problem:  # the code of the network can raise anything
+            name = type(self.old.model).__name__
+            raise ValueError(f"{name} does not run on these images: {problem}") from problem
+        self.outputs.plain(output)
+
     def batches(self, samples: Samples, label: str) -> Iterator[Samples]:
         """Yield the samples of this process in batches, under their ids."""
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
-                yield Samples.of(list(batch.samples), id=batch.samples.ids)
+                yield Samples.of(list(batch.samples), id=ids_of(batch.samples))
 
     def means(self, samples: Samples, of: Callable[[Samples], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return means over the first axis (images, or tiles of them), of the samples of all processes."""
@@ -96,13 +110,15 @@ class Finished:
     """A network with another tower.
 
     Attributes:
-        network: An adapter, or a stitched model.
+        model: A network of the class, or a stitched model.
+        reader: What makes inputs of raw samples for it: its adapter, or the stitched model itself.
         processor: The processor of images and texts to save beside it; ``None`` if there is none.
         error: How far its outputs are from those of the mapped one, over the largest.
         notes: What to know.
     """
 
-    network: Any
+    model: Any
+    reader: Any
     processor: Any
     error: float
     notes: tuple[str, ...] = ()
@@ -116,7 +132,7 @@ class Map(ABC):
         """Return what is to be read of the new tower."""
 
     @abstractmethod
-    def written(self, network: Any, samples: Samples) -> Tensor:
+    def written(self, model: Any, samples: Samples) -> Tensor:
         """Return the tokens that the finished network writes about images."""
 
     @abstractmethod
@@ -135,8 +151,8 @@ class Place(ABC):
     job: Job
 
     @abstractmethod
-    def fitted(self, matcher: Any, samples: Samples) -> Map:
-        """Fit a map."""
+    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+        """Fit a map by each matcher; return the maps, and what their scores have to beat."""
 
     @abstractmethod
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -145,11 +161,6 @@ class Place(ABC):
     @abstractmethod
     def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
         """Return a function from features to the output of the old network that reads them instead of its tower."""
-
-    def baselines(self, samples: Samples) -> dict[str, Features]:
-        """Return what a score has to beat: the mean of the old tower for every image."""
-        means = self.job.means(samples, lambda part: {MEAN: self.old(full_inputs(self.job.old, part))})
-        return {MEAN: self.mean(means[MEAN])}
 
     def mean(self, mean: Tensor) -> Features:
         """Return a mean as what is read of each image."""
@@ -166,9 +177,6 @@ def place_of(
     try:
         reading = read(job.old.model, job.tower.name, full_inputs(job.old, samples.take(2)))
     except CannotFoldError as problem:
-        if isinstance(problem.__cause__, Exception):
-            name = type(job.old.model).__name__
-            raise ValueError(f"{name} does not run on these images: {problem.__cause__}") from problem
         why = str(problem)
     for settings in [] if reading is None else variants(job.old.model.config):
         try:
@@ -249,43 +257,41 @@ class Folded(Place):
         inputs = full_inputs(self.job.old, part), self.inputs(part)
         return made, difference(model, made, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain)
 
-    def fitted(self, matcher: Any, samples: Samples) -> Map:
-        """Fit a map to all positions, in one pass; without a bias if modules that read it have none."""
+    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+        """Fit maps to all positions, in one pass; without a bias if modules that read them have none."""
         moments: Moments | None = None
         biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
-        for part in self.job.batches(samples, "reading towers"):
-            both = self.new(part), self.old(full_inputs(self.job.old, part))
-            rows = [each.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2).double() for each in both]
+
+        def powers(part: Samples) -> dict[str, Tensor]:
+            nonlocal moments
+            old, new = self.old(full_inputs(self.job.old, part)).double(), self.new(part).double()
+            rows = [each.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2) for each in (new, old)]
             moments = moments or Moments(rows[0].shape[-1], rows[1].shape[-1])
             moments.update(*rows)
             if not biased:  # each row and its opposite: the mean is 0, and the map needs no bias
                 moments.update(*(-each for each in rows))
-        assert moments is not None
-        if (accelerator := self.job.run.processes.accelerator) is not None:
-            moments.all_reduce(accelerator)
-        exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
-        stitch = matcher.fit(moments, dtype=torch.float64).to(exact["device"])
-        with torch.no_grad():
-            bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
-            matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
-        return FoldedMap(self, matrix, bias if biased else torch.zeros_like(bias))
-
-    def baselines(self, samples: Samples) -> dict[str, Features]:
-        """Return the mean, features as they are, and with matched moments."""
-
-        def powers(part: Samples) -> dict[str, Tensor]:
-            old, new = self.old(full_inputs(self.job.old, part)).double(), self.new(part).double()
             return {"old": old, "old²": old.square(), "new": new, "new²": new.square()}
 
         means = self.job.means(samples, powers)
+        assert moments is not None
+        if (accelerator := self.job.run.processes.accelerator) is not None:
+            moments.all_reduce(accelerator)
+        maps: dict[str, Map] = {}
+        exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
+        for name, matcher in matchers.items():
+            stitch = matcher.fit(moments, dtype=torch.float64).to(exact["device"])
+            with torch.no_grad():
+                bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
+                matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
+            maps[name] = FoldedMap(self, matrix, bias if biased else torch.zeros_like(bias))
         mean, own = means["old"], means["new"]
-        found: dict[str, Features] = {MEAN: self.mean(mean)}
+        baselines: dict[str, Features] = {MEAN: self.mean(mean)}
         if mean.shape == own.shape:
             old_size, new_size = means["old²"] - mean.square(), means["new²"] - own.square()
             size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
-            found[NO_MAP] = self.new
-            found[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
-        return found
+            baselines[NO_MAP] = self.new
+            baselines[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
+        return maps, baselines
 
 
 @dataclass(frozen=True)
@@ -301,9 +307,9 @@ class FoldedMap(Map):
         rows = self.place.new(samples).double().unflatten(-1, (self.place.reading.groups, -1))
         return self.place.job.like_old((rows @ self.matrix + self.bias).flatten(-2))
 
-    def written(self, network: Any, samples: Samples) -> Tensor:
+    def written(self, model: Any, samples: Samples) -> Tensor:
         """Let the network write."""
-        return written(network.model, self.place.inputs(samples))[1]
+        return written(model, self.place.inputs(samples))[1]
 
     def finished(self, samples: Samples) -> Finished:
         """Return the network of the same class."""
@@ -317,8 +323,9 @@ class FoldedMap(Map):
         try:
             job.outputs.plain(made(**full_inputs(network, samples.take(2))))
         except Exception as problem:  # of a processor, or of the network that checks its marks
-            return Finished(network, None, error, (f"its own processor does not fit, so pass it inputs: {problem}",))
-        return Finished(network, processor if hasattr(processor, "save_pretrained") else None, error)
+            note = f"its own processor does not fit, so pass it inputs: {problem}"
+            return Finished(made, network, None, error, (note,))
+        return Finished(made, network, processor if hasattr(processor, "save_pretrained") else None, error)
 
 
 # -- stitched ---------------------------------------------------------------------------------------------------------
@@ -363,8 +370,17 @@ class Stitched(Place):
         entering = self.entering(inputs)
         return lambda features: self.job.old.decode(entering.replace(values=features), self.target)
 
-    def fitted(self, matcher: Any, samples: Samples) -> Map:
-        """Fit a map between the layers."""
+    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+        """Fit maps between the layers."""
+        maps: dict[str, Map] = {name: self._stitched(matcher, samples) for name, matcher in matchers.items()}
+        means = self.job.means(samples, lambda part: {MEAN: self.old(full_inputs(self.job.old, part))})
+        baselines: dict[str, Features] = {MEAN: self.mean(means[MEAN])}
+        if self.job.new.spec(self.source).width == self.job.old.spec(self.target).width:
+            baselines[NO_MAP] = self._stitched("identity", samples).features
+        return maps, baselines
+
+    def _stitched(self, matcher: Any, samples: Samples) -> StitchedMap:
+        """Stitch both networks."""
         images = Samples.of(
             images_of([each for batch in samples.batches(64) for each in batch.samples]), id=samples.ids
         )
@@ -394,10 +410,10 @@ class StitchedMap(Map):
         made = self.model.stitch(new.encode(new.preprocess(images_of(raw_of(samples))), layer)[layer])
         return self.place.job.like_old(made.values)
 
-    def written(self, network: Any, samples: Samples) -> Tensor:
+    def written(self, model: Any, samples: Samples) -> Tensor:
         """Let the stitched model write, from the context of its target."""
-        inputs = network.preprocess(images_of(raw_of(samples)))
-        ids: Tensor = network.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+        inputs = model.preprocess(images_of(raw_of(samples)))
+        ids: Tensor = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
         prompt: list[int] = next(iter(self.place.job.old.interface.prompt.values()), [])
         return ids[:, len(prompt) :] if ids[0, : len(prompt)].tolist() == list(prompt) else ids
 
@@ -415,7 +431,7 @@ class StitchedMap(Map):
             check_saves(self.model)
         except ValueError as problem:  # now, and not when someone comes back to save it
             notes.append(str(problem))
-        return Finished(self.model, found, 0.0, tuple(notes))
+        return Finished(self.model, self.model, found, 0.0, tuple(notes))
 
 
 def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: Sequence[str]) -> str:
@@ -442,7 +458,8 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: S
     kinds = {_kind(job.new, name) for name in known}
     alike = [name for name in inside if _kind(old, name) in kinds]
     blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(known[-1]) else []
-    return (blocks or alike or inside or behind[:1])[-1]
+    further = [name for name in behind if name not in inside and _kind(old, name) in kinds]
+    return (blocks or alike or further[:1] or inside or behind[:1])[-1]
 
 
 def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
@@ -452,14 +469,14 @@ def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
 
 
 # -- samples, processors and encoders ---------------------------------------------------------------------------------
-def raw_of(samples: Samples) -> list[Any]:
-    """Return all samples, in a list that keeps their ids."""
-    return cast("list[Any]", next(iter(samples.batches(len(samples)))).samples)
+def raw_of(samples: Samples) -> Sequence[Any]:
+    """Return all samples, with their ids."""
+    return next(iter(samples.batches(len(samples)))).samples
 
 
 def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
     """Return all arguments of a forward of a network."""
-    return dict(network.preprocess(list(raw_of(samples))))
+    return dict(network.preprocess(raw_of(samples)))
 
 
 def images_of(samples: Sequence[Any]) -> list[Any]:

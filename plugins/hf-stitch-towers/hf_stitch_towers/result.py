@@ -41,6 +41,8 @@ WORDS = {
 }  # fmt: skip
 """Names of figures in tables."""
 
+GONE = "this result was read from a file, which contains no network: do the job again"
+
 Figures = Mapping[str, Score]
 
 
@@ -88,8 +90,10 @@ class Exchanged(Result):
             the largest output.
         notes: What to know.
         captions: Of the first test images, if the processor of the original has a tokenizer.
-        model: The network: an adapter if the map was folded, else a stitched model; not in the saved result.
+        model: The network, with ``generate``: one of the class if the map was folded, else a stitched model; not in the
+            saved result.
         processor: Of images and texts for the network, or the tokenizer alone; not in the saved result.
+        reader: What turns raw samples into inputs (:meth:`preprocess`); not in the saved result.
     """
 
     page: ClassVar[str] = "hf_stitch_towers.page:section"
@@ -110,6 +114,7 @@ class Exchanged(Result):
     captions: tuple[Caption, ...] = ()
     model: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
     processor: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
+    reader: Any = field(default=None, compare=False, repr=False, metadata={"saved": False})
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -148,7 +153,8 @@ class Exchanged(Result):
             )
         missed = [who for who in self.scores if who not in (EXCHANGED, ORIGINAL, *self.beaten)]
         if missed:
-            text += f". But it is not clearly closer to the original than {' and '.join(missed)}"
+            by = "the divergence of all tokens" if KL in own else "the cosine"
+            text += f". But by {by} it is not clearly closer to the original than {' and '.join(missed)}"
         return text + "."
 
     def _answers(self) -> str:
@@ -164,6 +170,22 @@ class Exchanged(Result):
                 was = format(first[figure].value, form)
                 return f"{text.format(format(own[figure].value, form))} ({was} before; {value} [{low}, {high}]); "
         return ""
+
+    def preprocess(self, samples: Any) -> dict[str, Any]:
+        """Turn raw samples into inputs of the network.
+
+        Args:
+            samples: Images, waveforms, or dictionaries with a text beside them, as those of the exchange.
+
+        Returns:
+            Keyword arguments for ``model.generate`` and the forward.
+
+        Raises:
+            ValueError: If the result was read from a file and has no network, or a sample cannot be read.
+        """
+        if self.reader is None:
+            raise ValueError(GONE)
+        return dict(self.reader.preprocess(samples))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network with its processor and a card.

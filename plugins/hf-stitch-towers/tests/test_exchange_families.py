@@ -14,7 +14,7 @@ from hf_stitch_towers.places import tiles_for
 from test_exchange import IMAGES, MARK, QUIET, SMALL, images, louder, words
 
 import hf_stitch
-from benchmarks.towers_zoo import encoder_of, network, noise, prompted, read
+from benchmarks.towers_zoo import Noise, encoder_of, network, prompted, read
 
 FOLDED = {
     "idefics3": "vision", "smolvlm": "vision", "cohere2_vision": "vision", "blip": "vision", "blip-2": "vision",
@@ -44,14 +44,57 @@ def test_its_own_tower_changes_nothing(kind: str) -> None:
         assert row["kl_divergence"].value < 1e-6 and other["kl_divergence"].value > 1e-4
 
 
+class StackConfig(hf.PretrainedConfig):
+    model_type = "test_stack"
+    hidden_size = 32
+
+
+class Stack(hf.PreTrainedModel):
+    """A tower without blocks: layers one after the other."""
+
+    config_class = StackConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__(config)
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 4, 4), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 1))
+        self.post_init()
+
+    def forward(self, pixel_values: torch.Tensor, **options: Any) -> Any:
+        values = self.body(pixel_values).flatten(2).mT
+        return hf.modeling_outputs.BaseModelOutput(last_hidden_state=values, hidden_states=(values,))
+
+
+def test_a_tower_without_blocks_is_cut_behind_it() -> None:
+    hf.AutoConfig.register("test_stack", StackConfig, exist_ok=True)
+    hf.AutoModel.register(StackConfig, Stack, exist_ok=True)
+    text = hf.LlamaConfig(**SMALL, vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    config = hf.LlavaConfig(
+        vision_config=StackConfig(), text_config=text, image_token_index=MARK, image_seq_length=16,
+        vision_feature_select_strategy="full", vision_feature_layer=-1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = louder(hf.LlavaForConditionalGeneration(config).eval())
+    model.generation_config.update(eos_token_id=2, pad_token_id=0)
+    example = {"pixel_values": torch.randn(2, 3, 16, 16), "input_ids": torch.tensor([[1, *[MARK] * 16, 5]] * 2)}
+    old = hf_stitch.load(model, example_inputs=example, processor=Noise((3, 16, 16)))
+    old = old.beside({"input_ids": example["input_ids"][0]})
+    before = [name for name in old.layers if "language_model" not in name]
+    assert before and "multi_modal_projector" in before[-1]
+    torch.manual_seed(1)
+    vit = hf.ViTModel(hf.ViTConfig(**SMALL, image_size=16, patch_size=8)).eval()
+    found = exchange(old, hf_stitch.load(vit, processor=Noise((3, 16, 16))), images(48), "vision", QUIET)
+    assert not found.folded and found.model.generate(**found.preprocess(images(2)), max_new_tokens=2).shape[0] == 2
+
+
 def test_packed_patches_take_another_encoder() -> None:
     old = prompted(built("qwen2_vl"))
     assert old.spec("model.visual.merger").grid == old.interface.grids[0]
     torch.manual_seed(1)
     vit = hf.ViTModel(hf.ViTConfig(**SMALL, **IMAGES)).eval()
-    found = exchange(old, hf_stitch.load(vit, processor=noise((3, 16, 16))), images(48), "vision", QUIET)
+    found = exchange(old, hf_stitch.load(vit, processor=Noise((3, 16, 16))), images(48), "vision", QUIET)
     assert not found.folded and found.scores["mean only"]["kl_divergence"].value > 1e-4
-    pixels, options = found.model.preprocess(images(2, seed=3)), {"max_new_tokens": 4, "min_new_tokens": 4}
+    pixels, options = found.preprocess(images(2, seed=3)), {"max_new_tokens": 4, "min_new_tokens": 4}
     cached = found.model.generate(**pixels, **options)
     assert torch.equal(cached, found.model.generate(**pixels, **options, use_cache=False))
 
@@ -82,10 +125,10 @@ def test_tiles_are_normalised_as_the_new_tower_reads_them() -> None:
     encoder = hf_stitch.load(clip, processor=processor)
     found = exchange(old, encoder, images(48), "vision", QUIET, matcher="ridge")
     assert found.folded and found.error < 1e-5 and not found.notes
-    own = found.model.preprocess(images(3))["pixel_values"]
+    own = found.preprocess(images(3))["pixel_values"]
     assert own.shape == (3, 2, 3, 16, 16)
     torch.testing.assert_close(own, tiles_for(encoder, old.preprocess(images(3))["pixel_values"], old))
-    plain = hf_stitch.load(clip, processor=noise((3, 16, 16)))
+    plain = hf_stitch.load(clip, processor=lambda image: torch.zeros(3, 16, 16))
     with pytest.raises(ValueError, match="reads 2 tiles"):
         exchange(old, plain, images(48), "vision", QUIET)
 
@@ -112,9 +155,9 @@ def test_waveforms_are_heard_by_both_extractors(tmp_path: Path) -> None:
     assert plain.config.encoder_layers == 3
     extractor: Any = hf.AutoFeatureExtractor.from_pretrained(tmp_path / "new")
     inputs = extractor(waves[:2], sampling_rate=16_000, return_tensors="pt")
-    torch.testing.assert_close(inputs["input_features"], found.model.preprocess(waves[:2])["input_features"])
+    torch.testing.assert_close(inputs["input_features"], found.preprocess(waves[:2])["input_features"])
     options = {"max_new_tokens": 4, "min_new_tokens": 4}
-    own = found.model.model.generate(**inputs, **options)
+    own = found.model.generate(**inputs, **options)
     assert torch.equal(plain.generate(**inputs, **options), own)
     with pytest.raises(ValueError, match="no waveform of one channel"):
-        found.model.preprocess([np.zeros((2, 100), dtype="float32")])
+        found.preprocess([np.zeros((2, 100), dtype="float32")])
