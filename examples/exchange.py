@@ -9,7 +9,7 @@ import hf_stitch
 
 old = captioner()  # "this is a three"
 other = vit(seed=1)  # trained apart from the encoder of old
-images = digits().take(600)  # whose labels are not read
+images = digits().take(600).unlabelled()
 
 encoder = hf_stitch.load(other.model.vit, processor=other.processor)
 found = hf_stitch.swap(old, encoder, images, part="vision", progress=False)

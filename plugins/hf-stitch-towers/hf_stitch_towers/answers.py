@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch import Samples
+from hf_stitch.data.samples import ids_of
 
 MOST = 32
 """Largest number of classes whose names are compared; each of several tokens costs a forward for every row."""
@@ -31,19 +32,43 @@ class Asked:
     right: int
 
 
-def asked_of(samples: Samples) -> dict[Any, Asked]:
+def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
     """Return what is right for each sample: its ``answer``, or else the name of its class among those of all classes.
 
+    Args:
+        samples: The samples.
+        tokenizer: The tokenizer of the network; ``None`` if it has none.
+
     Returns:
-        Id -> what could be written; empty if samples have neither, or classes are more than :data:`MOST`.
+        Id -> what could be written, empty if samples have neither; and why names of classes are not asked for.
     """
-    raw = [each for batch in samples.batches(256) for each in batch.samples]
-    if raw and isinstance(raw[0], Mapping) and "answer" in raw[0]:
-        return {name: Asked((str(each["answer"]),), 0) for name, each in zip(samples.ids, raw, strict=True)}
-    names = None if samples.undecided else samples.label_names
-    if names is None or not 1 < len(names) <= MOST:
-        return {}
-    return {name: Asked(names, label) for name, label in zip(samples.ids, samples.labels or (), strict=True)}
+    raw = samples.take(1).batches(1)
+    answers = any(isinstance(each, Mapping) and "answer" in each for batch in raw for each in batch.samples)
+    if answers and tokenizer is None:
+        raise ValueError("samples have answers, and the processor of the network has no tokenizer to read them with")
+    if answers:
+        rows = (
+            (name, each)
+            for batch in samples.batches(256)
+            for name, each in zip(ids_of(batch.samples), batch.samples, strict=True)
+        )
+        return {name: Asked((str(each["answer"]),), 0) for name, each in rows}, ""
+    names = None if samples.undecided or tokenizer is None else samples.label_names
+    if names is None or len(names) < 2:
+        return {}, ""
+    if len(names) > MOST:
+        return {}, f"no accuracy: names of {len(names)} classes are more than the {MOST} that are compared"
+    try:
+        different(names, [tokens_of(tokenizer, [], name) for name in names])
+    except Exception as problem:  # tokenizers raise anything for a word that they do not know
+        return {}, f"no accuracy: the tokenizer cannot tell the names of classes apart ({problem})"
+    return {name: Asked(names, label) for name, label in zip(samples.ids, samples.labels or (), strict=True)}, ""
+
+
+def different(choices: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError if two choices have the same tokens."""
+    if len(set(map(tuple, rows))) < len(rows):
+        raise ValueError(f"the tokenizer has the same tokens for some of {', '.join(choices)}")
 
 
 def tokens_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
@@ -95,8 +120,7 @@ def rounds(
     rows = [[tokens_of(tokenizer, row, choice) for choice in each.choices]
             for row, each in zip(texts.tolist(), asked, strict=True)]  # fmt: skip
     for each, own in zip(asked, rows, strict=True):
-        if len(set(map(tuple, own))) < len(own):
-            raise ValueError(f"the tokenizer has the same tokens for some of {', '.join(each.choices)}")
+        different(each.choices, own)
     for several in zip(*rows, strict=True):
         longest = max(map(len, several))
         ids = torch.tensor([[*own, *[padding] * (longest - len(own))] for own in several])

@@ -114,7 +114,7 @@ def _exchanged(
     """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
     fit, choose, rest, test = parts
     tokenizer = getattr(old.processor, "tokenizer", None)
-    asked = asked_of(test) if tokenizer is not None else {}
+    asked, untold = asked_of(test, tokenizer)
     job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer, asked), run)
     job.check(fit)
     place, why = place_of(job, fit, encoder_layer, target_layer)
@@ -132,7 +132,7 @@ def _exchanged(
     }  # fmt: skip
     measured = scored(place, test, rows)
     done = final.finished(test)
-    notes = [f"the map is not folded: {why}"] if why else []
+    notes = [note for note in (f"the map is not folded: {why}" if why else "", untold) if note]
     shown = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
