@@ -24,7 +24,7 @@ from hf_stitch_towers.answers import asked_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
 from hf_stitch_towers.outputs import Captions, Outputs, written
-from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, hearing, place_of, tower_alone
+from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, hearing, place_of, raw_of, tower_alone
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
@@ -83,7 +83,8 @@ def exchange(
     """
     if run.planning:
         raise ValueError("an exchange of a tower has no plan: try it with fewer images, of which it needs some hundred")
-    old, notes = ready(load_on(model, run.processes.device))
+    old, read = ready(load_on(model, run.processes.device))
+    notes: list[str] = []
     new = load_on(encoder, run.processes.device)
     if new.interface.given:
         new = tower_alone(new, tower_of(new.model, part))
@@ -97,6 +98,10 @@ def exchange(
     if len(samples) < least:
         raise ValueError(f"{len(samples)} images are too few: pass {least} or more, better some hundred")
     rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
+    if read and not all(
+        isinstance(each := raw_of(part.take(1))[0], Mapping) and "text" in each for part in (rest, test)
+    ):
+        notes.append(f"images without a text were read with the text {read!r}")
     fit, choose = rest.split(SHARE, run.seed)
     if len(test) < FEWEST:
         raise ValueError(f"{len(test)} images to test on are too few: pass {FEWEST} or more as data")
@@ -192,22 +197,22 @@ def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict
         }  # fmt: skip
 
 
-def ready(network: Adapter) -> tuple[Adapter, list[str]]:
-    """Return a network that knows what it reads beside an image, and what to know about that."""
+def ready(network: Adapter) -> tuple[Adapter, str]:
+    """Return a network that knows what it reads beside an image, and a text that was chosen for that, if one was."""
     given, model = network.interface.given, cast("Any", network.model)
     if network.interface.prompt or not given:
-        return network, []
+        return network, ""
     if not model.can_generate():  # two towers, of which one does not read what the other does
-        return network.beside({name: value[0] for name, value in network.example.items() if name in given}), []
+        return network.beside({name: value[0] for name, value in network.example.items() if name in given}), ""
     if given != ("decoder_input_ids",):
         try:
-            return network.beside(PROMPT), [f"images without a text were read with the text {PROMPT!r}"]
+            return network.beside(PROMPT), PROMPT
         except ValueError:  # samples have texts, or the message names what is missing
-            return network, []
+            return network, ""
     first = start_of(model)
     if first is None:
         raise ValueError(
             f"the first token of the decoder of {type(model).__name__} is unknown: set "
             "model.generation_config.decoder_start_token_id"
         )
-    return network.beside({"decoder_input_ids": [first]}), []
+    return network.beside({"decoder_input_ids": [first]}), ""

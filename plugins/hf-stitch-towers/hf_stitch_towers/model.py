@@ -215,7 +215,17 @@ class StitchedModelForImageTextToText(StitchedModel):
         takes = self.source.takes
         if not takes.given:  # a processor of images and texts makes what the target reads, too
             part = getattr(self.processor, "image_processor", self.processor)
-            return preprocess(samples, part, self.interface, self.source, offsets=offsets)
+            found = preprocess(samples, part, self.interface, self.source, offsets=offsets)
+            if not any(isinstance(each, Mapping) and each.get("text") is not None for each in samples):
+                return found
+            if not hasattr(self.processor, "tokenizer"):
+                raise ValueError(
+                    "samples have texts, which the processor of the source does not read: pass what a processor of the "
+                    "target makes of them as arguments, or leave them out to use the context of the target"
+                )
+            own = self.target.interface
+            made = inputs_of(samples, self.processor, own, self.target.model, accepts=self.context_names)
+            return {**{name: value for name, value in made.items() if name not in own.content}, **found}
         name = takes.content[0]
         mark = placeholder(self.source.model, MEDIA[name]) if name in MEDIA else None
         ids = takes.prompt.get("input_ids", ())

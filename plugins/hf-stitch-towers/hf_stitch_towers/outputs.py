@@ -251,10 +251,10 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
     Raises:
         ValueError: If what it writes is not what it predicts from its own words.
     """
-    if _text_of(model)[1] == "attention_mask" and "attention_mask" in inspect.signature(model.forward).parameters:
+    if text_of(model)[1] == "attention_mask" and "attention_mask" in inspect.signature(model.forward).parameters:
         inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}  # else one is guessed, or missing
     begun, new, counted = written(model, inputs)
-    name, mask, mark = *_text_of(model), placeholder(model, "image")
+    name, mask, mark = *text_of(model), placeholder(model, "image")
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
         found = Written(inputs, name, mask, types, begun, new, counted)
         logits = model(**found.full).logits[:, -new.shape[1] :].clone()
@@ -282,7 +282,7 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     Raises:
         ValueError: If texts are padded behind, or the network does not generate, or writes nothing.
     """
-    name, mask = _text_of(model)
+    name, mask = text_of(model)
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
         raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
     own, mark = model.generation_config, placeholder(model, "image")
@@ -300,7 +300,7 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
         raise ValueError(f"{type(model).__name__} does not generate from these inputs: {error}") from error
     finally:
         model.generation_config = own
-    begun, new = _divided(ids, inputs[name])
+    begun, new = divided(ids, inputs[name])
     if not new.shape[1]:
         raise ValueError(f"{type(model).__name__} writes nothing about these images")
     ends = plain.eos_token_id
@@ -308,7 +308,7 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     return begun, new, (ended.cumsum(1) - ended.long()) == 0
 
 
-def _divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Return the text that a network continued, and what it wrote behind it."""
     count = given.shape[1]
     if torch.equal(ids[:, :count], given):
@@ -326,7 +326,7 @@ def padding_of(model: Any) -> int:
     return 0 if found is None else int(found)
 
 
-def _text_of(model: Any) -> tuple[str, str]:
+def text_of(model: Any) -> tuple[str, str]:
     """Return the arguments of the text that a network continues, and of its mask."""
     decodes = bool(model.config.is_encoder_decoder)
     return ("decoder_input_ids", "decoder_attention_mask") if decodes else ("input_ids", "attention_mask")

@@ -40,7 +40,7 @@ from hf_stitch_towers.folding import (
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import Hearing, ImageAndTextProcessor, inputs_of
-from hf_stitch_towers.outputs import TOKENS, Outputs, written
+from hf_stitch_towers.outputs import TOKENS, Outputs, divided, text_of, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
 FEWEST = 8
@@ -411,11 +411,13 @@ class StitchedMap(Map):
         return self.place.job.like_old(made.values)
 
     def written(self, model: Any, samples: Samples) -> Tensor:
-        """Let the stitched model write, from the context of its target."""
-        inputs = model.preprocess(images_of(raw_of(samples)))
-        ids: Tensor = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-        prompt: list[int] = next(iter(self.place.job.old.interface.prompt.values()), [])
-        return ids[:, len(prompt) :] if ids[0, : len(prompt)].tolist() == list(prompt) else ids
+        """Let the stitched model write, in the context of the original."""
+        own, raw = full_inputs(self.place.job.old, samples), raw_of(samples)
+        content = self.place.job.old.interface.content
+        context = {name: own[name] for name in model.context_names if name in own and name not in content}
+        images = model.preprocess(images_of(raw))
+        ids = model.generate(**images, **context, max_new_tokens=TOKENS, do_sample=False)
+        return divided(ids, own[text_of(self.place.job.old.model)[0]])[1]
 
     def finished(self, samples: Samples) -> Finished:
         """Return the stitched model; what it computes is what was scored."""

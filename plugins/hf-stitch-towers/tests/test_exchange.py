@@ -494,3 +494,21 @@ def test_a_pipeline_reads_an_exchanged_network(kind: str, how: str, tmp_path: Pa
     ids = found.model.generate(**own, max_new_tokens=3, min_new_tokens=3)
     ends = old.processor.tokenizer.batch_decode(ids[:, -3:])
     assert [each["generated_text"].split()[-3:] for each in made] == [end.split() for end in ends]
+
+
+def test_each_image_is_read_with_its_own_text(tmp_path: Path) -> None:
+    given = network("llava")
+    old = hf_stitch.load(given.model, processor=given.processor)
+    rows = [{"image": image, "text": f"<image> w5{' w6' * (place % 3)}"} for place, image in enumerate(images(48))]
+    encoder = hf_stitch.load(vit(patch_size=8), processor=of_images())
+    found = exchange(old, encoder, rows, "vision", QUIET, matcher="ridge")
+    assert not found.folded and not any("Describe" in note for note in found.notes)
+    written = found.model.generate(**found.preprocess([rows[each.image] for each in found.captions]),
+                                   max_new_tokens=16, do_sample=False)[:, -16:]  # fmt: skip
+    texts = given.processor.tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert texts == [each.after for each in found.captions]
+    found.save_pretrained(tmp_path / "new")
+    again: Any = hf_stitch.StitchedModel.from_pretrained(tmp_path / "new")
+    assert again.preprocess(images(2)).keys() == {"pixel_values"}
+    with pytest.raises(ValueError, match="samples have texts"):
+        again.preprocess(rows[:2])
