@@ -412,16 +412,20 @@ class StitchedMap(Map):
 
     def written(self, model: Any, samples: Samples) -> Tensor:
         """Let the stitched model write, in the context of the original."""
-        own, raw = full_inputs(self.place.job.old, samples), raw_of(samples)
-        content = self.place.job.old.interface.content
-        context = {name: own[name] for name in model.context_names if name in own and name not in content}
-        images = model.preprocess(images_of(raw))
-        ids = model.generate(**images, **context, max_new_tokens=TOKENS, do_sample=False)
+        own = full_inputs(self.place.job.old, samples)
+        ids = model.generate(**self._inputs(samples, own), max_new_tokens=TOKENS, do_sample=False)
         return divided(ids, own[text_of(self.place.job.old.model)[0]])[1]
 
+    def _inputs(self, samples: Samples, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the stitched model: images for its source, and what its target reads beside them."""
+        names, content = getattr(self.model, "context_names", ()), self.place.job.old.interface.content
+        beside = {name: own[name] for name in names if name in own and name not in content}
+        return {**self.model.preprocess(images_of(raw_of(samples))), **beside}
+
     def finished(self, samples: Samples) -> Finished:
-        """Return the stitched model; what it computes is what was scored."""
+        """Return the stitched model."""
         old = self.place.job.old
+        error = self._error(samples.take(min(len(samples), 4)))
         processor = with_images(old.processor, self.place.job.new.processor, None)
         found, note = None, ""
         if hasattr(processor, "tokenizer"):
@@ -433,7 +437,20 @@ class StitchedMap(Map):
             check_saves(self.model)
         except ValueError as problem:  # now, and not when someone comes back to save it
             notes.append(str(problem))
-        return Finished(self.model, self.model, found, 0.0, tuple(notes))
+        return Finished(self.model, self.model, found, error, tuple(notes))
+
+    @torch.no_grad()
+    def _error(self, samples: Samples) -> float:
+        """Return how far the outputs of the stitched model are from those that were scored."""
+        job, own = self.place.job, full_inputs(self.place.job.old, samples)
+        wanted = job.outputs.plain(self.place.reader(own)(self.features(samples)))
+        found = job.outputs.plain(self.model(**self._inputs(samples, own)))
+        error = float((wanted - found).abs().max() / wanted.abs().max())
+        if not error <= EQUAL[torch.finfo(wanted.dtype).bits < 32]:
+            raise ValueError(
+                f"the stitched model computes something else than was scored (outputs differ by {error:.2g})"
+            )
+        return error
 
 
 def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: Sequence[str]) -> str:
