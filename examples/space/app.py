@@ -18,8 +18,12 @@ layer, a fitted map carries its activations over, the second continues. Then try
 **Describe** gives a network that writes captions another vision encoder.
 """
 DESCRIBE = """A small network writes captions of the pictures of the gallery. Its vision encoder is exchanged for
-another network without labels, by a fitted map. Is it as good as before?
+another network without labels, by a fitted map. Is it as good as before? Source, target and own samples do not count
+here.
 """
+
+ONE = {"concurrency_id": "networks", "concurrency_limit": 1}
+"""Jobs share networks and random numbers, so that one runs at a time."""
 
 
 def told(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,17 +136,20 @@ with gr.Blocks(title="hf-stitch gallery") as demo:
             encoder = gr.Dropdown(names, value=gallery.TRANSFORMERS[1], label="New vision encoder")
         describe_button = gr.Button("Exchange", variant="primary")
         described = gr.Markdown()
-        describe_plot = gr.Plot(label="Distance from the original, beside baselines")
-        captions = gr.HTML(label="Captions before and after")
+        gr.Markdown("Distance from the original, beside baselines")
+        describe_plot = gr.Plot(show_label=False)  # a label covers the first row
+        captions = gr.HTML()
         describe_files = gr.File(label="Report and network", file_count="multiple")
 
-    compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas])
-    gr.on([demo.load, a.change, b.change], list_cuts, [a, b], [la, lb])
+    compare_button.click(compare, [a, b, files, lines], [atlas_plot, compared, atlas_files, atlas], **ONE)
+    gr.on([demo.load, a.change, b.change], list_cuts, [a, b], [la, lb], **ONE)
     gr.on([a.change, b.change], lambda: (None, None), None, [atlas, stitched])  # which are of other networks
-    stitch_button.click(stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched])
+    stitch_button.click(
+        stitch, [a, b, la, lb, files, lines, atlas], [score_plot, scored, stitch_files, stitched], **ONE
+    )
     example_button.click(example, None, image)
-    try_button.click(answer, [stitched, image, text], [own, target])
-    describe_button.click(describe, [writer, encoder], [described, describe_plot, captions, describe_files])
+    try_button.click(answer, [stitched, image, text], [own, target], **ONE)
+    describe_button.click(describe, [writer, encoder], [described, describe_plot, captions, describe_files], **ONE)
 
 demo.queue(max_size=16, default_concurrency_limit=1)
 

@@ -88,11 +88,11 @@ def pictures() -> hf_stitch.Samples:
     """Return the images on which the networks of the gallery are trained, in colour as photographs are.
 
     Raises:
-        ValueError: If :data:`DATA` has no images with labels.
+        ValueError: If :data:`DATA` has no images of two or more classes.
     """
     read = hf_stitch.Samples.of(read_data(DATA, split="train"))
-    if read.modality != "image" or not read.is_labelled or len(read) < 4:
-        raise ValueError(f"GALLERY_DATA must name four or more images with labels, got {read} from {DATA}")
+    if read.modality != "image" or not read.is_labelled or len(read) < 4 or (read.num_classes or 0) < 2:
+        raise ValueError(f"GALLERY_DATA must name four or more images of two or more classes, got {read} from {DATA}")
     read = read.split(SAMPLES, seed=0)[1] if len(read) > SAMPLES else read
     images = [image.convert("RGB") for batch in read.batches(64) for image in batch.samples]
     for image in images:
@@ -334,11 +334,12 @@ class Described:
     def table(self, most: int = 12) -> str:
         """Return the first pictures with their captions as a table in HTML."""
         rows = []
+        style = "height: 64px; max-width: none; image-rendering: pixelated"  # also where a page has rules for images
         for picture, *texts in zip(self.pictures[:most], self.classes, self.before, self.after, strict=False):
             picture.save(png := BytesIO(), "PNG")
             source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
             cells = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
-            rows.append(f'<tr><td><img src="{source}" alt="" height="64"></td>{cells}</tr>')
+            rows.append(f'<tr><td><img src="{source}" alt="" style="{style}"></td>{cells}</tr>')
         heads = "".join(f"<th>{head}</th>" for head in ("Picture", "Class", "Before", "After"))
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -411,6 +412,8 @@ def describe(writer: str, encoder: str) -> Described:
     if len(pictures()) < FEWEST:
         raise Refused(f"Captions need {FEWEST} pictures or more, and GALLERY_DATA has {len(pictures())}.")
     seen, unseen = pictures().split(UNSEEN, seed=0)
+    # Folders come class by class, and only the first pictures are shown.
+    unseen = unseen.select(torch.randperm(len(unseen), generator=torch.Generator().manual_seed(0)).tolist())
     old, new = captioner(writer), trained(encoder)
     if encoder in TRANSFORMERS:
         new = hf_stitch.load(new.model.vit, processor=new.processor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,12 @@ def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterato
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
-    steps = epochs * math.ceil(len(labels) / BATCH)
+    cuts = list(range(BATCH, len(labels) - 1, BATCH))  # BatchNorm takes no single sample: it joins the last batch
+    steps = epochs * (len(cuts) + 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(epochs):
         model.train()
-        for batch in torch.randperm(len(labels)).split(BATCH):
+        for batch in torch.randperm(len(labels)).tensor_split(cuts):
             loss = functional.cross_entropy(logits_of(model(inputs[batch])), labels[batch])
             optimizer.zero_grad()
             loss.backward()

@@ -121,6 +121,7 @@ def test_captions_need_pictures_and_networks_of_the_gallery(
         gallery.describe("transformer, seed 0", "transformer, seed 1")
     forget(gallery)
     assert gallery.caption_of(names[0]) == "a picture of a <i>black cat"
+    assert set(done.classes[:8]) == {"<i>black  cat", "dog"}  # a folder comes class by class
     assert set(done.before) <= {gallery.caption_of(name) for name in names} and done.right(done.before) > 0.6
     report = Path(gallery.downloads({"a": done.found}, None, tmp_path / "out")[0]).read_text()
     for page in (done.table(), report):
@@ -172,6 +173,17 @@ def test_real_pictures_are_read_from_a_folder(gallery: Any, tmp_path: Path, monk
     gallery.pictures.cache_clear()
     assert read.label_names == ("cat", "dog") and len(read) == 8
     assert next(read.batches(1)).samples[0].size == (256, 128)
+    monkeypatch.setattr(gallery, "DATA", str(tmp_path / "pictures" / "cat"))
+    with pytest.raises(ValueError, match=r"four or more images of two or more classes, got .* from .*cat"):
+        gallery.pictures()
+
+
+@pytest.mark.parametrize("architecture", ["cnn", "vit"])
+def test_one_picture_more_than_whole_batches_trains_a_network(gallery: Any, architecture: str) -> None:
+    images = [Image.new("RGB", (20, 20), (7 * number, 0, 0)) for number in range(gallery.networks.BATCH + 1)]
+    samples = hf_stitch.Samples.of(images, label=[number % 2 for number in range(len(images))])
+    network = gallery.networks.build(architecture, 0, samples)
+    assert len(list(gallery.networks.train(network, samples, 2, 0))) == 2
 
 
 def test_many_layers_are_thinned(gallery: Any) -> None:

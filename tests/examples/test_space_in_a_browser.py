@@ -96,10 +96,19 @@ def test_a_captioner_gets_another_encoder(page: Any, tmp_path: Path) -> None:
     page.get_by_role("button", name="Exchange", exact=True).click()
     page.get_by_text("captions name the right class for").wait_for()
     page.get_by_role("cell", name="a picture of a ").first.wait_for()
+    shown = page.locator("td img").first
+    assert shown.bounding_box()["height"] == 64 and shown.evaluate("image => image.naturalHeight") == 8
     (found,) = hf_stitch.load_report(downloaded(page, "report.html", tmp_path))
     assert found.folded and found.captions
     with zipfile.ZipFile(downloaded(page, "exchanged.zip", tmp_path)) as packed:
         assert "exchanged/model.safetensors" in packed.namelist()
+
+
+def test_jobs_on_networks_run_one_at_a_time(address: str) -> None:
+    given = "[each.concurrency_id for each in app.demo.fns.values() if hasattr(each.fn, '__wrapped__')]"
+    command = [PYTHON, "-c", f"import app; print(*{given})"]
+    done = subprocess.run(command, cwd=ROOT / "examples" / "space", capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["networks"] * 5
 
 
 def test_what_is_refused_is_told(page: Any) -> None:
