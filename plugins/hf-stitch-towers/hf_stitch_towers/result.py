@@ -152,7 +152,7 @@ class Exchanged(Result):
                 f"original's of the same image; the cosine with it is {own[CLOSENESS].value:.3f}"
             )
         missed = [who for who in self.scores if who not in (EXCHANGED, ORIGINAL, *self.beaten)]
-        if missed:
+        if missed and not np.isnan(share.value):
             by = "the divergence of all tokens" if KL in own else "the cosine"
             text += f". But by {by} it is not clearly closer to the original than {' and '.join(missed)}"
         return text + "."
