@@ -616,8 +616,8 @@ class Adapter:
             ValueError: By default: the library of the network knows no parts.
         """
         raise ValueError(
-            f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: leave out "
-            "part, install a plugin for networks that read images with texts, or load it with a processor of images"
+            f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: pass a "
+            "network that reads images (sound) with texts, then the encoder; the plugin is hf-stitch-towers"
         )
 
     # -- inside ------------------------------------------------------------------------------------

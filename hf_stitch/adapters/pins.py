@@ -37,12 +37,12 @@ UNREAD = frozenset(
     (
         *("name_or_path", "generation_config", "warnings_issued", "pretrained_cfg", "default_cfg", "_traits"),
         *("hf_device_map", "_hf_hook", "_old_forward", "_original_forward", "_is_hf_initialized", "_use_kernels"),
-        *("_weight_conversions", "pooling_mult"),
+        *("_weight_conversions", "pooling_mult", "rope_deltas"),
         *("grad_checkpointing", "gradient_checkpointing", "_gradient_checkpointing_func"),
         *("drop_prob", "dropout", "attention_dropout", "activation_dropout", "layerdrop", "momentum", "inplace"),
     )
 )
-"""Attributes of modules that no forward in eval mode reads: how they were loaded, and how they are trained."""
+"""Attributes that no forward in eval mode reads: how modules were loaded and are trained, what the last run left."""
 
 REPLACED = frozenset(("forward", "to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"))
 """Methods that accelerate replaces in offloaded networks: the forward loads weights first, moves are refused."""

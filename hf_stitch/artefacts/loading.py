@@ -42,7 +42,6 @@ from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN
 from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft
-from hf_stitch.registry import registries
 from hf_stitch.storage.folders import load_whole
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def _read_beside(model: StitchedModel, files: SavedFiles) -> None:
     reads = isinstance(model.source, PrefixFront)  # the tokens of the target
     blueprint = getattr(model.config, "target" if reads else "source")["blueprint"]
     with named_files(files.folder, files.names) as beside:
-        model.processor = registries.adapters.get(blueprint["library"])().processor_of(blueprint, str(beside))
+        model.processor = model.processor_in(str(beside), blueprint)
         if isinstance(model.source, PrefixFront):
             tokenizer = Tokenizer.from_file(str(beside / SOURCE_TOKENIZER))
             model.source.attach(tokenizer, fast(model.processor, "target"))

@@ -41,6 +41,7 @@ from hf_stitch.artefacts.stitcher import Stitcher
 from hf_stitch.options import checked
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
@@ -395,6 +396,10 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             Argument name -> batched tensor, for :meth:`forward`.
         """
         return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
+
+    def processor_in(self, folder: str, blueprint: Mapping[str, Any]) -> Any:
+        """Load the processor that is saved in a folder, as the library of a network does, of which this is a record."""
+        return registries.adapters.get(blueprint["library"])().processor_of(blueprint, folder)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that the source reads.

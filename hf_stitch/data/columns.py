@@ -113,7 +113,8 @@ def find_samples(
     if text is not None:
         return "text", (text,) if text_pair is None else (text, text_pair)
     if image is not None:
-        return "image", (image,)
+        answers = kinds.get(ANSWER) == "text"
+        return ("image and text", (image, ANSWER)) if answers else ("image", (image,))
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
     if sorted(kind for name, kind in candidates.items() if name != ANSWER or len(candidates) == 2) == ["image", "text"]:
         order = sorted(candidates, key=lambda name: (candidates[name] != "image", name == ANSWER))

@@ -108,7 +108,8 @@ def swap(
             object. Not allowed for a relative model, which needs no map.
         baselines: Further matchers to score for comparison. Default: ``inverse_relative``.
         data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
-            all figures except agreement. Default: no scores; with ``part``, a quarter of the images.
+            all figures except agreement. Default: no scores; with ``part``, a quarter of the images, of which classes
+            with names or a column ``answer`` tell what is right.
         paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
         task: Task of the head of a network. ``"auto"`` takes the task of the network. Not allowed for a stitched model.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``.

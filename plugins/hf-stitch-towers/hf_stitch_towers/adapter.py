@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -93,8 +94,8 @@ class ImageTextAdapter(Adapter):
             )
         shape = self.interface.shapes[self.interface.content[0]]
         height, width = shape[-2:] if len(shape) >= 3 else (64, 64)
-        blank = Image.new("RGB", (width, height), "grey")
-        found = self._inputs([{"image": blank, "text": text}])
+        blank: Any = {"image": Image.new("RGB", (width, height), "grey"), "audio": np.zeros(16_000, dtype=np.float32)}
+        found = self._inputs([{self._media: blank.get(self._media), "text": text}])
         return {
             name: value[0]
             for name, value in found.items()

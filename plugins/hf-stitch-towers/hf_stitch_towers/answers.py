@@ -42,6 +42,9 @@ def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
     Returns:
         Id -> what could be written, empty if samples have neither; and why names of classes are not asked for.
     """
+    kind = samples._source.table.kinds.get("answer", "text")
+    if kind != "text" and samples.modality != "text":
+        raise ValueError(f"the column 'answer' must have a text for each sample, got {kind}: leave the others out")
     raw = samples.take(1).batches(1)
     answers = any(isinstance(each, Mapping) and "answer" in each for batch in raw for each in batch.samples)
     if answers and tokenizer is None:
@@ -52,7 +55,10 @@ def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
             for batch in samples.batches(256)
             for name, each in zip(ids_of(batch.samples), batch.samples, strict=True)
         )
-        return {name: Asked((str(each["answer"]),), 0) for name, each in rows}, ""
+        found = {name: str(each["answer"]) for name, each in rows}
+        if blank := [name for name, text in found.items() if not text.strip()]:
+            raise ValueError(f"the answer of sample {blank[0]!r} is empty: leave it out")
+        return {name: Asked((text,), 0) for name, text in found.items()}, ""
     names = None if samples.undecided or tokenizer is None else samples.label_names
     if names is None or len(names) < 2:
         return {}, ""

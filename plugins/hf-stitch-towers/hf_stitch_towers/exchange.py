@@ -37,6 +37,9 @@ SHARE = 0.25
 LEAST = {True: 43, False: 32}
 """Least number of images, with those to test on and without."""
 
+PARTS = ("vision", "audio")
+"""Towers that can be exchanged."""
+
 RESAMPLES = 1000
 
 SHOWN = 8
@@ -81,6 +84,8 @@ def exchange(
     Raises:
         ValueError: If the model has no such tower, the encoder does not fit, or images are too few.
     """
+    if part not in PARTS:
+        raise ValueError(f"part must be {' or '.join(map(repr, PARTS))}, got {part!r}")
     if run.planning:
         raise ValueError("an exchange of a tower has no plan: try it with fewer images, of which it needs some hundred")
     old, read = ready(load_on(model, run.processes.device))
@@ -102,6 +107,8 @@ def exchange(
         isinstance(each := raw_of(part.take(1))[0], Mapping) and "text" in each for part in (rest, test)
     ):
         notes.append(f"images without a text were read with the text {read!r}")
+    elif any(isinstance(each, Mapping) and "text" in each for each in raw_of(rest.take(1))):
+        notes.append("each sample was read with its own text")
     fit, choose = rest.split(SHARE, run.seed)
     if len(test) < FEWEST:
         raise ValueError(f"{len(test)} images to test on are too few: pass {FEWEST} or more as data")

@@ -170,7 +170,7 @@ def begun(made: Mapping[str, Any], count: int, given: Sequence[str], first: int 
     text, mask = (found.pop(name, None) if own else None for name in ("input_ids", MASK))
     if text is not None and mask is None:
         mask = torch.ones_like(text)
-    if first is not None and (text is None or bool((text[:, :1] != first).any())):
+    if first is not None and (text is None or not text.shape[1] or bool((text[:, :1] != first).any())):
         begin = torch.full((count, 1), first)
         text = begin if text is None else torch.cat([begin.to(text), text], 1)
         mask = None if mask is None else torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
@@ -185,6 +185,10 @@ def _row(sample: Any, id_: Id, interface: Interface) -> _Row:
     """Divide a sample into its image and its text."""
     if (missing := missing_in(sample, "image")) is not None:
         raise ValueError(f"sample {id_!r} has no {missing} (None): leave it out")
+    if isinstance(sample, str):
+        raise ValueError(
+            f"sample {id_!r} is a text, and {interface.content[0]} is to be read: name the column of images"
+        )
     if not isinstance(sample, Mapping):
         return _Row(id_, sample, None)
     names = (KIND.get(interface.content[0], "audio"), interface.content[0])
@@ -274,6 +278,10 @@ def _heard(rows: Sequence[_Row], processor: Any, interface: Interface, prompt: s
         raise ValueError(f"sample {wrong[0].id!r} is no waveform of one channel: pass arrays of one axis")
     texts: list[Any] = [prompt if row.text is None else row.text for row in rows]
     options = {"sampling_rate": part.sampling_rate, "return_tensors": "pt"}
+    tokenizer = getattr(processor, "tokenizer", None)
+    if "input_ids" not in interface.given and tokenizer is not None and not any(text is None for text in texts):
+        told = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")  # what a decoder continues
+        return {**part(waves, **options), **told}
     if "input_ids" not in interface.given or any(text is None for text in texts):
         return dict(part(waves, **options))
     return dict(processor(audio=waves, text=texts, padding=True, **options))

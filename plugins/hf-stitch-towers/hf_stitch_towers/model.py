@@ -20,7 +20,7 @@ from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.representation import Representation
 from hf_stitch_towers.examples import MEDIA, placeholder, start_of
-from hf_stitch_towers.inputs import begun, inputs_of
+from hf_stitch_towers.inputs import Hearing, begun, inputs_of
 
 __all__ = ["StitchedModelForImageTextToText"]
 
@@ -210,19 +210,24 @@ class StitchedModelForImageTextToText(StitchedModel):
         found: Tensor = given[name]
         return found
 
+    def processor_in(self, folder: str, blueprint: Mapping[str, Any]) -> Any:
+        """Load the processor of images and texts that is saved in a folder; of images alone, as the base class does."""
+        from hf_stitch_towers.library import ImageText
+
+        whole = ImageText().processor_of(blueprint, folder)
+        return super().processor_in(folder, blueprint) if whole is None else whole
+
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
         """Convert raw samples to inputs with the source's processor; see :meth:`hf_stitch.StitchedModel.preprocess`."""
         takes = self.source.takes
         if not takes.given:  # a processor of images and texts makes what the target reads, too
-            part = getattr(self.processor, "image_processor", self.processor)
+            names = ("image_processor", "feature_extractor")
+            part = next((getattr(self.processor, n) for n in names if hasattr(self.processor, n)), self.processor)
+            part = Hearing(part, takes.content[0]) if hasattr(part, "sampling_rate") else part
             found = preprocess(samples, part, self.interface, self.source, offsets=offsets)
-            if not any(isinstance(each, Mapping) and each.get("text") is not None for each in samples):
+            told = any(isinstance(each, Mapping) and each.get("text") is not None for each in samples)
+            if not told or not hasattr(self.processor, "tokenizer"):  # which the target reads with its own
                 return found
-            if not hasattr(self.processor, "tokenizer"):
-                raise ValueError(
-                    "samples have texts, which the processor of the source does not read: pass what a processor of the "
-                    "target makes of them as arguments, or leave them out to use the context of the target"
-                )
             own = self.target.interface
             made = inputs_of(samples, self.processor, own, self.target.model, accepts=self.context_names)
             return {**{name: value for name, value in made.items() if name not in own.content}, **found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_stitch.reports.section import Section, Table
-from hf_stitch_towers.result import Exchanged, worded
+from hf_stitch_towers.result import ACCURACY, Exchanged, worded
 
 
 def section(result: Exchanged) -> Section:
@@ -14,7 +14,7 @@ def section(result: Exchanged) -> Section:
             [(who, *(str(row[name]) for name in result.figures)) for who, row in result.scores.items()],
         ),
         "Choice of the map": Table(
-            ("matcher", "what chose it, on images that fitted nothing"),
+            ("matcher", "what chose it, the greater the better, on images that fitted nothing"),
             [(name, f"{value:.4g}") for name, value in result.held_out.items()],
         ),
     }
@@ -27,7 +27,11 @@ def section(result: Exchanged) -> Section:
         "Each row is what is read of an image: the new tower through its map, that of another image, the mean "
         "of the old tower for every image, and the new tower as it is and with the mean and variance of the old one. "
         "Divergence is better the lower, all else the higher; likelihoods are changes in nats per token.",
-        "Likeness to the original is not accuracy: to know which network is better at a task, score both on it.",
+        *(
+            ()
+            if ACCURACY in result.figures
+            else ("Likeness to the original is not accuracy: to know which network is better, score both on a task.",)
+        ),
     )
     asked = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
     return Section(

@@ -46,6 +46,9 @@ from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 FEWEST = 8
 """Least number of images to choose by and to test on."""
 
+NORMAL = ("image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "resample")
+"""What an image processor says about colours."""
+
 BLOCK = re.compile(r"\.\d+$")
 """Ends of the names of blocks."""
 
@@ -318,14 +321,27 @@ class FoldedMap(Map):
             raise ValueError(f"the folded network computes something else (outputs differ by {error:.2g})")
         job = self.place.job
         old, new = job.old.interface.prompt, job.new.processor
-        processor = with_images(job.old.processor, new, made.get_submodule(job.tower.name).config)
-        network = hf_stitch.load(made, processor=processor, context=old or None)
-        try:
-            job.outputs.plain(made(**full_inputs(network, samples.take(2))))
-        except Exception as problem:  # of a processor, or of the network that checks its marks
-            note = f"its own processor does not fit, so pass it inputs: {problem}"
-            return Finished(made, network, None, error, (note,))
-        return Finished(made, network, processor if hasattr(processor, "save_pretrained") else None, error)
+        own, part = self.place.inputs(samples.take(2)), samples.take(2)
+        config, problem = made.get_submodule(job.tower.name).config, ""
+        first = with_images(job.old.processor, new, config)
+        several = hasattr(first, "image_processor") and hasattr(new, "save_pretrained")
+        others = composed(job.old.processor, new, {job.tower.content: own[job.tower.content]}) if several else ()
+        for processor in (first, *others):
+            network = hf_stitch.load(made, processor=processor, context=old or None)
+            try:
+                found = full_inputs(network, part)
+                job.outputs.plain(made(**found))
+            except Exception as error_of:  # of a processor, or of the network that checks its marks
+                problem = problem or str(error_of)
+                continue
+            if _same(found[job.tower.content], own[job.tower.content]):
+                return Finished(made, network, processor if hasattr(processor, "save_pretrained") else None, error)
+            problem = problem or "it prepares images in another way than that of the encoder"
+        note = (
+            f"no processor fits the network, so pass it inputs, or load the encoder with a "
+            f"{type(_images_part(job.old.processor)).__name__} of its size: {problem}"
+        )
+        return Finished(made, hf_stitch.load(made, processor=first, context=old or None), None, error, (note,))
 
 
 # -- stitched ---------------------------------------------------------------------------------------------------------
@@ -427,12 +443,18 @@ class StitchedMap(Map):
         old = self.place.job.old
         error = self._error(samples.take(min(len(samples), 4)))
         processor = with_images(old.processor, self.place.job.new.processor, None)
-        found, note = None, ""
+        found, notes = None, []
         if hasattr(processor, "tokenizer"):
-            found = fitting(processor, old, samples.take(1))
-            note = "" if found else "no processor of images and texts fits: use model.preprocess"
+            found = fitting(
+                old, self.place.job.new, samples.take(1), self.model.preprocess(images_of(raw_of(samples.take(1))))
+            )
             self.model.processor = self.model.processor if found is None else found
-        notes = [note] if note else []
+            if found is None:
+                notes.append(
+                    f"no {type(processor).__name__} makes what both networks read, as a pipeline needs: for one, load "
+                    f"the encoder with a {type(_images_part(old.processor)).__name__} of its size"
+                )
+        self.model.evaluation = self.model.config.scores = None  # of the few samples that a stitch needs
         try:
             check_saves(self.model)
         except ValueError as problem:  # now, and not when someone comes back to save it
@@ -466,7 +488,9 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: S
             values = each.values.flatten(2).mT if each.layout == "bchw" else each.values
             rows = values[:, -reading.features.shape[1] :]
             if rows.shape == reading.features.shape and torch.equal(rows, reading.features):
-                return name
+                if _kind(old, name)[0] in {_kind(job.new, each)[0] for each in known}:
+                    return name
+                break  # vectors, and the encoder has positions alone, or the other way round
     inside = [name for name in old.layers if name == tower or name.startswith(f"{tower}.")]
     behind = [name for name in old.layers if old.cut(name)[0].padding not in OF_TEXT]
     if not (inside or behind):
@@ -522,23 +546,60 @@ def with_images(processor: Any, of_images: Any, config: Any) -> Any:
     return made
 
 
-def fitting(processor: Any, network: Adapter, samples: Samples) -> Any:
-    """Return a processor of images for another tower whose texts are those of a network; ``None`` if there is none.
+def fitting(network: Adapter, encoder: Adapter, samples: Samples, images: Mapping[str, Tensor]) -> Any:
+    """Return a processor of images for an encoder, and of texts for a network; ``None`` if there is none.
 
-    Texts need as many marks of an image as the old tower has positions, which some processors count by patches.
+    Args:
+        network: The network that reads both, with its processor.
+        encoder: The encoder, with its processor.
+        samples: A sample.
+        images: What the encoder reads of its image.
+
+    Returns:
+        A processor that makes these inputs, and texts as the network reads them: with as many marks of an image as the
+        old tower has positions, which some processors count by patches.
     """
     wanted, raw = full_inputs(network, samples), raw_of(samples)
-    known, prompt = network.interface, getattr(network, "prompt", None)
-    sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
-    for size in (None, *sizes):
-        made = processor if size is None else copy.copy(processor)
-        if size is not None:
-            made.patch_size = size
-        with suppress(Exception):  # of a processor that does not take this size
-            found = inputs_of(raw, made, known, network.model, prompt)
-            if all(torch.equal(found[name], wanted[name]) for name in known.given):
-                return made.processor if isinstance(made, ImageAndTextProcessor) else made
+    known, prompt, content = network.interface, getattr(network, "prompt", None), network.interface.content[0]
+    for processor in composed(network.processor, encoder.processor, images):
+        sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
+        for size in (None, *sizes):
+            made = processor if size is None else copy.copy(processor)
+            if size is not None:
+                made.patch_size = size
+            with suppress(Exception):  # of a processor that does not take this size
+                found = inputs_of(raw, made, known, network.model, prompt)
+                same = all(torch.equal(found[name], wanted[name]) for name in known.given)
+                if same and _same(found[content], next(iter(images.values()))):
+                    return made.processor if isinstance(made, ImageAndTextProcessor) else made
     return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two inputs are the same up to rounding, and axes of length 1."""
+    return one.numel() == other.numel() and torch.allclose(one.flatten().float(), other.flatten().float(), atol=1e-4)
+
+
+def _images_part(processor: Any) -> Any:
+    """Return the part of a processor that reads images or sound."""
+    names = ("image_processor", "feature_extractor")
+    return next((getattr(processor, name) for name in names if hasattr(processor, name)), processor)
+
+
+def composed(processor: Any, of_images: Any, images: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Yield processors of both: with that of the encoder, and with the own one that prepares images as that does."""
+    yield with_images(processor, of_images, None)
+    old, new = _images_part(processor), getattr(of_images, "extractor", of_images)
+    height, width = next(iter(images.values())).shape[-2:]
+    longest = {"longest_edge": max(height, width)}
+    longest = {"longest_edge": max(height, width)}
+    sizes: tuple[dict[str, Any], ...] = (
+        {}, {"size": {"height": height, "width": width}},
+        {"size": longest, "max_image_size": longest, "do_image_splitting": False},
+    )  # fmt: skip
+    normal = {name: getattr(new, name) for name in NORMAL if getattr(new, name, None) is not None}
+    for size in sizes if hasattr(old, "from_dict") and normal else ():
+        yield with_images(processor, type(old).from_dict({**old.to_dict(), **normal, **size}), None)
 
 
 def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
@@ -565,10 +626,11 @@ def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
 
 def hearing(encoder: Adapter) -> Adapter:
     """Return an encoder whose feature extractor, if it has one, makes features of each waveform."""
-    if not hasattr(encoder.processor, "sampling_rate"):
+    part = getattr(encoder.processor, "feature_extractor", encoder.processor)
+    if not hasattr(part, "sampling_rate"):
         return encoder
     made = copy.copy(encoder)
-    made.processor = Hearing(encoder.processor, encoder.interface.content[0])
+    made.processor = Hearing(part, encoder.interface.content[0])
     return made
 
 

@@ -167,8 +167,9 @@ class Exchanged(Result):
             if figure in own:
                 change = own[CHANGES[figure]]
                 value, low, high = (format(x, f"+{form}") for x in (change.value, change.low, change.high))
-                was = format(first[figure].value, form)
-                return f"{text.format(format(own[figure].value, form))} ({was} before; {value} [{low}, {high}]); "
+                was, without = (format(row[figure].value, form) for row in (first, self.scores[MEAN]))
+                said = text.format(format(own[figure].value, form))
+                return f"{said} (before {was}, change {value} [{low}, {high}]; without any image {without}); "
         return ""
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
