@@ -105,6 +105,7 @@ def write(
 
 def check_saves(model: StitchedModel) -> None:
     """Raise the error of saving, if a model could not be loaded again, without writing its weights."""
+    model._check_savable()
     with tempfile.TemporaryDirectory() as folder:
         record = _record(model, Path(folder))
     weights = State(model)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import attrgetter
@@ -248,8 +250,8 @@ class Transformers(Library):
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.
 
-        Returns JSON values: ``class``, ``config``, ``attention``, and ``arguments`` of the constructor
-        beside the config if they are not the default.
+        Returns JSON values: ``class``, ``config``, ``attention``, ``module`` of a class that transformers does not
+        export, and ``arguments`` of the constructor beside the config if they are not the default.
         """
         own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
         if not (own or type(model).__module__.startswith("transformers.")):
@@ -259,11 +261,13 @@ class Transformers(Library):
                 "Stitcher.attach(source=…, target=…)"
             )
         settings: Any = model.config
+        inner = {} if own or _class(type(model).__name__) is type(model) else {"module": type(model).__module__}
         config = _without(settings.to_dict(), ("_name_or_path", "transformers_version"))
         return {
             "class": type(model).__name__,
             "config": config,
             "attention": settings._attn_implementation,
+            **inner,
             **({"arguments": found} if (found := _arguments(model)) else {}),
         }
 
@@ -276,7 +280,7 @@ class Transformers(Library):
         """Construct the network that a :meth:`blueprint` describes."""
         import transformers
 
-        kind = _class(blueprint["class"])
+        kind = _class(blueprint["class"], blueprint.get("module"))
         if not (
             isinstance(kind, type)
             and issubclass(kind, transformers.PreTrainedModel)
@@ -308,7 +312,7 @@ class Transformers(Library):
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the tokenizer or image processor that is saved in a folder."""
-        kind = _class(blueprint["class"])
+        kind = _class(blueprint["class"], blueprint.get("module"))
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
 
@@ -323,10 +327,16 @@ def _arguments(model: nn.Module) -> dict[str, bool]:
     return {name: value for name, value in found.items() if value is not defaults[name]}
 
 
-def _class(name: str) -> Any:
-    """Return a model class of the registry of networks or of transformers by its name, or ``None``."""
+def _class(name: str, module: str | None = None) -> Any:
+    """Return a model class of the registry of networks or of transformers by its name, or ``None``.
+
+    A class that transformers does not export (an inner encoder) is looked for in a module with models.
+    """
     import transformers
 
+    if module is not None:
+        inner = re.fullmatch(r"transformers\.models\.\w+\.modeling_\w+", module)
+        return getattr(importlib.import_module(module), name, None) if inner else None
     return registries.networks.get(name) if name in registries.networks else getattr(transformers, name, None)
 
 

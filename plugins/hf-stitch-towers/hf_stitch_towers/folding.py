@@ -21,6 +21,10 @@ EQUAL = {False: 1e-5, True: 3e-2}
 """Greatest difference between the folded network and the mapped one, over the largest output; in half precision."""
 
 
+LONGEST = 160
+"""Number of letters of an error of a network that are told."""
+
+
 class CannotFoldError(ValueError):
     """No network of the class has the other tower and the map."""
 
@@ -177,7 +181,7 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
         try:
             output = model(**inputs)
         except Exception as error:  # the code of the network checks numbers of positions in its own way
-            raise CannotFoldError(f"{type(model).__name__} does not run with this tower: {error}") from error
+            raise CannotFoldError(f"{type(model).__name__} does not run with this tower: {_short(error)}") from error
     if not found and (seen := [(name, *each) for name, each in grouped.items() if each]):
         [(name, values, width), *others] = seen
         if not others:
@@ -191,6 +195,12 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
     if any(each.shape != first.shape or not torch.equal(each, first) for each in found.values()):
         raise CannotFoldError(f"{', '.join(found)} read different parts of the output of {tower}")
     return Reading(first, tuple(found), output)
+
+
+def _short(error: Exception) -> str:
+    """Return the beginning of an error, of which configs are a part."""
+    text = " ".join(str(error).split())
+    return text if len(text) < LONGEST else f"{text[:LONGEST]}…"
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -267,7 +277,9 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
         with torch.random.fork_rng():
             made = type(model)(config).to(place.device, place.dtype).eval()
     except Exception as error:  # the code of the network raises anything for a config that it does not expect
-        raise CannotFoldError(f"{type(model).__name__} takes no {type(body.config).__name__}: {error}") from error
+        raise CannotFoldError(
+            f"{type(model).__name__} takes no {type(body.config).__name__}: {_short(error)}"
+        ) from error
     own = made.get_submodule(tower.name)
     given, wanted = body.state_dict(), own.state_dict()
     prefix = max(("", "vision_model.", "encoder."), key=lambda each: _count(given, wanted, each))
@@ -275,6 +287,7 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
         raise CannotFoldError(
             f"{type(model).__name__} makes {type(own).__name__} of {type(body.config).__name__}, whose weights are not "
             f"those of {type(body).__name__}"
+            + ("" if tower.setting else ": encoder and decoder share a config, so that their widths must be equal")
         )
     own.load_state_dict({name: given.get(prefix + name, torch.zeros_like(value)) for name, value in wanted.items()})
     if any(prefix + name not in given for name in wanted):  # a pooling that nothing reads, perhaps

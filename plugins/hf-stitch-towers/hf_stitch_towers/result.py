@@ -155,7 +155,11 @@ class Exchanged(Result):
         if missed and not np.isnan(share.value):
             by = "the divergence of all tokens" if KL in own else "the cosine"
             text += f". But by {by} it is not clearly closer to the original than {' and '.join(missed)}"
-        return text + "."
+        return self.told(text + ".")
+
+    def told(self, text: str) -> str:
+        """Return a text about images as one about what the tower reads."""
+        return text.replace("image", "sound") if self.part == "audio" else text
 
     def _answers(self) -> str:
         """Return the part of the verdict about answers; nothing if samples have none."""
@@ -208,7 +212,7 @@ class Exchanged(Result):
         from rich.table import Table
 
         table = Table(
-            "figure", *self.scores, title=f"{self.n} test images, 95% intervals",
+            "figure", *self.scores, title=self.told(f"{self.n} test images, 95% intervals"),
             caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
         )  # fmt: skip
         for name in self.figures:
