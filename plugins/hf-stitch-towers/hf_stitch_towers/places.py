@@ -450,9 +450,10 @@ class StitchedMap(Map):
             )
             self.model.processor = self.model.processor if found is None else found
             if found is None:
+                why = f"load the encoder with a {type(_images_part(old.processor)).__name__} of its size"
                 notes.append(
-                    f"no {type(processor).__name__} makes what both networks read, as a pipeline needs: for one, load "
-                    f"the encoder with a {type(_images_part(old.processor)).__name__} of its size"
+                    f"no {type(processor).__name__} makes what both networks read, as a pipeline needs; "
+                    + ("its patches are packed: use preprocess" if old.interface.packed else f"for one, {why}")
                 )
         self.model.evaluation = self.model.config.scores = None  # of the few samples that a stitch needs
         try:

