@@ -1,6 +1,6 @@
 """Another vision tower under a captioner, and one tower of a CLIP-like pair, by maps of unlabelled images.
 
-Usage: python -m benchmarks.towers [table] [choice] [clip] [verb]
+Usage: python -m benchmarks.towers [table] [choice] [clip] [verb] [confirm]
 
 Towers are published networks of CIFAR-10: two Tiny-10 (T0, T1; last features 2×2×64) and two ResNet-20 (R0, R1;
 8×8×64), frozen throughout. A captioner is a linear projector and a small GPT-2, trained together on captions of 12,000
@@ -15,7 +15,8 @@ comes next after an opening whose parts were seen, but never together.
 ``table`` measures the exchange beside its baselines, ``choice`` the regret of choosing the map by images held out of
 those that it is fitted to, and ``clip`` exchanges a tower of a CLIP-like pair, and asks whether a rotation fitted to
 images alone also maps texts (arXiv 2602.17584). ``verb`` does the same exchange with the same networks by
-``hf_stitch.swap(…, part="vision")``, in classes of transformers (:mod:`benchmarks.towers_verb`).
+``hf_stitch.swap(…, part="vision")``, in classes of transformers (:mod:`benchmarks.towers_verb`). ``confirm`` repeats
+this with captioners and test images that played no part when its rule of choice was made.
 
 The verdicts, fixed before the figures. *As good as retraining*: of a pair and kind, the accuracy of the map that is
 chosen automatically (least KL), from 1,000 unlabelled images of CIFAR-10, over the accuracy of the projector that is
@@ -69,13 +70,14 @@ PARTS = {
     "other": ("cifar100/train", 0, 4_000),
     "unseen": ("cifar10/test", 6_000, 4_000),
     "test": ("cifar10/test", 0, 2_500),
+    "fresh": ("cifar10/test", 2_500, 2_500),
 }
 """Part -> data, first row and number of images. Towers were trained on all of ``cifar10/train``."""
 
 TOWERS = {f"{x[0].upper()}{i}": f"drfrankenstein_{x}/in{i}-gn{i}" for x in ("tiny10", "resnet20") for i in (0, 1)}
 PAIRS = (("T0", "T1"), ("T0", "R0"), ("R0", "R1"), ("R0", "T0"))
 KINDS = ("pooled", "grid")
-SEEDS = (0, 1, 2)
+SEEDS, FRESH_SEEDS = (0, 1, 2), (3, 4, 5)
 SIZES = (50, 200, 1_000)
 CANDIDATES: dict[str, dict[str, Any]] = {"identity": {}, "procrustes": {"scale": True}, "ridge": {"ridge": "gcv"}}
 RULES = ("automatic", "by agreement", "by decided words")
@@ -337,17 +339,17 @@ def divergence(right: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scored(model: Captioner, rows: Tensor | None, original: Rows | None = None) -> Rows:
+def scored(model: Captioner, rows: Tensor | None, original: Rows | None = None, part: str = "test") -> Rows:
     """Score a captioner on the test images; agreement and KL are with the original."""
-    known = meanings("test")
+    known = meanings(part)
     numbers = captions()[1]
     ids = drawn(known, torch.ones(len(FORMS), dtype=torch.bool), torch.Generator().manual_seed(7))
     prompt = torch.tensor([[BEGIN, *(numbers[word] for word in PROMPT.split())]])
     found = defaultdict(list)
     for chosen in torch.arange(len(known)).split(500):
-        part = None if rows is None else rows[chosen]
-        logits = model(part, ids[chosen, :-1]).log_softmax(-1)
-        following = model(part, prompt.expand(len(chosen), -1))[:, -1]
+        given = None if rows is None else rows[chosen]
+        logits = model(given, ids[chosen, :-1]).log_softmax(-1)
+        following = model(given, prompt.expand(len(chosen), -1))[:, -1]
         right, real = ids[chosen, 1:], ids[chosen, 1:] != PAD
         found["likelihood"].append((logits.gather(2, right[..., None])[..., 0] * real).sum(1) / real.sum(1))
         found["logits"].append(logits)
@@ -365,10 +367,10 @@ def scored(model: Captioner, rows: Tensor | None, original: Rows | None = None) 
 
 
 @cache
-def setting(pair: tuple[str, str], kind: str, seed: int) -> tuple[Captioner, Rows]:
+def setting(pair: tuple[str, str], kind: str, seed: int, part: str = "test") -> tuple[Captioner, Rows]:
     """Return the captioner of the old tower, and its scores."""
     model = captioner(pair[0], kind, seed)
-    return model, scored(model, features(pair[0], "test", kind))
+    return model, scored(model, features(pair[0], part, kind), part=part)
 
 
 @cache
@@ -691,6 +693,15 @@ def verb(console: Console) -> None:
     by_verb(console)
 
 
+def confirm(console: Console) -> None:
+    """Print the exchange by the public verb with fresh captioners and test images; what was in doubt comes first."""
+    from benchmarks.towers_verb import verb as by_verb
+
+    doubted, better = (("R0", "T0"), "grid"), ("T0", "R0")
+    rows = sorted(itertools.product(PAIRS, KINDS), key=lambda row: (row != doubted, row[0] != better))
+    by_verb(console, FRESH_SEEDS, "fresh", rows)
+
+
 def main() -> None:
     """Print the named figures, or all."""
     if not (SHARED / "data").is_dir():
@@ -698,7 +709,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     console = Console(width=170)
-    jobs = {"table": table, "clip": clip, "choice": choice, "verb": verb}
+    jobs = {"table": table, "clip": clip, "choice": choice, "verb": verb, "confirm": confirm}
     for name in [x for x in sys.argv[1:] if x in jobs] or jobs:
         began = time.process_time()
         jobs[name](console)
