@@ -279,6 +279,9 @@ class Folded(Place):
         assert moments is not None
         if (accelerator := self.job.run.processes.accelerator) is not None:
             moments.all_reduce(accelerator)
+        if not biased:  # of as many rows as there are
+            moments.count.div_(2, rounding_mode="floor")
+            moments.scatter.div_(2)
         maps: dict[str, Map] = {}
         exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
         for name, matcher in matchers.items():

@@ -277,6 +277,13 @@ def test_a_tower_of_a_pair_is_exchanged_by_embeddings() -> None:
     assert exchange(old, other, images(80), "vision", QUIET).model.config.vision_config.hidden_size == 48
 
 
+def test_rows_are_not_counted_twice_where_no_bias_can_be_folded() -> None:
+    old = hf_stitch.load(clip(), processor=of_images())
+    other = hf_stitch.load(clip(64).vision_model, processor=of_images())
+    with pytest.raises(ValueError, match="needs at least"):  # 48 vectors of width 64
+        exchange(old, other, images(48), "vision", QUIET, matcher="lstsq")
+
+
 def paligemma() -> Any:
     vision = hf.SiglipVisionConfig(**SMALL, **IMAGES, vision_use_head=False, projection_dim=32)
     text = {"model_type": "gemma", **SMALL, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 60}
