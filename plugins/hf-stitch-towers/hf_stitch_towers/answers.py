@@ -68,7 +68,11 @@ def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
         different(names, [tokens_of(tokenizer, [], name) for name in names])
     except Exception as problem:  # tokenizers raise anything for a word that they do not know
         return {}, f"no accuracy: the tokenizer cannot tell the names of classes apart ({problem})"
-    return {name: Asked(names, label) for name, label in zip(samples.ids, samples.labels or (), strict=True)}, ""
+    try:
+        labels = samples.labels or ()
+    except ValueError as problem:  # labels are not what the images are for
+        return {}, f"no accuracy: {problem}"
+    return {name: Asked(names, label) for name, label in zip(samples.ids, labels, strict=True)}, ""
 
 
 def different(choices: Sequence[str], rows: Sequence[Sequence[int]]) -> None:

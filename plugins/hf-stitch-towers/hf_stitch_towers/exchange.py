@@ -24,7 +24,18 @@ from hf_stitch_towers.answers import asked_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
 from hf_stitch_towers.outputs import Captions, Outputs, written
-from hf_stitch_towers.places import FEWEST, Features, Job, Place, full_inputs, hearing, place_of, raw_of, tower_alone
+from hf_stitch_towers.places import (
+    FEWEST,
+    Features,
+    Job,
+    Place,
+    full_inputs,
+    hearing,
+    place_of,
+    raw_of,
+    several_tiles,
+    tower_alone,
+)
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
@@ -102,14 +113,14 @@ def exchange(
     samples, least = Samples.of(images), LEAST[test_data is None]
     if len(samples) < least:
         raise ValueError(f"{len(samples)} images are too few: pass {least} or more, better some hundred")
-    rest, test = (samples, Samples.of(test_data)) if test_data is not None else samples.split(SHARE, run.seed)
+    rest, test = (samples, Samples.of(test_data)) if test_data is not None else divided(samples, run.seed)
     if read and not all(
         isinstance(each := raw_of(part.take(1))[0], Mapping) and "text" in each for part in (rest, test)
     ):
         notes.append(f"images without a text were read with the text {read!r}")
     elif any(isinstance(each, Mapping) and "text" in each for each in raw_of(rest.take(1))):
         notes.append("each sample was read with its own text")
-    fit, choose = rest.split(SHARE, run.seed)
+    fit, choose = divided(rest, run.seed)
     if len(test) < FEWEST:
         raise ValueError(f"{len(test)} images to test on are too few: pass {FEWEST} or more as data")
     if shared := ContentSketch.of(rest).share(test):
@@ -126,8 +137,8 @@ def _exchanged(
     """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
     fit, choose, rest, test = parts
     tokenizer = getattr(old.processor, "tokenizer", None)
-    asked, untold = asked_of(test, tokenizer)
-    job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer, asked), run)
+    job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer), run)
+    asked, untold = asked_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
     job.check(fit)
     place, why = place_of(job, fit, encoder_layer, target_layer)
     held: dict[str, float] = {}
@@ -142,6 +153,9 @@ def _exchanged(
     rows: dict[str, Features] = {
         EXCHANGED: final.features, ANOTHER: lambda part: final.features(following(part, test)), **baselines,
     }  # fmt: skip
+    if several_tiles(old):  # another image may have another number of them
+        del rows[ANOTHER]
+    job.outputs.asked = asked
     measured = scored(place, test, rows)
     done = final.finished(test)
     notes = [note for note in (f"the map is not folded: {why}" if why else "", untold) if note]
@@ -163,12 +177,12 @@ def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict
     job, found = place.job, dict[str, dict[str, list[Tensor]]]()
     for part in job.batches(samples, "comparing outputs"):
         contexts = job.outputs.contexts(full_inputs(job.old, part), part.ids)
-        made = {ORIGINAL: [job.outputs.plain(job.old.model(**each)) for each in contexts]}
+        made = {ORIGINAL: [job.outputs.kept(place, job.old.model(**each)) for place, each in enumerate(contexts)]}
         read = {name: features(part) for name, features in rows.items()}
-        for context in contexts:
+        for at, context in enumerate(contexts):
             run = place.reader(context)
             for name, features in read.items():
-                made.setdefault(name, []).append(job.outputs.plain(run(features)))
+                made.setdefault(name, []).append(job.outputs.kept(at, run(features)))
         for name, measured in job.outputs.measures(made).items():
             for measure, values in measured.items():
                 found.setdefault(name, {}).setdefault(measure, []).append(values)
@@ -180,10 +194,18 @@ def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict
     return job.outputs.figures_of(measures)
 
 
+def divided(samples: Samples, seed: int) -> tuple[Samples, Samples]:
+    """Divide samples into those to fit by and the rest, as if they had no labels."""
+    places = {name: place for place, name in enumerate(samples.ids)}
+    parts = samples.unlabelled().split(SHARE, seed)
+    one, other = (samples.select([places[name] for name in part.ids]) for part in parts)
+    return one, other
+
+
 def following(part: Samples, whole: Samples) -> Samples:
-    """Return for each sample of a part the one that follows it."""
+    """Return for each sample of a part one that is half of all further: neighbours may share an image, or a class."""
     places = {name: place for place, name in enumerate(whole.ids)}
-    return whole.select([(places[name] + 1) % len(whole) for name in part.ids])
+    return whole.select([(places[name] + len(whole) // 2) % len(whole) for name in part.ids])
 
 
 def _name(network: Adapter) -> str:

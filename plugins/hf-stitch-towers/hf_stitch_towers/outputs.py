@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from hf_stitch.tasks.heads import divergence
 from hf_stitch_towers.answers import Asked, rounds
-from hf_stitch_towers.examples import placeholder
+from hf_stitch_towers.examples import PLACEHOLDERS, placeholder
 from hf_stitch_towers.result import (
     ACCURACY,
     ANSWER,
@@ -53,19 +53,22 @@ class Outputs(ABC):
         model: The original.
         part: Which tower is exchanged.
         tokenizer: Of a network that writes, for answers.
-        asked: Id of a sample -> what should be written about it.
+
+    Attributes:
+        asked: Id of a sample -> what should be written about it; set before samples with answers are scored.
     """
 
     figures: tuple[str, ...]
 
-    def __init__(self, model: Any, part: str, tokenizer: Any = None, asked: Mapping[Any, Asked] | None = None) -> None:
-        self.model, self.part, self.tokenizer, self.asked = model, part, tokenizer, asked or {}
+    def __init__(self, model: Any, part: str, tokenizer: Any = None) -> None:
+        self.model, self.part, self.tokenizer = model, part, tokenizer
+        self.asked: Mapping[Any, Asked] = {}
 
     @classmethod
-    def of(cls, model: Any, part: str, tokenizer: Any = None, asked: Mapping[Any, Asked] | None = None) -> Outputs:
+    def of(cls, model: Any, part: str, tokenizer: Any = None) -> Outputs:
         """Return what is compared: captions of a network that writes, embeddings of one that has two towers."""
         writes = getattr(model, "can_generate", lambda: False)() and not type(model).__name__.endswith(TRANSDUCERS)
-        return (Captions if writes else Embeddings)(model, part, tokenizer, asked)
+        return (Captions if writes else Embeddings)(model, part, tokenizer)
 
     def plain(self, output: Any) -> Tensor:
         """Return the tensor of an output that is compared.
@@ -85,6 +88,10 @@ class Outputs(ABC):
     @abstractmethod
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the arguments of the forwards that are compared, and remember what they should output."""
+
+    def kept(self, place: int, output: Any) -> Tensor:
+        """Return what is kept of the output of a forward, by its place among the contexts."""
+        return self.plain(output)
 
     @abstractmethod
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
@@ -118,6 +125,11 @@ class Captions(Outputs):
         self.choices = list(rounds(self.tokenizer, written.begun, asked, padding_of(self.model)))
         self.right = torch.tensor([each.right for each in asked])
         return [written.full, *(written.followed_by(tokens) for tokens, _ in self.choices)]
+
+    def kept(self, place: int, output: Any) -> Tensor:
+        """Return the logits of the tokens that count, of which texts have many more."""
+        tokens = self.wanted if place == 0 else self.choices[place - 1][0]
+        return self.plain(output)[:, -tokens.shape[1] :].clone()
 
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
         """Return divergence, agreement and likelihood of each sample, the latter also of decided tokens and answers."""
@@ -254,12 +266,12 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
     if text_of(model)[1] == "attention_mask" and "attention_mask" in inspect.signature(model.forward).parameters:
         inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}  # else one is guessed, or missing
     begun, new, counted = written(model, inputs)
-    name, mask, mark = *text_of(model), placeholder(model, "image")
+    name, mask = text_of(model)
+    marks = greedy(model).suppress_tokens or []
     for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
         found = Written(inputs, name, mask, types, begun, new, counted)
         logits = model(**found.full).logits[:, -new.shape[1] :].clone()
-        if mark is not None:
-            logits[..., mark] = -torch.inf
+        logits[..., marks] = -torch.inf
         if float((logits.argmax(-1) == new)[counted].double().mean()) > GREEDY:
             return found
     raise ValueError(
@@ -285,12 +297,8 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     name, mask = text_of(model)
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
         raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
-    own, mark = model.generation_config, placeholder(model, "image")
-    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-    plain = GenerationConfig(
-        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
-        suppress_tokens=None if mark is None else [mark],  # a caption with the mark of an image would need one
-    )  # fmt: skip
+    own = model.generation_config
+    plain = greedy(model)
     model.generation_config = plain  # else what it leaves open comes from the network's own
     try:
         ids = model.generate(**inputs)
@@ -318,6 +326,16 @@ def divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     if count > 1 and torch.equal(ids[:, : count - 1], given[:, :-1]):  # BLIP continues the text without its end
         return ids[:, : count - 1], ids[:, count - 1 :]
     return given, ids  # the new tokens alone
+
+
+def greedy(model: Any) -> GenerationConfig:
+    """Return settings with which a network writes the likeliest tokens."""
+    own, marks = model.generation_config, [placeholder(model, kind) for kind in PLACEHOLDERS]
+    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    return GenerationConfig(
+        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
+        suppress_tokens=[mark for mark in marks if mark is not None] or None,  # which would need an image, too
+    )  # fmt: skip
 
 
 def padding_of(model: Any) -> int:

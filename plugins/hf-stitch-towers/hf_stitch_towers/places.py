@@ -23,7 +23,7 @@ from hf_stitch.data.samples import ids_of
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
-from hf_stitch_towers.adapter import OF_TEXT
+from hf_stitch_towers.adapter import OF_TEXT, WHOLE
 from hf_stitch_towers.folding import (
     CONTENT,
     EQUAL,
@@ -40,7 +40,7 @@ from hf_stitch_towers.folding import (
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import Hearing, ImageAndTextProcessor, inputs_of
-from hf_stitch_towers.outputs import TOKENS, Outputs, divided, text_of, written
+from hf_stitch_towers.outputs import Outputs, divided, greedy, text_of, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
 FEWEST = 8
@@ -114,7 +114,7 @@ class Finished:
 
     Attributes:
         model: A network of the class, or a stitched model.
-        reader: What makes inputs of raw samples for it: its adapter, or the stitched model itself.
+        reader: What makes inputs of raw samples for it.
         processor: The processor of images and texts to save beside it; ``None`` if there is none.
         error: How far its outputs are from those of the mapped one, over the largest.
         notes: What to know.
@@ -139,8 +139,13 @@ class Map(ABC):
         """Return the tokens that the finished network writes about images."""
 
     @abstractmethod
+    @abstractmethod
+    def preprocess(self, samples: Any) -> dict[str, Any]:
+        """Return the inputs of the finished network for raw samples, as those that were scored."""
+
     def finished(self, samples: Samples) -> Finished:
         """Return the network with the new tower."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,29 @@ class Place(ABC):
     def mean(self, mean: Tensor) -> Features:
         """Return a mean as what is read of each image."""
         return lambda part: self.job.like_old(mean).expand_as(self.old(full_inputs(self.job.old, part)))
+
+
+@torch.no_grad()
+def check_tower(own: Any, encoder: Adapter, images: Sequence[Any]) -> None:
+    """Check that the tower of a class computes what its encoder does, of which it has the weights and the config.
+
+    Raises:
+        CannotFoldError: If its states are others: the encoder has code or settings that its config does not tell.
+    """
+    body: Any = getattr(encoder.model, "base_model", encoder.model)
+    dtype = next(own.parameters()).dtype
+    try:
+        inputs = encoder.preprocess(images)
+        one, other = (each(**inputs)[0].double() for each in (own.to(body.dtype), body))
+    except Exception:  # of a tower that does not run alone: outputs of the network are compared later
+        return
+    finally:
+        own.to(dtype)
+    apart = float((one - other).abs().max() / other.abs().max()) if one.shape == other.shape else float("inf")
+    if not apart <= EQUAL[min(torch.finfo(each).bits for each in (dtype, body.dtype)) < 32]:
+        raise CannotFoldError(
+            f"{type(body).__name__} computes something else than its config tells (states: {apart:.2g})"
+        )
 
 
 def place_of(
@@ -209,6 +237,7 @@ class Folded(Place):
         """Return the place, if the class takes the new tower."""
         made = with_tower(job.old.model, job.tower, job.new.model, settings)
         part = samples.take(2)
+        check_tower(made.get_submodule(job.tower.name), job.new, images_of(raw_of(part)))
         new = read(made, job.tower.name, cls(job, made, reading, {}).inputs(part))
         if new.features.shape[:-1] != reading.features.shape[:-1] or new.groups != reading.groups:
             raise CannotFoldError(
@@ -234,6 +263,7 @@ class Folded(Place):
         if len(shape) == 5 and shape[1] > 1:
             return {**own, name: tiles_for(encoder, own[name], self.job.old)}
         new = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
+        own = {key: value for key, value in own.items() if key not in WHOLE}  # of the pixels of the other processor
         return {**own, name: new[:, None] if len(shape) == 5 and new.dim() == 4 else new}
 
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -323,28 +353,33 @@ class FoldedMap(Map):
         if not error <= self.place.bound:
             raise ValueError(f"the folded network computes something else (outputs differ by {error:.2g})")
         job = self.place.job
-        old, new = job.old.interface.prompt, job.new.processor
+        new = job.new.processor
         own, part = self.place.inputs(samples.take(2)), samples.take(2)
         config, problem = made.get_submodule(job.tower.name).config, ""
         first = with_images(job.old.processor, new, config)
         several = hasattr(first, "image_processor") and hasattr(new, "save_pretrained")
         others = composed(job.old.processor, new, {job.tower.content: own[job.tower.content]}) if several else ()
+        context = getattr(job.old, "prompt", None) or job.old.interface.prompt or None
         for processor in (first, *others):
-            network = hf_stitch.load(made, processor=processor, context=old or None)
             try:
-                found = full_inputs(network, part)
+                found = full_inputs(hf_stitch.load(made, processor=processor, context=context), part)
                 job.outputs.plain(made(**found))
             except Exception as error_of:  # of a processor, or of the network that checks its marks
                 problem = problem or str(error_of)
                 continue
-            if _same(found[job.tower.content], own[job.tower.content]):
-                return Finished(made, network, processor if hasattr(processor, "save_pretrained") else None, error)
-            problem = problem or "it prepares images in another way than that of the encoder"
+            texts = all(torch.equal(found[name], own[name]) for name in job.old.interface.given)
+            if texts and _same(found[job.tower.content], own[job.tower.content]):
+                return Finished(made, self, processor if hasattr(processor, "save_pretrained") else None, error)
+            problem = problem or "it prepares images or texts in another way than was scored"
         note = (
-            f"no processor fits the network, so pass it inputs, or load the encoder with a "
+            f"no processor fits the network, so use preprocess of the result, or load the encoder with a "
             f"{type(_images_part(job.old.processor)).__name__} of its size: {problem}"
         )
-        return Finished(made, hf_stitch.load(made, processor=first, context=old or None), None, error, (note,))
+        return Finished(made, self, None, error, (note,))
+
+    def preprocess(self, samples: Any) -> dict[str, Any]:
+        """Return the inputs of the network of the class."""
+        return self.place.inputs(Samples.of(list(samples)))
 
 
 # -- stitched ---------------------------------------------------------------------------------------------------------
@@ -366,6 +401,11 @@ class Stitched(Place):
     ) -> Stitched:  # fmt: skip
         """Return the place: by default from the last layer of the encoder to what is read of the old tower."""
         known = [encoder_layer] if encoder_layer else list(job.new.layers)
+        if several_tiles(job.old):
+            raise ValueError(
+                f"{type(job.old.model).__name__} divides images into tiles, which an encoder reads if the class can "
+                f"hold it, and {type(job.new.model).__name__} cannot take that place: take one of the same image size"
+            )
         target = target_layer or _last_of_tower(job, samples, reading, known)
         cut, _ = job.old.cut(target)
         if cut.padding in OF_TEXT:
@@ -432,8 +472,17 @@ class StitchedMap(Map):
     def written(self, model: Any, samples: Samples) -> Tensor:
         """Let the stitched model write, in the context of the original."""
         own = full_inputs(self.place.job.old, samples)
-        ids = model.generate(**self._inputs(samples, own), max_new_tokens=TOKENS, do_sample=False)
+        before, model.generation_config = model.generation_config, greedy(self.place.job.old.model)
+        try:
+            ids = model.generate(**self._inputs(samples, own))
+        finally:
+            model.generation_config = before
         return divided(ids, own[text_of(self.place.job.old.model)[0]])[1]
+
+    def preprocess(self, samples: Any) -> dict[str, Any]:
+        """Return the inputs of the stitched model, with the texts of samples."""
+        known = Samples.of(list(samples))
+        return self._inputs(known, full_inputs(self.place.job.old, known))
 
     def _inputs(self, samples: Samples, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs of the stitched model: images for its source, and what its target reads beside them."""
@@ -463,7 +512,7 @@ class StitchedMap(Map):
             check_saves(self.model)
         except ValueError as problem:  # now, and not when someone comes back to save it
             notes.append(str(problem))
-        return Finished(self.model, self.model, found, error, tuple(notes))
+        return Finished(self.model, self, found, error, tuple(notes))
 
     @torch.no_grad()
     def _error(self, samples: Samples) -> float:
@@ -507,6 +556,11 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: S
     blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(known[-1]) else []
     further = [name for name in behind if name not in inside and _kind(old, name) in kinds]
     return (blocks or alike or further[:1] or inside or behind[:1])[-1]
+
+
+def several_tiles(network: Adapter) -> bool:
+    """Return whether a network reads several tiles of each image."""
+    return any(len(shape) == 4 and shape[0] > 1 for shape in network.interface.shapes.values())
 
 
 def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
@@ -581,7 +635,8 @@ def fitting(network: Adapter, encoder: Adapter, samples: Samples, images: Mappin
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two inputs are the same up to rounding, and axes of length 1."""
-    return one.numel() == other.numel() and torch.allclose(one.flatten().float(), other.flatten().float(), atol=1e-4)
+    atol = 1e-4 if min(torch.finfo(each.dtype).bits for each in (one, other)) >= 32 else EQUAL[True]
+    return one.numel() == other.numel() and torch.allclose(one.flatten().float(), other.flatten().float(), atol=atol)
 
 
 def _images_part(processor: Any) -> Any:
@@ -615,15 +670,18 @@ def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
     wanted = encoder.interface.shapes[encoder.interface.content[0]]
     old, new = (getattr(each.processor, "image_processor", each.processor) for each in (network, encoder))
     known = all(getattr(each, "image_mean", None) is not None for each in (old, new))
+    scales = {(getattr(each, "do_rescale", True), getattr(each, "rescale_factor", None)) for each in (old, new)}
+    known = known and len(scales) == 1
     if not known or tuple(tiles.shape[-3:]) != wanted:
         raise ValueError(
             f"{type(network.model).__name__} reads {tiles.shape[1]} tiles of {tuple(tiles.shape[-3:])} of an image, "
             f"and {type(encoder.model).__name__} images of {wanted}: both need a processor of transformers that says "
             "how it normalises (image_mean, image_std), and the same size"
         )
-    values = [
-        torch.tensor(x).to(tiles)[:, None, None] for each in (old, new) for x in (each.image_mean, each.image_std)
-    ]
+    values = []
+    for each in (old, new):
+        moments = (each.image_mean, each.image_std) if getattr(each, "do_normalize", True) else ((0.0,), (1.0,))
+        values += [torch.tensor(moment).to(tiles)[:, None, None] for moment in moments]
     mean, std, own_mean, own_std = values
     return (tiles * std + mean - own_mean) / own_std
 

@@ -284,6 +284,33 @@ def test_rows_are_not_counted_twice_where_no_bias_can_be_folded() -> None:
         exchange(old, other, images(48), "vision", QUIET, matcher="lstsq")
 
 
+class Doubled(hf.ViTModel):
+    """An encoder with code of its own under the config of a ViT."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        found = super().forward(*inputs, **options)
+        found["last_hidden_state"] = 2 * found["last_hidden_state"] ** 2
+        return found
+
+
+def test_an_encoder_that_is_not_what_its_config_tells_is_not_folded() -> None:
+    torch.manual_seed(0)
+    own = hf_stitch.load(Doubled(vit().config).eval(), processor=of_images())
+    found = exchange(network("ved"), own, images(48), "vision", QUIET, matcher="ridge")
+    assert not found.folded and "computes something else than its config tells" in found.notes[0]
+
+
+def test_neighbours_are_no_other_images_and_labels_divide_nothing() -> None:
+    from hf_stitch_towers.exchange import divided, following
+
+    whole = hf_stitch.Samples.of(images(12))
+    assert following(whole.take(2), whole).ids == (6, 7)
+    data = hf_stitch.Samples.of(labelled(40))
+    plain = hf_stitch.Samples.of(images(40))
+    assert [part.ids for part in divided(data, 0)] == [part.ids for part in divided(plain, 0)]
+    assert divided(data, 0)[1].labels is not None
+
+
 def paligemma() -> Any:
     vision = hf.SiglipVisionConfig(**SMALL, **IMAGES, vision_use_head=False, projection_dim=32)
     text = {"model_type": "gemma", **SMALL, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 60}
