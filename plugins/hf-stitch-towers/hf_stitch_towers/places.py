@@ -560,7 +560,8 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: S
 
 def several_tiles(network: Adapter) -> bool:
     """Return whether a network reads several tiles of each image."""
-    return any(len(shape) == 4 and shape[0] > 1 for shape in network.interface.shapes.values())
+    known = network.interface
+    return any(len(shape) == 4 and shape[0] > 1 and name not in known.packed for name, shape in known.shapes.items())
 
 
 def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
