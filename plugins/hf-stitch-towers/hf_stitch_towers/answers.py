@@ -76,7 +76,13 @@ def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
 
 
 def different(choices: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Raise a ValueError if two choices have the same tokens."""
+    """Raise a ValueError if two choices have the same tokens, or one begins another, which it would always beat."""
+    for one, own in zip(choices, rows, strict=True):
+        for other, its in zip(choices, rows, strict=True):
+            if one != other and list(its[: len(own)]) == list(own):
+                raise ValueError(
+                    f"the tokenizer has the same tokens for {one!r} as for {other!r}, or for its beginning"
+                )
     if len(set(map(tuple, rows))) < len(rows):
         raise ValueError(f"the tokenizer has the same tokens for some of {', '.join(choices)}")
 

@@ -32,6 +32,7 @@ from hf_stitch_towers.places import (
     full_inputs,
     hearing,
     place_of,
+    rate_of,
     raw_of,
     several_tiles,
     tower_alone,
@@ -107,6 +108,9 @@ def exchange(
     if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
         notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
     new = hearing(new)
+    rates = {rate for each in (old.processor, new.processor) if (rate := rate_of(each)) is not None}
+    if len(rates) > 1:
+        raise ValueError(f"both networks need sound of one sampling rate, got {' and '.join(map(str, sorted(rates)))}")
     matchers = registries.matchers.build_all(CANDIDATES if matcher == AUTO else [matcher])
     if wrong := [name for name, each in matchers.items() if not isinstance(each, ClosedFormMatcher)]:
         raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {wrong[0]}")

@@ -302,9 +302,40 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     rest = {name: value for name, value in rest.items() if now[name].shape == value.shape}
     made.load_state_dict(rest, strict=False)
     made.tie_weights()
+    _as_in(
+        made,
+        model,
+        {name: name for name, _ in made.named_modules() if not f"{name}.".startswith(f"{tower.name}.")},
+        True,
+    )
+    _as_in(own, body, {name: (prefix + name).rstrip(".") for name, _ in own.named_modules()}, False)
     if getattr(model, "generation_config", None) is not None:
         made.generation_config = copy.deepcopy(model.generation_config)
     return made
+
+
+def _as_in(made: nn.Module, model: nn.Module, names: Mapping[str, str], dtypes: bool) -> None:
+    """Give modules the buffers of others, which no state contains, and the dtypes of their parameters.
+
+    Args:
+        made: The network.
+        model: The network that has them.
+        names: Name of a module -> its name in the other network.
+        dtypes: Whether parameters get the dtypes, too: some stay in float32 in a network in half precision.
+    """
+    others = dict(model.named_modules())
+    for name, module in made.named_modules():
+        other = others.get(names.get(name, name)) if name in names else None
+        if other is None:
+            continue
+        for key, value in other._buffers.items():
+            mine = module._buffers.get(key)
+            if value is not None and mine is not None and mine.shape == value.shape:
+                module._buffers[key] = value.detach().clone().to(mine.device)
+        for key, parameter in other._parameters.items():
+            own = module._parameters.get(key)
+            if dtypes and parameter is not None and own is not None and own.dtype != parameter.dtype:
+                own.data = own.data.to(parameter.dtype)
 
 
 def _count(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> int:
@@ -420,11 +451,14 @@ def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[st
     rows = found.features.double().unflatten(-1, (found.groups, -1))
     mapped = (rows @ matrix.to(rows.device) + bias.to(rows.device)).flatten(-2).to(old.features.dtype)
     if mapped.dtype in (torch.float16, torch.bfloat16):  # deep networks make much of rounding: at the readers then
-        (name, *_), (own, *_) = found.readers, old.readers
-        both = made.get_submodule(name)(found.features), mapped
-        if own in dict(made.named_modules()) and name == own:
-            both = both[0], model.get_submodule(own)(mapped)
-        return float((both[0] - both[1]).abs().max() / both[1].abs().max())
+        pairs = [
+            (
+                made.get_submodule(name)(found.features),
+                model.get_submodule(name)(mapped) if name in old.readers else mapped,
+            )
+            for name in found.readers
+        ]
+        return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
     with replacing_features(model, old.readers, mapped):
         wanted = plain(model(**inputs))
     return float((wanted - plain(found.output)).abs().max() / wanted.abs().max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Outputs(ABC):
     def __init__(self, model: Any, part: str, tokenizer: Any = None) -> None:
         self.model, self.part, self.tokenizer = model, part, tokenizer
         self.asked: Mapping[Any, Asked] = {}
+        self.types: int | None = None
 
     @classmethod
     def of(cls, model: Any, part: str, tokenizer: Any = None) -> Outputs:
@@ -116,15 +117,17 @@ class Captions(Outputs):
 
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
         """Let the original write captions; then come the answers of samples that have them, all with each choice."""
-        written = with_captions(self.model, inputs)
+        written = with_captions(self.model, inputs, self.types)
+        self.types = written.types
         self.wanted, self.counted = written.tokens, written.counted
         self.choices, self.right = list[tuple[Tensor, Tensor]](), torch.zeros(0, dtype=torch.long)
         if not all(each in self.asked for each in ids):
             return [written.full]
         asked = [self.asked[each] for each in ids]
-        self.choices = list(rounds(self.tokenizer, written.begun, asked, padding_of(self.model)))
         self.right = torch.tensor([each.right for each in asked])
-        return [written.full, *(written.followed_by(tokens) for tokens, _ in self.choices)]
+        begun = written.begun_by(self.tokenizer.all_special_ids, greedy(self.model).eos_token_id)
+        self.choices = list(rounds(self.tokenizer, begun.begun, asked, padding_of(self.model)))
+        return [written.full, *(begun.followed_by(tokens) for tokens, _ in self.choices)]
 
     def kept(self, place: int, output: Any) -> Tensor:
         """Return the logits of the tokens that count, of which texts have many more."""
@@ -157,7 +160,7 @@ class Captions(Outputs):
         if not logits:
             return {}
         likely = torch.stack([
-            (_logs(each, tokens).gather(-1, tokens[..., None])[..., 0] * counted).sum(1)
+            _logs(each, tokens).gather(-1, tokens[..., None])[..., 0].where(counted, 0).sum(1)
             for each, (tokens, counted) in zip(logits, self.choices, strict=True)
         ], 1).cpu()  # fmt: skip
         right, lengths = self.right[:, None], torch.stack([counted.sum(1) for _, counted in self.choices], 1).cpu()
@@ -224,6 +227,7 @@ class Written:
         begun: The text that captions continue.
         tokens: Those of captions, (samples, tokens).
         counted: Which of them count, up to the end of each caption.
+        moved: Number of tokens that were moved from captions to the text.
     """
 
     inputs: Mapping[str, Any]
@@ -233,11 +237,24 @@ class Written:
     begun: Tensor
     tokens: Tensor
     counted: Tensor
+    moved: int = 0
 
     @property
     def full(self) -> dict[str, Any]:
         """The arguments with captions."""
         return self.followed_by(self.tokens)
+
+    def begun_by(self, special: Sequence[int], ends: Any) -> Written:
+        """Return it with what all captions begin with moved to the text: special tokens, as languages and tasks."""
+        ended = {ends} if isinstance(ends, int) else set(ends or ())
+        count = 0
+        for column in self.tokens.T[:-1]:
+            first = int(column[0])
+            if first not in special or first in ended or not bool((column == first).all()):
+                break
+            count += 1
+        begun = torch.cat([self.begun, self.tokens[:, :count]], 1)
+        return replace(self, begun=begun, tokens=self.tokens[:, count:], counted=self.counted[:, count:], moved=count)
 
     def followed_by(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments with other tokens behind the text, without the last one, which nothing follows."""
@@ -247,18 +264,20 @@ class Written:
         for key, value in self.inputs.items():
             if key != self.name and isinstance(value, Tensor) and value.shape == shape:
                 fill = 1 if key == self.mask else self.types
-                ahead = value[:, :1].expand(-1, max(self.begun.shape[1] - value.shape[1], 0))  # for a first token
-                own = torch.cat([ahead, value], 1)[:, : self.begun.shape[1]]
+                ahead = value.new_full((len(value), max(self.begun.shape[1] - self.moved - value.shape[1], 0)), fill)
+                behind = value.new_full((len(value), self.moved), fill)
+                own = torch.cat([ahead, value, behind], 1)[:, : self.begun.shape[1]]
                 full[key] = torch.cat([own, own.new_full((len(own), length - own.shape[1]), fill)], 1)
         return full
 
 
-def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
+def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = None) -> Written:
     """Let a network write captions, and check that it predicts them.
 
     Args:
         model: A network that generates.
         inputs: All arguments of a forward.
+        types: What tokens are that it writes, if that is known.
 
     Raises:
         ValueError: If what it writes is not what it predicts from its own words.
@@ -268,12 +287,21 @@ def with_captions(model: Any, inputs: Mapping[str, Any]) -> Written:
     begun, new, counted = written(model, inputs)
     name, mask = text_of(model)
     marks = greedy(model).suppress_tokens or []
-    for types in (0, 1):  # what types of tokens are: PaliGemma counts what it writes as 1, others as 0
-        found = Written(inputs, name, mask, types, begun, new, counted)
-        logits = model(**found.full).logits[:, -new.shape[1] :].clone()
+    typed = any(key not in (name, mask) and isinstance(value, Tensor) and value.shape == inputs[name].shape
+                for key, value in inputs.items())  # fmt: skip
+    found: dict[float, Written] = {}
+    for each in (types,) if types is not None else (0, 1) if typed else (0,):  # what PaliGemma writes counts as 1
+        made = Written(inputs, name, mask, each, begun, new, counted)
+        try:
+            logits = model(**made.full).logits[:, -new.shape[1] :].clone()
+        except Exception:  # of a network where this type stands for an image
+            if each == 0 or types is not None:
+                raise
+            continue
         logits[..., marks] = -torch.inf
-        if float((logits.argmax(-1) == new)[counted].double().mean()) > GREEDY:
-            return found
+        found.setdefault(float((logits.argmax(-1) == new)[counted].double().mean()), made)
+    if (best := max(found)) > GREEDY:
+        return found[best]
     raise ValueError(
         f"what {type(model).__name__} writes is not what it predicts from its own words, so that captions cannot tell "
         "whether it is as good as before"
@@ -340,8 +368,9 @@ def greedy(model: Any) -> GenerationConfig:
 
 def padding_of(model: Any) -> int:
     """Return the token behind the end of a text."""
-    found = getattr(model.generation_config, "pad_token_id", None)
-    return 0 if found is None else int(found)
+    found, ends = (getattr(model.generation_config, name, None) for name in ("pad_token_id", "eos_token_id"))
+    ends = ends[0] if isinstance(ends, list) and ends else ends
+    return int(next((each for each in (found, ends) if isinstance(each, int)), 0))
 
 
 def text_of(model: Any) -> tuple[str, str]:

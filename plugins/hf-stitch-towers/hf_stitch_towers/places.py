@@ -139,13 +139,12 @@ class Map(ABC):
         """Return the tokens that the finished network writes about images."""
 
     @abstractmethod
-    @abstractmethod
     def preprocess(self, samples: Any) -> dict[str, Any]:
         """Return the inputs of the finished network for raw samples, as those that were scored."""
 
+    @abstractmethod
     def finished(self, samples: Samples) -> Finished:
         """Return the network with the new tower."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -245,11 +244,27 @@ class Folded(Place):
                 f"{reading.groups * reading.features.shape[-2]}"
             )
         found = cls(job, made, reading, paired_readers(reading, new, job.old.model))
+        found.check(part, new.features)
         width, out = new.features.shape[-1] // new.groups, reading.features.shape[-1] // reading.groups
         trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
         if not (error := found.folded(*trial, part)[1]) <= found.bound:
             raise CannotFoldError(f"other modules of {type(made).__name__} read the tower, too (outputs: {error:.2g})")
         return found
+
+    @torch.no_grad()
+    def check(self, samples: Samples, features: Tensor) -> None:
+        """Check that modules are those of the old network but for readers, and that nothing else reads the tower."""
+        before, tower = self.job.old.model.state_dict(), self.job.tower
+        for name, value in self.made.state_dict().items():
+            known = name in before and before[name].shape == value.shape
+            if not (known or name.startswith(f"{tower.name}.") or name.rpartition(".")[0] in self.readers):
+                raise CannotFoldError(f"{type(self.made).__name__} has no weights for {name} with this tower")
+        inputs = self.inputs(samples)
+        others = {**inputs, tower.content: inputs[tower.content].flip(0)}
+        with replacing_features(self.made, tuple(self.readers), features):
+            both = [self.job.outputs.plain(self.made(**each)) for each in (inputs, others)]
+        if not torch.equal(*both):
+            raise CannotFoldError(f"other modules of {type(self.made).__name__} read the tower, too")
 
     @property
     def bound(self) -> float:
@@ -260,7 +275,7 @@ class Folded(Place):
         """Return the inputs of the network with the new tower."""
         own, name = full_inputs(self.job.old, samples), self.job.tower.content
         encoder, shape = self.job.new, own[name].shape
-        if len(shape) == 5 and shape[1] > 1:
+        if several_tiles(self.job.old):
             return {**own, name: tiles_for(encoder, own[name], self.job.old)}
         new = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
         own = {key: value for key, value in own.items() if key not in WHOLE}  # of the pixels of the other processor
@@ -652,7 +667,6 @@ def composed(processor: Any, of_images: Any, images: Mapping[str, Tensor]) -> It
     old, new = _images_part(processor), getattr(of_images, "extractor", of_images)
     height, width = next(iter(images.values())).shape[-2:]
     longest = {"longest_edge": max(height, width)}
-    longest = {"longest_edge": max(height, width)}
     sizes: tuple[dict[str, Any], ...] = (
         {}, {"size": {"height": height, "width": width}},
         {"size": longest, "max_image_size": longest, "do_image_splitting": False},
@@ -684,7 +698,8 @@ def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
         moments = (each.image_mean, each.image_std) if getattr(each, "do_normalize", True) else ((0.0,), (1.0,))
         values += [torch.tensor(moment).to(tiles)[:, None, None] for moment in moments]
     mean, std, own_mean, own_std = values
-    return (tiles * std + mean - own_mean) / own_std
+    present = tiles.flatten(2).any(2)[..., None, None, None]  # tiles of zeros are padding
+    return ((tiles * std + mean - own_mean) / own_std).where(present, 0)
 
 
 def hearing(encoder: Adapter) -> Adapter:
@@ -695,6 +710,12 @@ def hearing(encoder: Adapter) -> Adapter:
     made = copy.copy(encoder)
     made.processor = Hearing(part, encoder.interface.content[0])
     return made
+
+
+def rate_of(processor: Any) -> int | None:
+    """Return the sampling rate of a processor of sound; ``None`` for others."""
+    part = getattr(processor, "extractor", getattr(processor, "feature_extractor", processor))
+    return getattr(part, "sampling_rate", None)
 
 
 def tower_alone(encoder: Adapter, tower: Tower) -> Adapter:

@@ -143,7 +143,7 @@ class Exchanged(Result):
                 text += (
                     f"{share.value:.1%} of the tokens that the image decides [{share.low:.1%}, {share.high:.1%}] are "
                     f"those of the original (of all tokens {own[AGREEMENT].value:.1%}, and {mean[AGREEMENT].value:.1%} "
-                    "without any image)"
+                    "with the mean of all images)"
                 )
         else:
             share = own[NEAREST]
@@ -173,7 +173,7 @@ class Exchanged(Result):
                 value, low, high = (format(x, f"+{form}") for x in (change.value, change.low, change.high))
                 was, without = (format(row[figure].value, form) for row in (first, self.scores[MEAN]))
                 said = text.format(format(own[figure].value, form))
-                return f"{said} (before {was}, change {value} [{low}, {high}]; without any image {without}); "
+                return f"{said} (before {was}, change {value} [{low}, {high}]; with the mean of all images {without}); "
         return ""
 
     def preprocess(self, samples: Any) -> dict[str, Any]:

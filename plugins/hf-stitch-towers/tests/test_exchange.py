@@ -17,7 +17,7 @@ import transformers as hf
 from hf_stitch_towers.exchange import exchange, ready
 from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
-from hf_stitch_towers.outputs import with_captions
+from hf_stitch_towers.outputs import Written, with_captions
 from hf_stitch_towers.places import full_inputs
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -545,3 +545,33 @@ def test_each_image_is_read_with_its_own_text(tmp_path: Path) -> None:
     again: Any = hf_stitch.StitchedModel.from_pretrained(tmp_path / "new")
     given_to = again.preprocess([rows[each.image] for each in found.captions])
     assert torch.equal(again.generate(**given_to, max_new_tokens=16, do_sample=False)[:, -16:], written)
+
+
+def test_buffers_that_no_state_contains_stay_exact_in_half_precision() -> None:
+    config = llava().config
+    model = hf.LlavaForConditionalGeneration(config)
+    exact = model.model.language_model.rotary_emb.inv_freq.clone()
+    model = model.bfloat16()
+    model.model.language_model.rotary_emb.inv_freq = exact  # as from_pretrained leaves it
+    made = with_tower(model, tower_of(model, "vision"), copy.deepcopy(model.model.vision_tower))
+    kept = made.model.language_model.rotary_emb.inv_freq
+    assert kept.dtype == torch.float32 and torch.equal(kept, exact)
+    assert next(made.model.vision_tower.parameters()).dtype == torch.bfloat16
+
+
+def test_a_name_that_begins_another_is_no_choice() -> None:
+    data = labelled(24, seed=5, names=("w7", "w7 w8"))
+    found = exchange(network("llava"), hf_stitch.load(TOWERS["clip"](), processor=of_images()), images(48), "vision",
+                     QUIET, test_data=data, matcher="ridge")  # fmt: skip
+    assert "accuracy" not in found.scores["exchanged"] and "beginning" in found.notes[0]
+
+
+def test_answers_follow_the_special_tokens_that_all_captions_begin_with() -> None:
+    tokens = torch.tensor([[2, 55, 7, 8], [2, 55, 9, 8]])
+    inputs = {"input_ids": torch.tensor([[1], [1]]), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
+    made = Written(inputs, "input_ids", "attention_mask", 0, inputs["input_ids"], tokens, tokens > 0)
+    moved = made.begun_by([2, 55], 0)
+    assert moved.begun.tolist() == [[1, 2, 55]] * 2 and moved.tokens.tolist() == [[7, 8], [9, 8]]
+    full = moved.followed_by(torch.tensor([[5, 6], [5, 6]]))
+    assert full["input_ids"].tolist() == [[1, 2, 55, 5]] * 2 and full["attention_mask"].tolist() == [[1] * 4] * 2
+    assert made.begun_by([2, 55], 2).begun.tolist() == [[1]] * 2  # an end is no beginning

@@ -128,6 +128,8 @@ def test_tiles_are_normalised_as_the_new_tower_reads_them() -> None:
     own = found.preprocess(images(3))["pixel_values"]
     assert own.shape == (3, 2, 3, 16, 16)
     torch.testing.assert_close(own, tiles_for(encoder, old.preprocess(images(3))["pixel_values"], old))
+    blank = torch.zeros(1, 2, 3, 16, 16)
+    assert not tiles_for(encoder, blank, old).any()  # tiles of zeros are padding
     plain = hf_stitch.load(clip, processor=lambda image: torch.zeros(3, 16, 16))
     with pytest.raises(ValueError, match="reads 2 tiles"):
         exchange(old, plain, images(48), "vision", QUIET)
@@ -159,5 +161,8 @@ def test_waveforms_are_heard_by_both_extractors(tmp_path: Path) -> None:
     options = {"max_new_tokens": 4, "min_new_tokens": 4}
     own = found.model.generate(**inputs, **options)
     assert torch.equal(plain.generate(**inputs, **options), own)
+    other = hf_stitch.load(listener(3).model, processor=hf.WhisperFeatureExtractor(chunk_length=2, sampling_rate=8_000))
+    with pytest.raises(ValueError, match="one sampling rate, got 8000 and 16000"):
+        exchange(listener(2), other, waves, "audio", QUIET)
     with pytest.raises(ValueError, match="no waveform of one channel"):
         found.preprocess([np.zeros((2, 100), dtype="float32")])
