@@ -138,7 +138,7 @@ def bootstrap(
         True
     """
     chosen = chosen_metric(metric, options)
-    x, y = paired(chosen.name, x, y)
+    x, y = paired(chosen.name, x, y, exact=False)
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:
         raise ValueError(f"a bootstrap takes at least 4 samples, got {len(groups)}; give more samples")

@@ -192,7 +192,7 @@ def permutation_test(
         (1.0, 0.01, 1.0)
     """
     chosen = chosen_metric(metric, options)
-    x, y = paired(chosen.name, x, y)
+    x, y = paired(chosen.name, x, y, exact=False)
     groups = rows_by_sample(samples, len(x))
     exchangeable = _exchangeable(groups)
     observed = chosen.function(x, y, **chosen.options).item()

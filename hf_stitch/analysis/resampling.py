@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_stitch.metrics.base import ActivationMetric, Metric, activation_metric
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import eps_of
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -40,7 +41,7 @@ class SampleRows:
     """
 
     def __init__(self, rows: Tensor, groups: Sequence[Places]) -> None:
-        rows = rows.double()
+        self.eps, rows = eps_of(rows), rows.double()
         self.mean = rows.mean(0)
         self.parts = [rows[torch.from_numpy(places).to(rows.device)] - self.mean for places in groups]
         self.sums = torch.stack([part.sum(0) for part in self.parts])
@@ -56,7 +57,7 @@ class SampleMoments:
 
     def __init__(self, x: SampleRows, y: SampleRows) -> None:
         self._counts = torch.tensor([len(part) for part in x.parts], device=x.sums.device)
-        self._means = x.mean, y.mean
+        self._means, self._eps = (x.mean, y.mean), torch.cat([x.eps, y.eps])
         self._parts = x.sums, y.sums, x.products, y.products, x.products_with(y)
         self._all = [part.sum(0) for part in self._parts[2:]]
 
@@ -74,7 +75,7 @@ class SampleMoments:
     def _moments(self, n: int, x: Tensor, y: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Moments:
         means = (mean + total / n for mean, total in zip(self._means, (x, y), strict=True))
         scatters = (part - torch.outer(a, b) / n for part, a, b in ((xx, x, x), (yy, y, y), (xy, x, y)))
-        return Moments.of(n, *means, *scatters)
+        return Moments.of(n, *means, *scatters, self._eps)
 
 
 def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_stitch.representation import Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.spectrum import rounding
 
 
 def position_moments(activations: Iterable[Representation], what: str) -> Moments:
@@ -55,12 +56,12 @@ class Gaussian:
 
 
 def added_variance(moments: Moments, tolerance: float) -> Tensor:
-    """Return the variance to add to each feature."""
+    """Return the variance to add to each feature: a share of its own, and at least that of rounding errors."""
     variances = moments.sxx.diagonal() / moments.n
     if not variances.any():
         raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
     dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
-    return torch.where(variances == 0, dead, tolerance * variances)
+    return torch.where(variances == 0, dead, torch.maximum(tolerance * variances, rounding(moments, "x") / moments.n))
 
 
 def sample_means(activations: Representation, values: Tensor) -> Tensor:

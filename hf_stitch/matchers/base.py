@@ -211,7 +211,7 @@ class ClosedFormMatcher(Matcher):
         found = collected.moments(collected.cells[0])["body"]
         last = slice(found.sxx.shape[0] - width, None)
         own = Moments.of(
-            found.n, found.mean_x[last], found.mean_y, found.sxx[last, last], found.syy, found.sxy[last]
+            found.n, found.mean_x[last], found.mean_y, found.sxx[last, last], found.syy, found.sxy[last], found.eps
         )  # fmt: skip
         fitted = self.fit(own)
         if not isinstance(fitted, LinearStitch):

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Rcond, Spectrum, require
+from hf_stitch.matchers._solve import Rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import MAIORCA_2024, MOSCHELLA_2023, Paper
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import LinearStitch
 
 RCOND = 0.1
@@ -69,9 +70,8 @@ class InverseRelative(ClosedFormMatcher):
         """Compute the map."""
         require(moments, 2, "give more anchors")
         about = moments if self.center else moments.about_origin()
-        rcond = RCOND if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(about.syy, rcond)
+        spectrum = Spectrum.of(about, "y", RCOND if self.rcond is None else self.rcond)
         scale = (about.syy.trace() / about.sxx.trace()).item() if self.scale else 1.0
         weights = {"weight": scale * spectrum.solve(about.sxy.T)}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.center)
-        return recorded(stitch, moments, rcond=rcond, scale=scale, y_rank=spectrum.rank)
+        return recorded(stitch, moments, rcond=spectrum.rcond, scale=scale, y_rank=spectrum.rank)

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.options import Count
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import LowRankStitch
 
 
@@ -46,17 +47,16 @@ class LowRank(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
         """Compute the map."""
         require(moments, moments.dx + 1, "give more rows")
-        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(moments.sxx, rcond)
+        spectrum = Spectrum.of(moments, "x", self.rcond, moments.sxy)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
             raise ValueError(
                 f"rank must be <= {most}, got {self.rank}: x has {moments.dx} features of numerical rank "
-                f"{spectrum.rank} (at rcond {rcond:.1e}), y has {moments.dy} features"
+                f"{spectrum.rank} (at rcond {spectrum.rcond:.1e}), y has {moments.dy} features"
             )
         # A M_LS = U · fitted_values, with U the orthonormal left singular vectors of A: same right singular vectors.
         fitted_values = (spectrum.vectors.T @ moments.sxy) / spectrum.values.sqrt()[:, None]
         right = torch.linalg.svd(fitted_values, full_matrices=False).Vh[: self.rank]
         weights = {"down": right @ spectrum.solve(moments.sxy).T, "up": right.T}
         stitch = affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank)
-        return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)
+        return recorded(stitch, moments, rcond=spectrum.rcond, x_rank=spectrum.rank)

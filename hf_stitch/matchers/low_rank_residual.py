@@ -12,6 +12,7 @@ from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.matchers.ridge import Penalty, Ridge
 from hf_stitch.options import Count
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import EPS, ROUNDINGS, rounding
 from hf_stitch.stitches import LowRankResidualStitch
 
 
@@ -49,9 +50,12 @@ class LowRankResidual(ClosedFormMatcher):
         with torch.random.fork_rng():  # its random weights are replaced
             stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype)
         stitch.to(moments.device)
-        values, vectors = torch.linalg.eigh(moments.sxx / moments.n)
-        leading, least = slice(-self.rank, None), values[-1] * torch.finfo(torch.float32).eps
-        stitch.down.copy_((vectors[:, leading] / values[leading].clamp_min(least).sqrt()).T)
+        values, vectors = (part[..., -self.rank :] for part in torch.linalg.eigh(moments.sxx / moments.n))
+        # A direction that is rounding stays small.
+        least = torch.clamp(
+            (vectors.square() * rounding(moments, "x")[:, None]).sum(0) / moments.n, min=float(EPS * values[-1])
+        )
+        stitch.down.copy_((vectors / torch.maximum(values, ROUNDINGS**2 * least).sqrt()).T)
         stitch.weight.copy_(common.weight)
         if common.bias is not None:
             stitch.bias.copy_(common.bias)

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import LinearStitch
 
 
@@ -26,9 +27,10 @@ class Lstsq(ClosedFormMatcher):
     Attributes:
         intercept: Whether to fit a bias. If false, rows are not centred.
         rcond: Threshold in [0, 1). Directions of x whose singular value is below ``rcond`` times the largest are
-            dropped. The singular values are those of centred x (of x itself without an intercept). None means
-            ``sqrt(dx · eps)`` with the eps of float64, for example 3.4e-7 at width 512; moments do not resolve smaller
-            directions.
+            dropped. The singular values are those of centred x (of x itself without an intercept). None drops the
+            directions that are rounding in the dtype of x, for example the direction that a LayerNorm removes. In
+            half precision it also drops directions near rounding, as long as they explain less than .0005 of the
+            variance of y together.
 
     Example:
         >>> import torch
@@ -49,8 +51,7 @@ class Lstsq(ClosedFormMatcher):
         """Compute the map."""
         require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")
         centred = moments if self.intercept else moments.about_origin()
-        rcond = default_rcond(moments.dx) if self.rcond is None else self.rcond
-        spectrum = Spectrum.of(centred.sxx, rcond)
+        spectrum = Spectrum.of(centred, "x", self.rcond, centred.sxy)
         weights = {"weight": spectrum.solve(centred.sxy).T}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.intercept)
-        return recorded(stitch, moments, rcond=rcond, x_rank=spectrum.rank)
+        return recorded(stitch, moments, rcond=spectrum.rcond, x_rank=spectrum.rank)

@@ -12,6 +12,7 @@ from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import DING_2021, Paper
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import EPS, ROUNDINGS, rounding
 from hf_stitch.stitches import LinearStitch
 
 
@@ -62,5 +63,8 @@ class Procrustes(ClosedFormMatcher):
         if self.scale:
             scale = (values.sum() / ((rotation @ centred.sxx) * rotation).sum()).item()
         stitch = affine_stitch(LinearStitch, moments, {"weight": scale * rotation}, dtype, intercept=self.center)
-        rank = int((values > values[0] * max(moments.dx, moments.dy) * torch.finfo(torch.float64).eps).sum())
-        return recorded(stitch, moments, scale=scale, xy_rank=rank)
+        varies = values > values[0] * max(moments.dx, moments.dy) * EPS
+        for directions, scatter, side in ((left, centred.sxx, "x"), (right.T, centred.syy, "y")):
+            spread = ((scatter @ directions) * directions).sum(0)
+            varies &= spread > ROUNDINGS**2 * (directions.square() * rounding(centred, side)[:, None]).sum(0)
+        return recorded(stitch, moments, scale=scale, xy_rank=int(varies.sum()))

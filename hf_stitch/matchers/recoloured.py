@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Rcond, Spectrum, default_rcond, require
+from hf_stitch.matchers._solve import Rcond, require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import LinearStitch
 
 
@@ -29,7 +30,7 @@ class Recoloured(ClosedFormMatcher):
 
     Attributes:
         rcond: Threshold in [0, 1). Directions of a side whose singular value is below ``rcond`` times the largest are
-            dropped. None means ``sqrt(d · eps)`` of the side's width with the eps of float64.
+            dropped. None drops directions as :class:`Lstsq` does, on both sides.
 
     Example:
         >>> import torch
@@ -48,10 +49,10 @@ class Recoloured(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, max(moments.dx + 1, 2))
-        rcond = default_rcond(max(moments.dx, moments.dy)) if self.rcond is None else self.rcond
-        x, y = Spectrum.of(moments.sxx, rcond), Spectrum.of(moments.syy, rcond)
+        x = Spectrum.of(moments, "x", self.rcond, moments.sxy)
+        y = Spectrum.of(moments, "y", self.rcond, moments.sxy.T)
         whiten, colour = x.vectors / x.values.sqrt(), y.vectors * y.values.sqrt()
         left, _, right = torch.linalg.svd(whiten.T @ moments.sxy @ colour, full_matrices=False)
         weights = {"weight": colour @ (left @ right).T @ whiten.T}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype)
-        return recorded(stitch, moments, rcond=rcond, x_rank=x.rank, y_rank=y.rank)
+        return recorded(stitch, moments, rcond=max(x.rcond, y.rcond), x_rank=x.rank, y_rank=y.rank)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hf_stitch.matchers._affine import affine_stitch, recorded
-from hf_stitch.matchers._solve import Spectrum, default_rcond, require
+from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.options import NonNegative
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import LinearStitch
 
 Penalty = NonNegative | Literal["gcv"]
@@ -32,7 +33,7 @@ class Ridge(ClosedFormMatcher):
     Attributes:
         ridge: Penalty >= 0 (0 is least squares, of minimum norm if the rows do not determine the map), or ``"gcv"``:
             the penalty with the least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4), one
-            for all outputs, from a grid with ten values per decade between ``dx · eps`` and 1000 times the largest
+            for all outputs, from a grid with ten values per decade between the rounding of x and 1000 times the largest
             eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
             are not independent, so the selected penalty is then too small.
 
@@ -58,8 +59,7 @@ class Ridge(ClosedFormMatcher):
 def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:
     """Solve ridge regression."""
     given = None if ridge == "gcv" else float(ridge)
-    # Without a penalty, directions of x within rounding would dominate.
-    spectrum = Spectrum.of(moments.sxx, 0.0 if given else default_rcond(moments.dx))
+    spectrum = Spectrum.of(moments, "x", sxy=moments.sxy)
     chosen = _least_gcv(moments, spectrum) if given is None else given
     df = 1 + (spectrum.values / (spectrum.values + chosen)).sum().item()
     return spectrum.solve(moments.sxy, chosen).T, {"ridge": chosen, "df": df}
@@ -75,7 +75,7 @@ def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
     # Both differences are non-negative up to rounding. If X spans all rows, least squares leaves no residual.
     spare = max(moments.n - 1 - spectrum.rank, 0)
     residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
-    least, most = math.log10(default_rcond(moments.dx) ** 2), 3.0
+    least, most = math.log10(spectrum.rcond**2), 3.0
     grid = torch.logspace(least, most, round(10 * (most - least)) + 1, dtype=torch.float64, device=moments.device)
     grid = (grid * spectrum.values[-1])[:, None]
     left = grid / (spectrum.values + grid)

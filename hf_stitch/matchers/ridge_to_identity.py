@@ -55,6 +55,7 @@ class RidgeToIdentity(ClosedFormMatcher):
             moments.sxx,
             moments.sxx + moments.syy - moments.sxy - moments.sxy.T,
             moments.sxy - moments.sxx,
+            moments.eps,
         )
         weight, found = penalised(change, self.ridge)
         weight = weight + torch.eye(moments.dx, dtype=weight.dtype, device=weight.device)

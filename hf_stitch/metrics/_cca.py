@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,41 +12,42 @@ from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
     SecondMoments,
-    Side,
     check_count,
-    check_features_vary,
     check_variation,
     nuclear,
-    of_rows,
+    of_own_rows,
     once,
 )
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
+from hf_stitch.statistics.spectrum import EPS, Side, above_rounding, rounding
 
-_EPS = torch.finfo(torch.float64).eps
-_EQUAL = _EPS**0.5
+_EQUAL = EPS**0.5
 """Difference of two canonical correlations that may be rounding."""
 
 
-@of_rows
+@of_own_rows
 def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0) -> Tensor:
-    """Mean canonical correlation over the ``min(dx, dy)`` canonical directions (Hotelling 1936).
+    """Mean canonical correlation over all canonical directions (Hotelling 1936).
+
+    There are as many as the smaller of the ranks of x and y: features that depend on others, and directions that are
+    rounding in the dtype of the rows, add none.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         squared: Whether to average the squared correlations (``R²_CCA`` of Kornblith et al. 2019).
         ridge: Regularisation added to the covariance of each side, as a multiple of its mean variance. With a ridge,
-            rank-deficient sides and few rows are allowed, but the value is invariant to orthogonal maps and scaling
-            only, not to every invertible map.
+            few rows are allowed, but the value is invariant to orthogonal maps and scaling only, not to every
+            invertible map.
 
     Returns:
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: There are fewer than 2 rows, or all rows of a side are equal. Without ridge also: n is at most a
-            width + 1, or a side does not have full rank.
+        ValueError: There are fewer than 2 rows, or all rows of a side are equal. Without ridge also: n is at most the
+            rank of a side + 1.
 
     Example:
         >>> import torch
@@ -59,10 +59,8 @@ def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0
 
 
 def _cca(moments: SecondMoments, *, squared: bool, ridge: float) -> Tensor:
-    if ridge:
-        check_variation("cca", moments)
-    remedy = "" if ridge else "set ridge, or use svcca, which drops small directions"
-    cross = _whitened(moments, *_factors("cca", moments, remedy, ridge))
+    check_variation("cca", moments)
+    cross = _whitened(moments, *_whitenings("cca", moments, "; set ridge, or use svcca", ridge))
     return (cross.square().sum() if squared else nuclear(cross, moments)) / min(cross.shape)
 
 
@@ -83,21 +81,21 @@ class CCA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2 without ridge, 2 with ridge."""
+        """Width + 2 without ridge, which suffices whatever the rank; 2 with ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
 
 
-@of_rows
+@of_own_rows
 def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paired") -> Tensor:
     """Projection-weighted CCA: canonical correlations weighted by how much of x each direction explains.
 
     The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, where hᵢ is its canonical variate (Morcos
     et al. 2018). The metric is asymmetric, and rotating x changes its value.
 
-    ``directions`` determines which directions of x have a weight. ``"paired"``: the ``min(dx, dy)`` that have a
-    partner in y, as in the paper. ``"all"``: all dx, as in the code of Ding et al. (2021) and of Balogh and Jelasity
-    (2025); those without a partner have the correlation 0, so that the value falls with the part of x that y lacks. A
-    y of low rank is then allowed. It must be exactly so: float64 rows, as rounding to float32 restores full rank.
+    ``directions`` determines which directions of x have a weight. ``"paired"``: those that have a partner in y, as in
+    the paper. ``"all"``: all of them, as in the code of Ding et al. (2021) and of Balogh and Jelasity (2025); those
+    without a partner have the correlation 0, so that the value falls with the part of x that y lacks. Directions that
+    are rounding in the dtype of the rows do not count on either side.
 
     Among directions of equal correlation (those without a partner, or several perfectly correlated ones), CCA leaves
     the basis open, and the weights depend on it. Here it consists of the principal axes of what these directions
@@ -113,8 +111,7 @@ def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paire
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: n is at most a width + 1 (for y with ``"all"``: its rank + 1); or x, or with ``"paired"`` also y,
-            does not have full rank.
+        ValueError: n is at most the rank of a side + 1, or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -128,21 +125,11 @@ def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paire
 
 
 def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
-    everything = directions == "all"
-    if everything:
-        check_variation("pwcca", moments)
-        (factor,) = _factors("pwcca", moments, "pass the side of full rank as x, or use svcca", sides=("x",))
-        whitening = once(moments, "y", lambda: _whitening(moments))
-        rank = whitening.shape[1]
-        why = f", as y has rank {rank}: with n <= rank + 1 every canonical correlation is 1"
-        check_count("pwcca", moments.n, least_for_full_rank(rank), why)
-        cross = torch.linalg.solve_triangular(factor, moments.sxy @ whitening, upper=False)
-    else:
-        factor, factor_y = _factors("pwcca", moments, "use svcca, or, if y has low rank, directions='all'")
-        cross = _whitened(moments, factor, factor_y)
-    left, correlations, _ = torch.linalg.svd(cross, full_matrices=everything)
+    check_variation("pwcca", moments)
+    of_x, of_y = _whitenings("pwcca", moments, "; use svcca")
+    left, correlations, _ = torch.linalg.svd(_whitened(moments, of_x, of_y), full_matrices=directions == "all")
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
-    weights = _settled(left.T @ factor.T, correlations).abs().sum(1)
+    weights = _settled(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
     return correlations @ weights / weights.sum()
 
 
@@ -158,11 +145,11 @@ class PWCCA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2; for y with all directions the number for rank one, as the rank depends on the data."""
+        """Width + 2, which suffices whatever the rank; for y with all directions the number for rank one."""
         return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
 
 
-@of_rows
+@of_own_rows
 def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above=True)] = 0.99) -> Tensor:
     """Mean canonical correlation of the leading principal components of both sides (Raghu et al. 2017).
 
@@ -191,8 +178,8 @@ def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above
 def _svcca(moments: SecondMoments, *, variance: float) -> Tensor:
     check_variation("svcca", moments)
     (values_x, left), (values_y, right) = (
-        once(moments, "x", lambda: _leading(moments.sxx, variance)),
-        once(moments, "y", lambda: _leading(moments.syy, variance)),
+        once(moments, "x", lambda: _leading(moments, "x", variance)),
+        once(moments, "y", lambda: _leading(moments, "y", variance)),
     )
     for side, kept in (("x", len(values_x)), ("y", len(values_y))):
         reason = f": {kept} components of {side} explain {variance:g} of its variance; lower variance"
@@ -216,65 +203,60 @@ class SVCCA(MomentsMetric):
         return least_for_full_rank(1)
 
 
-def least_for_full_rank(width: int) -> int:
-    """The fewest rows for which canonical correlations of ``width`` features carry information."""
-    return width + 2
+def least_for_full_rank(rank: int) -> int:
+    """The fewest rows for which canonical correlations of a side of some rank carry information."""
+    return rank + 2
 
 
-def check_full_rank(name: str, moments: SecondMoments, remedy: str, sides: Sequence[Side] = ("x", "y")) -> None:
-    """Check that canonical correlations are defined: enough rows, and no linearly dependent features.
+def independent(name: str, moments: SecondMoments, side: Side, remedy: str) -> Tensor | None:
+    """Return ``(d, rank)`` a basis of the directions of a side that vary by more than rounding; None if all do.
 
-    The rank is that of the correlation matrix, so it does not depend on the scales of the features.
+    The rank is that of the correlation matrix, so it does not depend on the scales of the features. The basis has no
+    gradient: canonical correlations depend on what it spans alone.
     """
-    check_features_vary(name, moments, sides)
-    for side in sides:
+    scatter, mean = (moments.sxx, moments.mean_x) if side == "x" else (moments.syy, moments.mean_y)
+    scatter = scatter.detach()
+    varies = scatter.diagonal() > moments.n * (8 * EPS * mean.detach()) ** 2
+    scale = torch.where(varies, scatter.diagonal().rsqrt(), 0)
+    values, vectors = torch.linalg.eigh(scatter * torch.outer(scale, scale))
+    kept = above_rounding(values, vectors, rounding(moments, side) * scale.square())
+    rank = int(kept.sum())
+    if not rank:
+        raise ValueError(f"{name}: {side} does not vary by more than rounding; run the network in a wider dtype")
+    why = f", as {side} has rank {rank}: with n <= rank + 1 every canonical correlation is 1{remedy}"
+    check_count(name, moments.n, least_for_full_rank(rank), why)
+    return None if rank == len(kept) else scale[:, None] * vectors[:, kept]
+
+
+class _Whitening(NamedTuple):
+    """A map to uncorrelated features of equal variance."""
+
+    root: Tensor  # (rank, rank) lower triangular; times its transpose it is the scatter of the basis
+    basis: Tensor | None  # (d, rank); None for the features themselves
+
+    def whiten(self, products: Tensor) -> Tensor:
+        """Return ``(rank, k)`` the products of the new features from those of the old ones, ``(d, k)``."""
+        projected = products if self.basis is None else self.basis.T @ products
+        return torch.linalg.solve_triangular(self.root, projected, upper=False)
+
+
+def _whitenings(name: str, moments: SecondMoments, remedy: str, ridge: float = 0.0) -> list[_Whitening]:
+    """Return the maps of both sides."""
+
+    def of(side: Side) -> _Whitening:
         scatter = moments.sxx if side == "x" else moments.syy
-        width = len(scatter)
-        why = f": with n <= width + 1 = {width + 1} ({side}) every canonical correlation is 1; {remedy}"
-        check_count(name, moments.n, least_for_full_rank(width), why)
-        scale = scatter.detach().diagonal().rsqrt()
-        values = torch.linalg.eigvalsh(scatter.detach() * torch.outer(scale, scale))
-        rank = int((values > width * _EPS * values[-1]).sum())
-        if rank < width:
-            raise ValueError(
-                f"{name}: the {width} features of {side} have rank {rank}, so the value is undefined; {remedy}, or "
-                "remove linearly dependent features"
-            )
+        basis = None if ridge else independent(name, moments, side, remedy)
+        inner = scatter if basis is None else basis.T @ scatter @ basis
+        # Unlike eigenvectors, a Cholesky factor has a finite gradient where eigenvalues coincide.
+        added = ridge * scatter.diagonal().mean() * torch.eye(len(inner)).to(scatter)
+        return _Whitening(torch.linalg.cholesky(inner + added), basis)
+
+    return [once(moments, "x", partial(of, "x")), once(moments, "y", partial(of, "y"))]
 
 
-def _factors(
-    name: str, moments: SecondMoments, remedy: str, ridge: float = 0.0, sides: Sequence[Side] = ("x", "y")
-) -> list[Tensor]:
-    """The Cholesky factors of both sides; without a ridge, their rank is checked."""
-
-    def of(side: Side) -> Tensor:
-        if not ridge:
-            check_full_rank(name, moments, remedy, (side,))
-        return _factor(moments.sxx if side == "x" else moments.syy, ridge)
-
-    return [once(moments, side, partial(of, side)) for side in sides]
-
-
-def _factor(scatter: Tensor, ridge: float = 0.0) -> Tensor:
-    """The Cholesky factor. Unlike that of eigenvectors, its gradient is finite where eigenvalues coincide."""
-    return torch.linalg.cholesky(scatter + ridge * scatter.diagonal().mean() * torch.eye(len(scatter)).to(scatter))
-
-
-def _whitened(moments: SecondMoments, factor_x: Tensor, factor_y: Tensor) -> Tensor:
-    """``Lx⁻¹ Sxy Ly⁻ᵀ``: its singular values are the canonical correlations."""
-    half = torch.linalg.solve_triangular(factor_x, moments.sxy, upper=False)
-    return torch.linalg.solve_triangular(factor_y, half.T, upper=False).T
-
-
-def _whitening(moments: SecondMoments) -> Tensor:
-    """The map of y to uncorrelated features of equal variance, ``(dy, rank of y)``.
-
-    Directions whose variance is rounding are dropped.
-    """
-    values, vectors = torch.linalg.eigh(moments.syy)
-    rounding = moments.n * (8 * _EPS * moments.mean_y.norm()) ** 2
-    kept = values > torch.clamp(len(values) * _EPS * values[-1], min=rounding)
-    return vectors[:, kept] / values[kept].sqrt()
+def _whitened(moments: SecondMoments, of_x: _Whitening, of_y: _Whitening) -> Tensor:
+    """Return co-moments of the whitened sides: their singular values are the canonical correlations."""
+    return of_y.whiten(of_x.whiten(moments.sxy).T).T
 
 
 def _settled(parts: Tensor, correlations: Tensor) -> Tensor:
@@ -289,13 +271,14 @@ def _axes(parts: Tensor) -> Tensor:
     return lengths[:, None] * axes
 
 
-def _leading(scatter: Tensor, variance: float) -> tuple[Tensor, Tensor]:
+def _leading(moments: SecondMoments, side: Side, variance: float) -> tuple[Tensor, Tensor]:
     """The fewest leading eigenvalues that reach this share of their sum, and their eigenvectors.
 
-    Eigenvalues within rounding of 0 are dropped.
+    Directions that are rounding are dropped.
     """
-    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(scatter))
-    values = values[values > len(values) * _EPS * values[0]]
+    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(moments.sxx if side == "x" else moments.syy))
+    varies = above_rounding(values, vectors, rounding(moments, side))
+    values, vectors = values[varies], vectors[:, varies]
     shares = values.cumsum(0)
     kept = int((shares < variance * shares[-1]).sum()) + 1
     return values[:kept], vectors[:, :kept]

@@ -44,6 +44,7 @@ class SharedNeighboursMetric(NeighboursMetric):
     score: ClassVar[Callable[..., Tensor]]
 
     def _prepared(self, side: Operand, rows: Tensor) -> tuple[Tensor, Tensor, bool]:
+        rows = rows.double()
         near, other = (
             nearest(self.name, side, some, self.options["k"], self.options["distance"]) for some in (rows, rows.flip(0))
         )

@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, check_widths, of_rows
+from hf_stitch.metrics._rows import (
+    RowMoments,
+    Rows,
+    SecondMoments,
+    check_count,
+    check_variation,
+    check_widths,
+    of_own_rows,
+    of_rows,
+)
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
+from hf_stitch.statistics.spectrum import above_rounding, rounding
 
-_EPS = torch.finfo(torch.float64).eps
 
-
-@of_rows
+@of_own_rows
 def linear_regression(
     x: Tensor, y: Tensor, *, center: bool = True, weight: Rows | None = None, bias: Rows | None = None
 ) -> Tensor:
@@ -25,7 +33,7 @@ def linear_regression(
 
     Without ``weight``, the map is the least-squares fit (Csiszárik et al. 2021, definition 6.1; Kornblith et al. 2019),
     and R² is invariant to invertible maps of x. With ``weight``, the given map is evaluated, for example a trained
-    stitching layer. Singular values of X below ``√(dx · eps)`` times the largest count as 0.
+    stitching layer. Directions of X that are rounding in its dtype count as 0.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -147,7 +155,7 @@ def _explained(moments: SecondMoments, offset: int) -> Tensor:
     sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)
     values, vectors = torch.linalg.eigh(sxx)
-    kept = values > width * _EPS * values[-1]
+    kept = above_rounding(values, vectors, rounding(moments, "x"))
     return ((vectors[:, kept].T @ sxy).square().sum(1) / values[kept]).sum()
 
 

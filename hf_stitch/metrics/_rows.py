@@ -14,13 +14,11 @@ from torch import Tensor
 
 from hf_stitch.options import check_call
 from hf_stitch.statistics.base import Rows
+from hf_stitch.statistics.spectrum import EPS, Side, above_rounding, eps_of, rounding
 
 Array = NDArray[np.floating[Any]]
 Options = ParamSpec("Options")
 Kept = TypeVar("Kept")
-Side = Literal["x", "y"]
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 class MetricFunction(Protocol[Options]):
@@ -58,22 +56,35 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
         >>> mean_difference(torch.zeros(5, 4), torch.ones(5, 4)).item()
         2.0
     """
+    return _metric_function(formula, exact=True)
+
+
+def of_own_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> MetricFunction[Options]:
+    """As :func:`of_rows`, for a formula that requires rows in their own dtype, whose rounding it takes into account."""
+    return _metric_function(formula, exact=False)
+
+
+def _metric_function(
+    formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor], exact: bool
+) -> MetricFunction[Options]:
     name = formula.__name__
 
     @functools.wraps(formula)
     def function(x: Rows, y: Rows, /, *args: Options.args, **options: Options.kwargs) -> Tensor | float:
         check_call(formula, options, f"{name}: ")
-        exact_x, exact_y = paired(name, x, y)
-        check_count(name, len(exact_x), 2)
-        value = formula(exact_x, exact_y, *args, **options)
+        rows_x, rows_y = paired(name, x, y, exact)
+        check_count(name, len(rows_x), 2)
+        value = formula(rows_x, rows_y, *args, **options)
         return value if isinstance(x, Tensor) or isinstance(y, Tensor) else value.item()
 
     return function  # type: ignore[return-value]
 
 
-def paired(name: str, x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
-    """Check both sides and convert them to float64."""
-    x, y = _float64(name, "x", x), _float64(name, "y", y)
+def paired(name: str, x: Rows, y: Rows, exact: bool = True) -> tuple[Tensor, Tensor]:
+    """Check both sides, and convert them to tensors, if ``exact`` to float64."""
+    x, y = _checked(name, "x", x), _checked(name, "y", y)
+    if exact:
+        x, y = x.double(), y.double()
     if len(x) != len(y):
         raise ValueError(f"{name}: row i of x and row i of y must be the same sample, got {len(x)} and {len(y)} rows")
     return x, y
@@ -94,7 +105,7 @@ def check_widths(name: str, x: Tensor, y: Tensor) -> None:
         )
 
 
-def _float64(name: str, side: str, rows: Rows) -> Tensor:
+def _checked(name: str, side: str, rows: Rows) -> Tensor:
     if not isinstance(rows, Tensor | np.ndarray):
         raise TypeError(f"{name}: {side} must be a numpy array or a torch tensor, got {type(rows).__name__}")
     floating = rows.is_floating_point() if isinstance(rows, Tensor) else np.issubdtype(rows.dtype, np.floating)
@@ -108,7 +119,11 @@ def _float64(name: str, side: str, rows: Rows) -> Tensor:
             f"{name}: {side} must have shape (rows, features), got {tuple(rows.shape)}; "
             "Representation.rows returns such a matrix for any layout"
         )
-    values = (rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows, np.float64))).double()
+    if isinstance(rows, Tensor):
+        values = rows
+    else:  # torch has no longer floats than float64, and no other byte orders
+        kind = rows.dtype.newbyteorder("=") if rows.dtype.itemsize <= 8 else np.float64
+        values = torch.from_numpy(np.ascontiguousarray(rows, kind))
     finite = values.detach().isfinite().all(1)
     if not finite.all():
         row = int(finite.logical_not().nonzero()[0])
@@ -120,7 +135,7 @@ def _float64(name: str, side: str, rows: Rows) -> Tensor:
 
 
 class SecondMoments(Protocol):
-    """The interface shared by ``Moments`` and ``RowMoments``: counts, means and co-moments."""
+    """The interface shared by ``Moments`` and ``RowMoments``: counts, means, co-moments, and eps of the rows."""
 
     @property
     def n(self) -> int: ...
@@ -134,6 +149,8 @@ class SecondMoments(Protocol):
     def syy(self) -> Tensor: ...
     @property
     def sxy(self) -> Tensor: ...
+    @property
+    def eps(self) -> Tensor: ...
 
 
 class RowMoments:
@@ -148,6 +165,7 @@ class RowMoments:
     kept: Mapping[str, dict[str, Any]] = {}  # side -> what a metric made of it
 
     def __init__(self, x: Tensor, y: Tensor, *, wide: bool = False) -> None:
+        self.eps, x, y = eps_of(x, y), x.double(), y.double()
         self.n, self.mean_x, self.mean_y = len(x), x.mean(0), y.mean(0)
         self.x, self.y = x - self.mean_x, y - self.mean_y
         if wide:
@@ -159,10 +177,13 @@ class RowMoments:
 
         Features of which one is a copy of others, or tiny beside them, stay as they are: metrics judge their rank.
         """
-        left, lengths, _ = torch.linalg.svd(_coordinates(rows - rows.mean(0)), full_matrices=False)
-        kept = lengths > max(rows.shape) * _EPS * lengths[0]
+        own = cls(rows, rows)
+        left, lengths, _ = torch.linalg.svd(_coordinates(own.x), full_matrices=False)
+        kept = lengths > max(rows.shape) * EPS * lengths[0]
+        axes = own.x.T @ (left / torch.where(kept, lengths, torch.inf))
+        kept &= above_rounding(lengths.square(), axes, rounding(own, "x"))
         if rows.shape[1] < len(rows) and not kept.all():
-            return cls(rows, rows)
+            return own
         moments = cls(found := left[:, kept] * lengths[kept], found)
         moments.along_axes = True
         return moments
@@ -223,7 +244,7 @@ def check_variation(name: str, moments: SecondMoments) -> None:
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
         # Equal rows may have a small variance, because their mean is rounded.
-        if variance.sum() <= moments.n * (8 * _EPS * mean.norm()) ** 2:
+        if variance.sum() <= moments.n * (8 * EPS * mean.norm()) ** 2:
             raise ValueError(
                 f"{name}: all {moments.n} rows of {side} are equal, so the value is undefined; is the layer dead?"
             )
@@ -233,7 +254,7 @@ def check_features_vary(name: str, moments: SecondMoments, sides: Sequence[Liter
     """Check that there are at least 2 rows and that no feature of these sides is constant."""
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
-        constant = variance <= moments.n * (8 * _EPS * mean) ** 2
+        constant = variance <= moments.n * (8 * EPS * mean) ** 2
         if side in sides and constant.any():
             features = constant.nonzero()[:, 0].tolist()
             raise ValueError(
@@ -244,7 +265,7 @@ def check_features_vary(name: str, moments: SecondMoments, sides: Sequence[Liter
 
 def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
     """Set rounding errors below 0 to 0 in a difference of numbers near ``scale`` that is non-negative in theory."""
-    if value < -8 * terms * _EPS * scale:
+    if value < -8 * terms * EPS * scale:
         raise ArithmeticError(
             f"{name}: {value.item():.3e} must not be negative; rounding of {scale.item():.3e} does not explain it"
         )

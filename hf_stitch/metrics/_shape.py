@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._cca import check_full_rank, least_for_full_rank
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_rows
+from hf_stitch.metrics._cca import independent, least_for_full_rank
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_variation, nonnegative, nuclear, of_own_rows
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import WILLIAMS_2021
+from hf_stitch.statistics.spectrum import Side, above_rounding, rounding
 
 
-@of_rows
+@of_own_rows
 def shape_distance(
     x: Tensor, y: Tensor, *, distance: Literal["angular", "euclidean"] = "angular", alpha: Fraction = 1.0
 ) -> Tensor:
@@ -40,7 +41,7 @@ def shape_distance(
 
     Raises:
         ValueError: There are fewer than 2 rows, or all rows of a side are equal. With ``alpha < 1`` also: n is at most
-            a width + 1, or a side does not have full rank.
+            the rank of a side + 1.
 
     Example:
         >>> import torch
@@ -52,11 +53,8 @@ def shape_distance(
 
 
 def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> Tensor:
-    if alpha < 1:
-        check_full_rank("shape_distance", moments, "set alpha=1")
-    else:
-        check_variation("shape_distance", moments)
-    cross = _whitening(moments.sxx, alpha) @ moments.sxy @ _whitening(moments.syy, alpha)
+    check_variation("shape_distance", moments)
+    cross = _whitening(moments, "x", alpha) @ moments.sxy @ _whitening(moments, "y", alpha)
     square_x, square_y, aligned = moments.sxx.trace(), moments.syy.trace(), nuclear(cross, moments)
     terms = max(cross.shape)
     if distance == "angular":
@@ -94,11 +92,14 @@ class ShapeDistance(MomentsMetric):
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
 
 
-def _whitening(scatter: Tensor, alpha: float) -> Tensor:
-    """``α I + (1 - α) S^{-1/2}``, rescaled to keep the trace of S."""
+def _whitening(moments: SecondMoments, side: Side, alpha: float) -> Tensor:
+    """``α I + (1 - α) S^{-1/2}`` on the directions that vary, rescaled to keep the trace of S."""
+    scatter = moments.sxx if side == "x" else moments.syy
     if alpha == 1:
         return torch.eye(len(scatter)).to(scatter)
+    independent("shape_distance", moments, side, "; set alpha=1")
     values, vectors = torch.linalg.eigh(scatter)
-    partial = alpha + (1 - alpha) * values.rsqrt()
+    varies = above_rounding(values, vectors, rounding(moments, side))
+    partial = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)
     partial = partial * (values.sum() / (values * partial.square()).sum()).sqrt()
     return (vectors * partial) @ vectors.T

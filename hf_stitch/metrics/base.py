@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from hf_stitch.metrics._routes import Route, from_moments, from_rows
@@ -283,7 +284,7 @@ class ActivationMetric(Metric):
 
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
         """Return what a permutation test computes of a side once, for all permutations and layers of the other side."""
-        return rows
+        return rows.double()
 
     def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
         """Return the value for rows of y in another order, to 1e-9, from what both sides prepared."""
@@ -318,9 +319,9 @@ class ActivationMetric(Metric):
     def _value(self, x: Tensor, y: Tensor) -> Tensor:
         return type(self).function(x, y, **self.options)
 
-    def _paired(self, x_rows: Rows, y_rows: Rows) -> tuple[Tensor, Tensor]:
-        """Check the batch and convert it to float64."""
-        x, y = paired(self.name, x_rows, y_rows)
+    def _paired(self, x_rows: Rows, y_rows: Rows, exact: bool = True) -> tuple[Tensor, Tensor]:
+        """Check the batch and convert it to tensors, if ``exact`` to float64."""
+        x, y = paired(self.name, x_rows, y_rows, exact)
         widths = (x.shape[1], y.shape[1])
         if self._widths not in (None, widths):
             raise ValueError(f"{self.name}: the widths of x and y were {self._widths} before, got {widths}")
@@ -372,12 +373,13 @@ class MomentsMetric(ActivationMetric):
 
     def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
         moments = copy(x)
-        vars(moments).update(y=y.x[order], mean_y=y.mean_x, sxx=x.sxx, syy=y.sxx, kept=x.kept | y.kept)
+        eps = torch.stack([x.eps[0], y.eps[1]])
+        vars(moments).update(y=y.x[order], mean_y=y.mean_x, sxx=x.sxx, syy=y.sxx, kept=x.kept | y.kept, eps=eps)
         return type(self).formula(moments, **self.options).item()
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
         """Add a batch of paired rows, as in ``ActivationMetric``; moments stay on the device of the first rows."""
-        x, y = self._paired(x_rows, y_rows)
+        x, y = self._paired(x_rows, y_rows, exact=False)
         if self._moments is None:
             self._moments = Moments(x.shape[1], y.shape[1], x.device)
         self._moments.update(x, y)

@@ -194,7 +194,7 @@ class _Group:
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
         """Add a batch. Rows of a layer do not depend on its partner in the group, so that one partner is enough."""
         a, first = self.form.layers_a[0], y[self.layers_b[0]]
-        own = [y[b].positions().double() for b in self.layers_b] if self.enlarged else []
+        own = [y[b].positions() for b in self.layers_b] if self.enlarged else []
         for part, layers in self.enlarged.items():
             rows = [x[layer].positions().to(own[0].device) for layer in layers]
             if part not in self.sums:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Rows = Tensor | NDArray[np.floating[Any]]
 """Rows of activations, (n, d)."""
 
-Reduce = Literal["sum", "cat", "same", "own"]
+Reduce = Literal["sum", "max", "cat", "same", "own"]
 """How a part of the state combines with that of another statistic.
 
-``sum`` is added, ``cat`` is a list of rows that is concatenated, ``same`` must be equal, and ``own`` is combined by
-:meth:`Statistic._combine` of the class.
+``sum`` is added, of ``max`` the larger values are kept, ``cat`` is a list of rows that is concatenated, ``same`` must
+be equal, and ``own`` is combined by :meth:`Statistic._combine` of the class.
 """
 
 T = TypeVar("T")
@@ -129,8 +129,10 @@ class Statistic(ABC):
         self._settle()
         other._settle()
         self._combine(other)
-        for name in self._named("sum"):
-            setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))
+        for reduce, combined in (("sum", torch.add), ("max", torch.maximum)):
+            for name in self._named(reduce):
+                value: Tensor = getattr(self, name)
+                setattr(self, name, combined(value, getattr(other, name).to(value.device)))
         for name in self._named("cat"):
             getattr(self, name).extend(getattr(other, name))
         for name, own in self._parts.items():

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hf_stitch.statistics.base import Statistic, product
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.moments import Moments
+from hf_stitch.statistics.spectrum import eps_of
 
 Grid = tuple[int, int]
 
@@ -30,6 +31,7 @@ class InterpolatedMoments(Statistic):
     layers: Tensor
     widths: Tensor
     origins: Tensor
+    eps: Tensor  # of the coarsest dtype of each layer of the first side
     rows: LayerMoments
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor], small: Grid, large: Grid) -> None:
@@ -48,6 +50,7 @@ class InterpolatedMoments(Statistic):
         self.add_state("layers", torch.tensor(len(x)), "same")
         self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
         self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
+        self.add_state("eps", torch.zeros(len(x), dtype=torch.float64), "max")
         about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
         self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
 
@@ -61,6 +64,7 @@ class InterpolatedMoments(Statistic):
     def update(self, x: Sequence[Tensor], y: Sequence[Tensor]) -> Self:
         """Add a batch, ``(batch, positions, width)`` for each layer."""
         small, large = (tuple(grid) for grid in self.grids.tolist())
+        self.eps = torch.maximum(self.eps, eps_of(*x))
         first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
         # The origin is subtracted where positions are few.
         second = [_along(self._adjoint, v.to(o), large) - self._ones * o for v, o in zip(y, self._y, strict=True)]
@@ -77,7 +81,7 @@ class InterpolatedMoments(Statistic):
         sxy = _about_origin(pair.sxy, pair.mean_x, pair.mean_y, pair.n)
         return Moments.of(
             own.n, mean_x + self._x[i], own.mean_y, torch.addr(sxx, mean_x, mean_x, alpha=-own.n), own.syy,
-            torch.addr(sxy, mean_x, mean_y, alpha=-own.n),
+            torch.addr(sxy, mean_x, mean_y, alpha=-own.n), torch.stack([self.eps[i], own.eps[1]]),
         )  # fmt: skip
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_stitch.statistics.base import Statistic, product, within
 from hf_stitch.statistics.hsic import HSIC, unbiased_pairs
 from hf_stitch.statistics.moments import Moments
+from hf_stitch.statistics.spectrum import eps_of
 
 # Rows multiplied at a time are at least so many, as smaller products would mostly read and write the co-moments, and of
 # narrow layers more, up to so many numbers.
@@ -82,7 +83,8 @@ class LayerMoments(Statistic):
             for function in (lambda side, at: side.origins[at] + self._offset(side, at), self._own)
         )
         sxx, syy, sxy = (part[:-1, :-1] for part in (*owns, self._scatter(i, j)))
-        return Moments.of(self.n, means[0], means[1], sxx, syy, sxy)
+        eps = torch.stack([self._x.eps[i], self._y.eps[j]])
+        return Moments.of(self.n, means[0], means[1], sxx, syy, sxy, eps)
 
     def hsic(self, debiased: bool = False) -> HSIC:
         """Compute HSIC of every pair: ``‖XᵀY‖²`` of centred rows, or the unbiased estimator (Song et al. 2012)."""
@@ -161,6 +163,7 @@ class _Side(Statistic):
 
     sums: Tensor
     own: Tensor
+    eps: Tensor  # of the coarsest dtype of each layer
     buffer: Tensor
     pending: list[Tensor]  # the filled part of the buffer, if any
 
@@ -175,6 +178,7 @@ class _Side(Statistic):
         self.add_state("origin", torch.cat(self.origins), "same")
         self.add_state("sums", self.origins[0].new_zeros(sum(sizes)), "sum")
         self.add_state("own", self.sums.new_zeros(sum(size**2 for size in sizes)), "sum")
+        self.add_state("eps", torch.zeros(len(origins), dtype=torch.float64), "max")
         self.add_state("pending", None, "cat")
 
     @classmethod
@@ -206,6 +210,7 @@ class _Side(Statistic):
 
     def put(self, rows: Sequence[Tensor]) -> None:
         start, end = self.filled, self.filled + len(rows[0])
+        self.eps = torch.maximum(self.eps, eps_of(*rows))
         for block, origin, layer in zip(self.blocks, self.origins, rows, strict=True):
             part = self.buffer[start:end, block]
             features = part[:, :-1].copy_(layer).sub_(origin)

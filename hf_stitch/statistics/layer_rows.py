@@ -24,11 +24,13 @@ _MESSAGE_BYTES = 2**26
 class LayerRows:
     """The rows of every layer in files, one per layer, which are memory-mapped for reading.
 
-    Of the rows with which it is made, width and dtype count. Dtypes narrower than float32 are stored as float32.
+    Of the rows with which it is made, width and dtype count. Dtypes narrower than float32 are stored as float32, and
+    returned as they were.
     """
 
     def __init__(self, folder: Path, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
         self._folder, self._layers_x, self._same = folder, len(x), y is None
+        self._dtypes = [rows.dtype for rows in (*x, *(y or ()))]
         self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
         self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
 
@@ -50,11 +52,11 @@ class LayerRows:
 
     def x(self, i: int) -> Tensor:
         """The rows of layer i of the first side, ``(n, dx)``."""
-        return self._stores[i].rows()
+        return self._stores[i].rows().to(self._dtypes[i])
 
     def y(self, j: int) -> Tensor:
         """The rows of layer j of the second side, ``(n, dy)``."""
-        return self._stores[j if self._same else self._layers_x + j].rows()
+        return self.x(j if self._same else self._layers_x + j)
 
     @cached_property
     def grams(self) -> Grams:

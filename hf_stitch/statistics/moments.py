@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from hf_stitch.statistics.base import Rows, Statistic, as_tensor, product
+from hf_stitch.statistics.spectrum import EPS, eps_of
 
 # Rows converted to float64 at a time: enough for full BLAS speed, few compared with the batch and the moments.
 _BLOCK_ROWS = 4096
@@ -28,6 +29,8 @@ class Moments(Statistic):
         count: Number of rows seen, as a tensor.
         mean: ``(dx + dy,)``: mean of x and y side by side.
         scatter: ``(dx + dy, dx + dy)``: co-moments of x and y side by side.
+        eps: ``(2,)`` float64: machine epsilon of the coarsest dtype of the x rows and of the y rows, 0 without rows.
+            :meth:`rounding` derives from it which variation is rounding.
 
     Args:
         dx: Width of the x rows, at least 1.
@@ -56,10 +59,12 @@ class Moments(Statistic):
         self.add_state("count", torch.tensor(0), "own")
         self.add_state("mean", torch.zeros(dx + dy, dtype=torch.float64, device=device), "own")
         self.add_state("scatter", torch.zeros(dx + dy, dx + dy, dtype=torch.float64, device=device), "own")
+        self.add_state("eps", torch.zeros(2, dtype=torch.float64), "max")
 
     count: Tensor
     mean: Tensor
     scatter: Tensor
+    eps: Tensor
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -67,7 +72,10 @@ class Moments(Statistic):
         return cls(dx, dy, state["mean"].device)
 
     @classmethod
-    def of(cls, n: int, mean_x: Tensor, mean_y: Tensor, sxx: Tensor, syy: Tensor, sxy: Tensor) -> Self:
+    def of(
+        cls, n: int, mean_x: Tensor, mean_y: Tensor, sxx: Tensor, syy: Tensor, sxy: Tensor,
+        eps: Sequence[float] | Tensor = (EPS, EPS),
+    ) -> Self:  # fmt: skip
         """Create moments from known values, which are copied.
 
         Args:
@@ -77,6 +85,7 @@ class Moments(Statistic):
             sxx: ``(dx, dx)`` float64.
             syy: ``(dy, dy)`` float64.
             sxy: ``(dx, dy)`` float64.
+            eps: Machine epsilon of the dtypes in which the rows of x and of y were computed. Default: float64.
 
         Returns:
             The moments.
@@ -97,7 +106,7 @@ class Moments(Statistic):
                     + ("" if value.isfinite().all() else " with NaN or infinity")
                 )
             place.copy_(value)
-        moments.count = torch.tensor(int(n))
+        moments.count, moments.eps = torch.tensor(int(n)), torch.as_tensor(eps, dtype=torch.float64).cpu()
         moments.scatter[moments.dx :, : moments.dx] = moments.sxy.T
         return moments
 
@@ -155,6 +164,7 @@ class Moments(Statistic):
         y_rows = _checked("y_rows", y_rows, self.dy, self.device)
         if len(x_rows) != len(y_rows):
             raise ValueError(f"x_rows and y_rows must pair up row by row, got {len(x_rows)} and {len(y_rows)} rows")
+        self.eps = torch.maximum(self.eps, eps_of(x_rows, y_rows))
         rows = torch.empty(min(len(x_rows), _BLOCK_ROWS), self.dx + self.dy, dtype=torch.float64, device=self.device)
         for x, y in zip(torch.split(x_rows, _BLOCK_ROWS), torch.split(y_rows, _BLOCK_ROWS), strict=True):
             chunk = rows[: len(x)]
@@ -181,7 +191,7 @@ class Moments(Statistic):
             4.0
         """
         raw = Moments(self.dx, self.dy, self.device)
-        raw.count = self.count.clone()
+        raw.count, raw.eps = self.count.clone(), self.eps.clone()
         raw.scatter = self.scatter.addr(self.mean, self.mean, alpha=self.n)
         return raw
 

@@ -119,8 +119,7 @@ def _without_groups(metric: Metric, x: Sequence[Tensor], y: Sequence[Tensor], gr
         if isinstance(metric, MomentsMetric) and metric.statistic == "moments":
             moments = SampleMoments(of_x(i), of_y(j))
             return [metric.from_moments(moments.without(group)) for group in range(len(groups))]
-        rows_x, rows_y = x[i].double(), y[j].double()
-        return [metric.function(rows_x[rest], rows_y[rest], **metric.options).item() for rest in kept]
+        return [metric.function(x[i][rest], y[j][rest], **metric.options).item() for rest in kept]
 
     def checked(i: int, j: int) -> list[float]:
         try:

@@ -106,9 +106,9 @@ def maximum_test(
     if found is None:
         found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
         kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
-        prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j].double()))
+        prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j]))
         for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
-            own = metric._prepared("x", some_x[i].double())
+            own = metric._prepared("x", some_x[i])
             for j in np.flatnonzero(defined_here):
                 found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
     values = np.full((len(orders), *known.shape), np.nan)

@@ -10,11 +10,11 @@ import torch
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
-from hf_stitch.matchers._solve import Spectrum, default_rcond
 from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
 from hf_stitch.scoring.halves import whole_target
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import Spectrum
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch_studies.curves import Curves, score_curves
@@ -80,7 +80,7 @@ def reduced_ranks(
             statistics[part].update(of_x, of_y)
     if chosen is None:
         most = min(
-            min(Spectrum.of(moments.sxx, default_rcond(moments.dx)).rank, moments.dy) for moments in statistics.values()
+            min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values()
         )
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     collected = CollectedParts(place.source, place.target, place.pooling, statistics)

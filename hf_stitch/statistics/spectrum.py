@@ -1,0 +1,130 @@
+"""Which directions of a side vary by more than rounding.
+
+Networks compute in float32 or less, while sums over their activations are float64: the eps of the sums does not tell
+which of their directions are rounding. Outputs of a LayerNorm, for example, lie in a hyperplane, so that one direction
+has no variance, and a measured one of about ``eps²`` of the dtype in which the layer was computed. Its inverse would
+multiply rounding errors by ``1 / eps``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+ROUNDINGS = 4.0
+"""A direction is rounding if its standard deviation is at most that of so many rounding errors.
+
+Norms leave .1 (half precision) to 2 (float32, width 3072) in the direction that they remove.
+"""
+UNCERTAIN = 32.0
+"""A direction between ``ROUNDINGS`` and so many rounding errors counts only if it explains something of the target."""
+NEGLIGIBLE = 5e-4
+"""Share of the variance of the target that all uncertain directions left out may explain together."""
+
+Side = Literal["x", "y"]
+
+
+class _BothSides(Protocol):
+    """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as ``Moments`` has them."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def mean_x(self) -> Tensor: ...
+    @property
+    def mean_y(self) -> Tensor: ...
+    @property
+    def sxx(self) -> Tensor: ...
+    @property
+    def syy(self) -> Tensor: ...
+    @property
+    def eps(self) -> Tensor: ...
+
+
+def eps_of(*rows: Tensor) -> Tensor:
+    """Return the machine epsilon of the dtype of each matrix of rows, float64."""
+    return torch.tensor([torch.finfo(side.dtype).eps for side in rows], dtype=torch.float64)
+
+
+def rounding(moments: _BothSides, side: Side) -> Tensor:
+    """Return the scatter of rounding errors of each feature of a side, ``(eps (√n + √d))² E[f²]``, ``(d,)`` float64.
+
+    An error is relative to the number that is rounded, so that it grows with the mean of a feature, too. The largest
+    singular value of a matrix of n × d independent errors is at most ``√n + √d`` times their standard deviation.
+    """
+    mean, scatter = (moments.mean_x, moments.sxx) if side == "x" else (moments.mean_y, moments.syy)
+    n, error = moments.n, float(moments.eps["xy".index(side)])
+    squares = mean.square() + scatter.diagonal().detach().clamp(min=0) / n
+    return (error * (math.sqrt(n) + math.sqrt(len(mean)))) ** 2 * squares.detach()
+
+
+def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float = ROUNDINGS) -> Tensor:
+    """Return which eigenvectors of a scatter matrix vary by more than rounding, ``(k,)`` bool.
+
+    Args:
+        values: ``(k,)`` float64: eigenvalues.
+        vectors: ``(d, k)`` float64: eigenvectors, one per column.
+        errors: ``(d,)`` float64: scatter of the rounding errors of each feature, as :func:`rounding` returns it.
+        times: Number of rounding errors.
+    """
+    least = times**2 * (vectors.square() * errors[:, None]).sum(0)
+    return values > torch.clamp(least, min=float(len(values) * EPS * values.max()))
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The directions of a side that vary by more than a threshold."""
+
+    values: Tensor  # (rank,) eigenvalues of the scatter (sxx), ascending: the squared singular values of the rows
+    vectors: Tensor  # (d, rank) eigenvectors
+    rcond: float  # the largest singular value that may be left out, as a share of the largest of all
+
+    @classmethod
+    def of(
+        cls, moments: _BothSides, side: Side = "x", rcond: float | None = None, sxy: Tensor | None = None
+    ) -> Spectrum:
+        """Decompose the scatter matrix of a side.
+
+        Args:
+            moments: The moments.
+            side: The side.
+            rcond: Directions are left out whose singular value is at most ``rcond`` times the largest. None: directions
+                that are rounding in the dtype of the rows, and those that may be, if they explain nothing.
+            sxy: ``(d, d of the other side)``: co-moments with the rows that directions are to explain; without them,
+                directions that may be rounding count.
+        """
+        values, vectors = torch.linalg.eigh(moments.sxx if side == "x" else moments.syy)
+        if rcond is not None:
+            kept = values > rcond**2 * values[-1]
+            return cls(values[kept], vectors[:, kept], rcond)
+        errors = rounding(moments, side)
+        kept = above_rounding(values, vectors, errors)
+        if sxy is not None:
+            total = (moments.syy if side == "x" else moments.sxx).trace()
+            explained = (vectors.T @ sxy).square().sum(1) / torch.where(kept, values, torch.inf)
+            doubtful = kept & ~above_rounding(values, vectors, errors, UNCERTAIN)
+            # Those nearest to rounding go first; the others are needed.
+            shares = torch.where(doubtful, explained, 0).cumsum(0) / total
+            kept &= ~(doubtful & (shares <= NEGLIGIBLE))
+        if not kept.any():
+            eps = float(moments.eps["xy".index(side)])
+            raise ValueError(
+                f"no direction of {side} varies by more than rounding, whose eps is {eps:.1e}: run the network in a "
+                "wider dtype"
+            )
+        largest = torch.where(kept, 0, values).max().clamp(min=float(len(values) * EPS * values[-1]))
+        return cls(values[kept], vectors[:, kept], float((largest / values[-1]).sqrt()))
+
+    @property
+    def rank(self) -> int:
+        """Number of directions: the numerical rank of the side."""
+        return len(self.values)
+
+    def solve(self, sxy: Tensor, ridge: float = 0.0) -> Tensor:
+        """``(dx, dy)``: the W that minimises ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, of minimum norm."""
+        return self.vectors @ ((self.vectors.T @ sxy) / (self.values + ridge)[:, None])
