@@ -155,8 +155,11 @@ def test_pwcca_takes_sides_of_low_rank() -> None:
     low = y[:, :2] @ np.random.default_rng(0).standard_normal((2, 5))
     # The weights of x are its co-moments with the canonical variates, which depend on the span of y alone.
     assert M.pwcca(x, low) == pytest.approx(M.pwcca(x, y[:, :2]), rel=1e-9)
-    axes = np.linalg.qr(low.T)[0][:, :2]  # orthonormal, with the same span
-    assert M.pwcca(low, x, directions="all") == pytest.approx(M.pwcca(low @ axes @ axes.T, x), rel=1e-9)
+    # From the definition, with orthonormal coordinates of the rows in place of factors of the scatter.
+    (u, lengths, axes), v = np.linalg.svd(centred(low), full_matrices=False), np.linalg.qr(centred(x))[0]
+    turns, correlations, _ = np.linalg.svd(u[:, :2].T @ v, full_matrices=False)
+    weights = np.abs(turns.T @ (lengths[:2, None] * axes[:2])).sum(1)
+    assert M.pwcca(low, x, directions="all") == pytest.approx(correlations @ weights / weights.sum(), rel=1e-9)
     with pytest.raises(
         ValueError, match=r"at least 21 rows, got 20, as y has rank 19.*every canonical correlation is 1"
     ):
