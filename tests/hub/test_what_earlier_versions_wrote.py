@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 import torch
 import transformers
 from fixture_models import PROMPT, generated, output_of
-from fixture_networks import FIXTURES, SENTENCES
+from fixture_networks import EXACT, FIXTURES, SENTENCES
 from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
 from hf_stitch_filter_atoms import PatchCovariance
 from hf_stitch_studies import Bench, Curves, ModeConnectivity, Trajectory
@@ -60,6 +61,9 @@ ENDS = {
 
 DECODERS = {name for name in (*LOADERS, *ENDS) if name.startswith(("language", "chain", "two"))}
 
+WRITTEN = "6eaad74b97b5c37b6f8d66026c91a5ff1abe3d65fa4f5d8e007b7ad8cbe7dec9"
+"""SHA-256 of the names and hashes of all files of 0.2.0."""
+
 KINDS: dict[str, type[Result]] = {
     kind.__name__: kind
     for kind in (
@@ -78,8 +82,13 @@ def written(*names: str) -> pytest.MarkDecorator:
 
 
 def answer(path: Path) -> dict[str, Tensor]:
-    """Read the values that belong to an artefact."""
-    return load_file(f"{path}.answer.safetensors")
+    """Read the values that belong to an artefact.
+
+    Two stitches of 0.2.0 have weights up to 235,602, with which they multiply the rounding of float32. It differs
+    between processors; their outputs are those of float64.
+    """
+    exact = load_file(EXACT).get(f"{path.parent.name}/{path.name}")
+    return load_file(f"{path}.answer.safetensors") | ({} if exact is None else {"output": exact})
 
 
 def close(found: Any, expected: Tensor) -> None:
@@ -93,8 +102,9 @@ def inputs(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def check_outputs(model: Any, expected: dict[str, Tensor]) -> None:
-    """Compare the output of a model with that in its fixture."""
-    close(output_of(model(**inputs(expected))), expected["output"])
+    """Compare the output of a model with that in its fixture, in the dtype of the latter."""
+    output: Tensor = expected["output"]
+    close(output_of(model.to(output.dtype)(**inputs(expected))), output)
 
 
 @torch.no_grad()
@@ -119,6 +129,21 @@ def attached(path: Path) -> StitchedModel:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*does not know")
         return Stitcher.from_pretrained(path).attach(source, target)
+
+
+def test_the_files_are_those_that_were_written() -> None:
+    files = sorted(each for each in (FIXTURES / "0.2.0").rglob("*") if each.is_file())
+    lines = (
+        f"{each.relative_to(FIXTURES).as_posix()} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in files
+    )
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == WRITTEN
+
+
+@written(*LOADERS)
+def test_a_model_has_the_same_weights(path: Path) -> None:
+    weights, saved = loaded(path).state_dict(), load_file(path / "model.safetensors")
+    assert saved.keys() <= weights.keys()
+    assert all(torch.equal(weights[name], value) for name, value in saved.items())
 
 
 @written(*LOADERS)
@@ -162,6 +187,7 @@ def test_a_generation_config_is_kept(path: Path) -> None:
 @written("language_model", "language_chain", "text_classifier")
 def test_a_model_is_a_network_with_cuts(path: Path) -> None:
     adapter, expected = load(str(path)), answer(path)
+    adapter.model.to(expected["output"].dtype)
     with torch.no_grad():
         for layer in (adapter.layers[0], adapter.layers[-1]):
             close(adapter.decode(adapter.encode(inputs(expected), layer)[layer], layer).logits, expected["output"])

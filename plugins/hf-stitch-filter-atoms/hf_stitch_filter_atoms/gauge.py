@@ -13,6 +13,7 @@ from hf_stitch.metrics import NotComparable
 from hf_stitch_filter_atoms.atomizing import atomized
 from hf_stitch_filter_atoms.coefficients import check_same_layers
 from hf_stitch_filter_atoms.convolution import AtomConv2d
+from hf_stitch_filter_atoms.reading import share_of_rounding
 
 GRID = 33
 """Scales that are tried at once, and for conditions above 10 that many for each power of 10."""
@@ -275,17 +276,17 @@ def _check_own(layers: Sequence[dict[str, AtomConv2d]]) -> None:
 
 def _to_orthonormal_coefficients(name: str, conv: AtomConv2d) -> Tensor:
     """M with orthonormal ``α M⁻¹``: the positive square root of ``αᵀα``."""
-    return _scaling(name, _in_double(conv.coefficients).flatten(0, 1), "columns of the coefficients")
+    return _scaling(name, conv.coefficients.detach().flatten(0, 1), "columns of the coefficients")
 
 
 def _to_orthonormal_atoms(name: str, conv: AtomConv2d) -> Tensor:
     """M with orthonormal rows of ``M D``: the inverse of the positive square root of ``D Dᵀ``."""
-    return torch.linalg.inv(_scaling(name, _in_double(conv.atoms).flatten(1).T, "atoms of the reference"))
+    return torch.linalg.inv(_scaling(name, conv.atoms.detach().flatten(1).T, "atoms of the reference"))
 
 
 def _scaling(name: str, columns: Tensor, what: str) -> Tensor:
-    _, values, right = torch.linalg.svd(columns, full_matrices=False)
-    rank = int((values > values.max() * 1e-6).sum())
+    _, values, right = torch.linalg.svd(_in_double(columns), full_matrices=False)
+    rank = int((values > values.max() * share_of_rounding(columns.dtype)).sum())
     if rank < columns.shape[1]:
         raise ValueError(
             f"layer {name!r}: only {rank} of {columns.shape[1]} {what} are linearly independent; start from a network "

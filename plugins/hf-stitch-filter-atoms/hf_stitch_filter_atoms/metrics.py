@@ -22,6 +22,7 @@ from hf_stitch_filter_atoms.reading import (
     hash_of,
     in_double,
     shape_of,
+    share_of_rounding,
     spatial,
 )
 
@@ -124,7 +125,7 @@ class Grassmann(_OfConvolutions):
     def read(self, model: nn.Module) -> dict[str, Weights]:
         """Read an orthonormal basis of the space of the atoms of all layers but 1×1 convolutions."""
         return {
-            name: Weights(name, _space(in_double(conv.atoms)), shape_of(conv, atoms=str(len(conv.atoms))))
+            name: Weights(name, _space(conv.atoms), shape_of(conv, atoms=str(len(conv.atoms))))
             for name, conv in spatial(model).items()
         }
 
@@ -222,11 +223,15 @@ def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
 
 
 def _space(atoms: Tensor) -> dict[str, Tensor]:
-    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``, and the singular values of the atoms."""
-    rows = atoms.flatten(1)
+    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``, and the singular values of the atoms.
+
+    Singular values that are rounding in the dtype of the atoms are 0.
+    """
+    rows = in_double(atoms).flatten(1)
     if not rows.isfinite().all():
         return {"basis of the atoms": rows.T.contiguous(), "singular values": torch.zeros(len(rows)).to(rows)}
     values, right = torch.linalg.svd(rows, full_matrices=False)[1:]
+    values = torch.where(values > share_of_rounding(atoms.dtype) * values[0], values, 0)
     return {"basis of the atoms": right.T.contiguous(), "singular values": values}
 
 
@@ -240,7 +245,7 @@ def _basis(weights: Weights) -> Tensor:
             f"{count} atoms span all kernels of {entries} entries, so the similarity of any two networks is 1; take "
             f"fewer atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
         )
-    if not values[-1] > 1e-6 * values[0]:
+    if not values[-1] > 0:
         raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; take fewer atoms")
     return basis
 

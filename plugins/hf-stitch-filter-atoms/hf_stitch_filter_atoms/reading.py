@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.metrics import NotComparable
 from hf_stitch.statistics import Weights
+from hf_stitch.statistics.spectrum import ROUNDINGS
 from hf_stitch_filter_atoms.atomizing import atomized
 from hf_stitch_filter_atoms.convolution import AtomConv2d, base_class
 
@@ -29,6 +30,11 @@ ADVICE = {
     ),
 }
 """Property -> what to say if it differs; of several, the last."""
+
+
+def share_of_rounding(dtype: torch.dtype) -> float:
+    """Return the share of the largest singular value of parameters below which others are rounding of their dtype."""
+    return max(1e-6, ROUNDINGS * torch.finfo(dtype).eps)
 
 
 def spatial(model: nn.Module) -> dict[str, AtomConv2d]:

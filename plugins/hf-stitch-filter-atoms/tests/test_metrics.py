@@ -204,6 +204,16 @@ def test_what_is_not_comparable() -> None:
         values("grassmann", flat, flat)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_atoms_that_differ_by_rounding_are_dependent(dtype: torch.dtype) -> None:
+    one, _ = pair(atoms=4)
+    with torch.no_grad():
+        one[0].atoms[3] = one[0].atoms[0] + 2 * one[0].atoms[1] - one[0].atoms[2]
+    with pytest.raises(NotComparable, match="linearly dependent"):
+        values("grassmann", one.to(dtype), one)
+    assert values("grassmann", *(each.to(dtype) for each in pair(atoms=4)))
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_are_refused_with_the_network_that_has_them(number: float, covariance: str) -> None:
     a, b = pair(atoms=6)

@@ -312,12 +312,13 @@ class Folded(Place):
 
         def powers(part: Samples) -> dict[str, Tensor]:
             nonlocal moments
-            old, new = self.old(full_inputs(self.job.old, part)).double(), self.new(part).double()
+            old, new = self.old(full_inputs(self.job.old, part)), self.new(part)
             rows = [each.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2) for each in (new, old)]
             moments = moments or Moments(rows[0].shape[-1], rows[1].shape[-1])
             moments.update(*rows)
             if not biased:  # each row and its opposite: the mean is 0, and the map needs no bias
                 moments.update(*(-each for each in rows))
+            old, new = old.double(), new.double()
             return {"old": old, "old²": old.square(), "new": new, "new²": new.square()}
 
         means = self.job.means(samples, powers)
