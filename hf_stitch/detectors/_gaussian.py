@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_stitch.representation import Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.spectrum import rounding
+from hf_stitch.statistics.spectrum import ROUNDINGS, above_rounding, rounding
 
 
 def position_moments(activations: Iterable[Representation], what: str) -> Moments:
@@ -38,7 +38,10 @@ class Gaussian:
     @classmethod
     def of(cls, moments: Moments, added: Tensor) -> Self:
         """Make the normal distribution with given moments."""
-        root, failed = torch.linalg.cholesky_ex(moments.sxx / moments.n + torch.diag(added))
+        covariance = moments.sxx / moments.n + torch.diag(added)
+        root, failed = torch.linalg.cholesky_ex(covariance)
+        if not failed and not added.any():  # a direction that is rounding has a root, too
+            failed = ~above_rounding(*torch.linalg.eigh(covariance), rounding(moments, "x") / moments.n).all()
         if failed:
             raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
         identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
@@ -61,7 +64,10 @@ def added_variance(moments: Moments, tolerance: float) -> Tensor:
     if not variances.any():
         raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
     dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
-    return torch.where(variances == 0, dead, torch.maximum(tolerance * variances, rounding(moments, "x") / moments.n))
+    share = tolerance * variances
+    if tolerance:
+        share = torch.maximum(share, ROUNDINGS**2 * rounding(moments, "x") / moments.n)
+    return torch.where(variances == 0, dead, share)
 
 
 def sample_means(activations: Representation, values: Tensor) -> Tensor:

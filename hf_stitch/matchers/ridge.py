@@ -14,7 +14,7 @@ from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.options import NonNegative
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.spectrum import Spectrum
+from hf_stitch.statistics.spectrum import EPS, Spectrum
 from hf_stitch.stitches import LinearStitch
 
 Penalty = NonNegative | Literal["gcv"]
@@ -25,7 +25,7 @@ Penalty = NonNegative | Literal["gcv"]
 class Ridge(ClosedFormMatcher):
     """The affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
 
-    The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
+    Directions of x that are rounding do not count, as for :class:`Lstsq`. The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
     features.
 
     ``fitted`` contains ``n``, ``r2``, the ``ridge`` used and ``df``, the effective degrees of freedom per output.
@@ -33,7 +33,7 @@ class Ridge(ClosedFormMatcher):
     Attributes:
         ridge: Penalty >= 0 (0 is least squares, of minimum norm if the rows do not determine the map), or ``"gcv"``:
             the penalty with the least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4), one
-            for all outputs, from a grid with ten values per decade between the rounding of x and 1000 times the largest
+            for all outputs, from a grid with ten values per decade between ``dx · eps`` and 1000 times the largest
             eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
             are not independent, so the selected penalty is then too small.
 
@@ -75,7 +75,7 @@ def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
     # Both differences are non-negative up to rounding. If X spans all rows, least squares leaves no residual.
     spare = max(moments.n - 1 - spectrum.rank, 0)
     residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
-    least, most = math.log10(spectrum.rcond**2), 3.0
+    least, most = math.log10(moments.dx * EPS), 3.0
     grid = torch.logspace(least, most, round(10 * (most - least)) + 1, dtype=torch.float64, device=moments.device)
     grid = (grid * spectrum.values[-1])[:, None]
     left = grid / (spectrum.values + grid)

@@ -188,6 +188,12 @@ def test_needs_that_are_not_met_are_named() -> None:
         LikelihoodRatio().fit(known, auxiliary=[Representation(vectors(3, 1), "bd")])
     with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
         LikelihoodRatio(tolerance=0).fit(known, auxiliary=[Representation(torch.ones(50, 4), "bd")])
+    for dtype in (torch.float32, torch.bfloat16):  # outputs of a norm lie in a hyperplane, up to rounding
+        normed = torch.nn.functional.layer_norm(vectors(50, 0), (4,)).to(dtype)
+        with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
+            Mahalanobis(tolerance=0).fit([Representation(normed, "bd")])
+        scores = Mahalanobis().fit([Representation(normed, "bd")]).score(Representation(normed, "bd"))
+        assert 0.7 < scores.mean() < 1
     with pytest.raises(ValueError, match="epochs must be an integer >= 1"):
         Classifier(epochs=0)
 
