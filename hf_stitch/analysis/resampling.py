@@ -75,7 +75,7 @@ class SampleMoments:
     def _moments(self, n: int, x: Tensor, y: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Moments:
         means = (mean + total / n for mean, total in zip(self._means, (x, y), strict=True))
         scatters = (part - torch.outer(a, b) / n for part, a, b in ((xx, x, x), (yy, y, y), (xy, x, y)))
-        return Moments.of(n, *means, *scatters, self._eps)
+        return Moments.of(n, *means, *scatters, eps=self._eps)
 
 
 def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:

@@ -41,7 +41,8 @@ class Gaussian:
         covariance = moments.sxx / moments.n + torch.diag(added)
         root, failed = torch.linalg.cholesky_ex(covariance)
         if not failed and not added.any():  # a direction that is rounding has a root, too
-            failed = ~above_rounding(*torch.linalg.eigh(covariance), rounding(moments, "x") / moments.n).all()
+            values, vectors = torch.linalg.eigh(covariance)
+            failed = ~above_rounding(values, vectors, rounding(moments, "x") / moments.n).all()
         if failed:
             raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
         identity = torch.eye(len(root), dtype=root.dtype, device=root.device)

@@ -64,7 +64,8 @@ class Procrustes(ClosedFormMatcher):
             scale = (values.sum() / ((rotation @ centred.sxx) * rotation).sum()).item()
         stitch = affine_stitch(LinearStitch, moments, {"weight": scale * rotation}, dtype, intercept=self.center)
         varies = values > values[0] * max(moments.dx, moments.dy) * EPS
-        for directions, scatter, side in ((left, centred.sxx, "x"), (right.T, centred.syy, "y")):
+        errors = rounding(centred, "x"), rounding(centred, "y")
+        for directions, scatter, error in zip((left, right.T), (centred.sxx, centred.syy), errors, strict=True):
             spread = ((scatter @ directions) * directions).sum(0)
-            varies &= spread > ROUNDINGS**2 * (directions.square() * rounding(centred, side)[:, None]).sum(0)
+            varies &= spread > ROUNDINGS**2 * (directions.square() * error[:, None]).sum(0)
         return recorded(stitch, moments, scale=scale, xy_rank=int(varies.sum()))

@@ -25,8 +25,8 @@ Penalty = NonNegative | Literal["gcv"]
 class Ridge(ClosedFormMatcher):
     """The affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
 
-    Directions of x that are rounding do not count, as for :class:`Lstsq`. The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
-    features.
+    The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
+    features. Directions of x that are rounding do not count, as for :class:`Lstsq`.
 
     ``fitted`` contains ``n``, ``r2``, the ``ridge`` used and ``df``, the effective degrees of freedom per output.
 

@@ -94,7 +94,7 @@ CATALOGUE = {
     ),
     "pwcca": Described(
         "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
-        "CCA that weighs directions by how much of x they explain; not symmetric; for a y of low rank directions='all'",
+        "CCA that weighs directions by how much of x they explain; not symmetric; directions='all' counts what y lacks",
     ),
     "rbf_cka": Described(
         "CKA of Gaussian kernels", True, (0.0, 1.0), _SHAPE,

@@ -129,10 +129,10 @@ class Statistic(ABC):
         self._settle()
         other._settle()
         self._combine(other)
-        for reduce, combined in (("sum", torch.add), ("max", torch.maximum)):
-            for name in self._named(reduce):
-                value: Tensor = getattr(self, name)
-                setattr(self, name, combined(value, getattr(other, name).to(value.device)))
+        for name in self._named("sum"):
+            setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))
+        for name in self._named("max"):
+            setattr(self, name, torch.maximum(getattr(self, name), getattr(other, name).to(getattr(self, name).device)))
         for name in self._named("cat"):
             getattr(self, name).extend(getattr(other, name))
         for name, own in self._parts.items():
