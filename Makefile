@@ -21,7 +21,7 @@ INSTALL-next := --upgrade --prerelease allow --overrides requirements/unbounded.
 INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-clients test-newest test-next test-oldest requirements quality style space \
+.PHONY: help quickstart test test-all test-kernels test-clients test-newest test-next test-oldest requirements quality style space \
 	docs dist bench mutants suites verify-hub results clean
 
 help: ## list the targets
@@ -39,6 +39,15 @@ test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make te
 test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, other programs, and studies
 	$(INSTALL) --quiet -e ".[browser,clients]"
 	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+	$(MAKE) test-kernels
+
+# Processors differ in the kernels that torch and oneDNN choose, and in threads: both change the order of sums.
+NUMERICAL := $(addprefix tests/,matchers metrics stitches statistics artefacts hub)
+test-kernels: $(READY) ## run the numerical tests with kernels of other processors, with one and two threads
+	for threads in 1 2; do for kernels in default avx2; do \
+		OMP_NUM_THREADS=$$threads ATEN_CPU_CAPABILITY=$$kernels ONEDNN_MAX_CPU_ISA=AVX2 PYTHONDONTWRITEBYTECODE= \
+			TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto --dist worksteal $(NUMERICAL) $(ARGS) || exit; \
+	done; done
 
 test-clients: $(READY) ## run the tests of PEFT, TRL, lm-eval and other programs
 	$(INSTALL) --quiet -e ".[clients]"
