@@ -257,21 +257,6 @@ def test_transformer_encoders_are_cut_on_their_fast_path() -> None:
     assert exact(adapter, torch.randn(3, 5, 4))
 
 
-def test_nested_tensors_are_named() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(50, 8)
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-
-        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.encoder(self.words(ids), src_key_padding_mask=attention_mask == 0)[:, 0]
-
-    example = {"ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6)}
-    adapter = hf_stitch.load(Masked().eval(), example_inputs=example)
-    assert "enable_nested_tensor=False" in str(adapter.verify_cut("encoder.layers.0"))
-
-
 def test_a_forward_without_gradient_is_named() -> None:
     with pytest.raises(ValueError, match=r"no gradient passes .* under torch.no_grad"):
         _ = hf_stitch.load(Net(before=lambda x: x.detach().round().long().float().detach()).requires_grad_(False),

@@ -163,12 +163,6 @@ class Verifier:
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
             values = tree.get(output, cut.path)
-            if values.is_nested:
-                raise NotACutError(
-                    f"layer {cut.layer!r} of {type(self.model).__name__} returns texts of several lengths as a nested "
-                    "tensor in inference, expected a padded tensor of tokens: build nn.TransformerEncoder with "
-                    "enable_nested_tensor=False"
-                )
             captured.append(values.clone())
             # A copy for each run, because a network may add to it in place.
             return output if entering is None else tree.put(output, cut.path, entering.clone())

@@ -102,9 +102,12 @@ def is_value(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches."""
+    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches.
+
+    Nested tensors are padded with zeros.
+    """
     if isinstance(value, Tensor):
-        yield place, value
+        yield place, value.to_padded_tensor(0.0) if value.is_nested else value
     elif is_dataclass(value) and not isinstance(value, (type, Mapping)):
         yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)}, place)
     elif isinstance(value, Mapping):
@@ -129,7 +132,7 @@ def _replaced(output: Any, values: Values, place: str = "") -> Any:
     """Return an output with other values at some of its places."""
     if isinstance(output, Tensor):
         new = values.get(place)
-        return output if new is None or new.shape != output.shape else new.to(output)
+        return output if new is None or output.is_nested or new.shape != output.shape else new.to(output)
     if isinstance(output, Mapping):
         made = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
         return type(output)(**made) if type(output) is not dict else made
