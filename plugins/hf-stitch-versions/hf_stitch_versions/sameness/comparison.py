@@ -122,7 +122,7 @@ class Comparison:
         if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
             rounded, first = self.look()
         if not any(self.run.processes.gather(self.finite)):
-            raise ValueError("the first network returns no finite number for these inputs: pass other data")
+            self.bound = "what precedes the outputs, of which the first network returns no finite number"
         self.check(first)
         self.null, found = self.nulls(rounded), first
         if self.differing(first, ()):

@@ -150,8 +150,8 @@ class Sameness(Result):
         inside: Modules whose outputs differ while those of the module around them and of the network do not: layers
             were fused or split, or what differs has no effect.
         by_names: Whether modules were paired by their names; else by values and weights, in their order.
-        bound: Up to where random inputs tell that networks are the same, in words; empty if they reach past every
-            length that the networks name.
+        bound: Up to where the networks are known to be the same, in words: random inputs may not reach past a length
+            that the networks name, and outputs may not be finite. Empty without a bound.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
