@@ -120,8 +120,8 @@ def longer_feeds(
 
 def _named_lengths(adapter: Adapter) -> dict[str, int]:
     """Return the lengths that a network names, with the number of tokens that goes past them."""
-    config = getattr(adapter.model, "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else {}
+    config: Any = getattr(adapter.model, "config", None)
+    settings: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     blocks = max(2, 5 + 2 * (settings.get("num_random_blocks") or 0), 1 + (settings.get("index_topk_blocks") or 0))
     named = {**NAMED, r"(\w+_)?block_size": blocks}
     found = dict[str, int]()
