@@ -29,6 +29,8 @@ import transformers as hf
 from torch import nn
 from transformers.models.auto import modeling_auto
 
+from hf_stitch.adapters.cutting.modes import plain
+
 PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
@@ -616,6 +618,38 @@ def compiled_in_place() -> bool:
     return before is None and network._compiled_call_impl is not None
 
 
+def kernels_of_attention() -> set[str]:
+    """Operations of torch that attention dispatches without gradients, on its present path."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(str(func.overloadpacket))
+            return func(*args, **(kwargs or {}))
+
+    attention, values = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.ones(1, 2, 4)
+    with torch.no_grad(), Watch():
+        attention(values, values, values)
+    return seen
+
+
+def switched_path() -> bool:
+    fused = "aten._native_multi_head_attention"
+    before = fused in kernels_of_attention()
+    with plain():
+        return before and fused not in kernels_of_attention()
+
+
+def counted_changes() -> bool:
+    weight = nn.Parameter(torch.ones(2))
+    before = weight._version
+    with torch.no_grad():
+        weight.div_(2)
+    return bool(weight._version > before)
+
+
 def unsaved_buffers() -> bool:
     network = nn.Module()
     network.register_buffer("table", torch.ones(1), persistent=False)
@@ -727,6 +761,10 @@ TORCH = [
     fact("torch.compile wraps a module as _orig_mod",
          lambda: list(torch.compile(nn.Linear(1, 1))._modules) == ["_orig_mod"],
          "hf_stitch/adapters/loading.py, unwrap"),
+    fact("a switch of torch keeps attention from its fused path", switched_path,
+         "hf_stitch/adapters/cutting/modes.py, plain"),
+    fact("a weight counts its changes in _version", counted_changes,
+         "hf_stitch/adapters/discovery/verify.py, unchanged"),
     fact("operations are counted by their packet",
          lambda: torch.ops.aten.mm in torch.utils.flop_counter.flop_registry
          and torch.ops.aten.convolution in torch.utils.flop_counter.flop_registry,

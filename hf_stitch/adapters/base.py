@@ -664,11 +664,11 @@ class Adapter:
         """Device on which the model takes its input."""
         return place_of(self.model)[0]
 
-    def _run(self, inputs: Mapping[str, Any], *, trial: bool = False) -> Any:
+    def _run(self, inputs: Mapping[str, Any], *, trial: bool = False, fused: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
         eagerly = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         condition = self._library.running(self, inputs, trial=trial)
-        with evaluating(self.model), eagerly, condition:
+        with evaluating(self.model, fused=fused), eagerly, condition:
             return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:

@@ -171,7 +171,7 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
             override="" if override is Override else override.__name__,
         )
         with torch.no_grad():
-            adapter.forward(adapter.example)
+            _compare_with_fused(adapter)
         stage = "survey"
         found = replace(found, layers=tuple(map(adapter.verify_cut, adapter.candidates)))
     except Exception as error:  # libraries and the code of the network can raise anything
@@ -181,6 +181,21 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
     if network is not None:
         found = replace(found, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters()))
     return replace(found, advice=tuple(_advise(found, network, adapter, asked)))
+
+
+def _compare_with_fused(adapter: Adapter) -> None:
+    """Run a network, and warn if PyTorch's fused path returns other outputs, by how much."""
+    plain = tree.tensors(adapter._run(adapter.example))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fused = tree.tensors(adapter._run(adapter.example, fused=True))
+    pairs = [(x.double(), fused[path].double()) for path, x in plain.items() if not torch.equal(x, fused[path])]
+    if gap := max((float((x - y)[x != y].abs().max() / x[x.isfinite()].abs().max()) for x, y in pairs), default=0.0):
+        warnings.warn(
+            "in eval mode without gradients, modules of PyTorch take a fused path, whose outputs differ by up to "
+            f"{gap:.1g} of the largest; hf-stitch runs the plain path",
+            stacklevel=2,
+        )
 
 
 # -- advice ------------------------------------------------------------------------------------

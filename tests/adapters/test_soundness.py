@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -249,27 +250,25 @@ def test_the_search_for_cuts_does_not_change_the_mode_of_a_network() -> None:
         assert torch.equal(model(**inputs).last_hidden_state, before)
 
 
-def test_transformer_encoders_are_cut_on_their_fast_path() -> None:
+def test_a_network_that_rescales_its_weights_for_inference_rescales_them_once() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "attention_hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    model = hf.RwkvModel(hf.RwkvConfig(**sizes, vocab_size=100, context_length=64, rescale_every=2)).eval()
+    inputs = {"input_ids": texts(2, 8)["input_ids"]}
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(**inputs).last_hidden_state
+        adapter = hf_stitch.load(model)
+        assert len(adapter.layers) == 4
+        assert torch.equal(adapter.forward(inputs).last_hidden_state, expected)
+    assert model.layers_are_rescaled
+
+
+def test_transformer_encoders_are_cut_without_their_fused_path() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoder(layer, 3), nn.Linear(8, 2)).eval()
     adapter = hf_stitch.load(model, example_inputs=torch.randn(2, 5, 4))
     assert adapter.layers == ("1.layers.0", "1.layers.1", "1.layers.2")
     assert exact(adapter, torch.randn(3, 5, 4))
-
-
-def test_nested_tensors_are_named() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(50, 8)
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-
-        def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.encoder(self.words(ids), src_key_padding_mask=attention_mask == 0)[:, 0]
-
-    example = {"ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6)}
-    adapter = hf_stitch.load(Masked().eval(), example_inputs=example)
-    assert "enable_nested_tensor=False" in str(adapter.verify_cut("encoder.layers.0"))
 
 
 def test_a_forward_without_gradient_is_named() -> None:

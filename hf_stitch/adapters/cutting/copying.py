@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, inference_mode, nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -57,7 +57,8 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
         kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
         made: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}  # by hooks
         try:
-            twin = copy.deepcopy(model, made | (shared(model) if offloaded else {}))
+            with inference_mode(False):  # tensors of this mode could not be trained, and kernels take them differently
+                twin = copy.deepcopy(model, made | (shared(model) if offloaded else {}))
         except Exception as error:
             raise ValueError(_why_not_copied(model, error)) from error
     if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):

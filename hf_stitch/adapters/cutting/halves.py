@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
+from hf_stitch.adapters.cutting.modes import plain
 from hf_stitch.adapters.cutting.plan import CutPlan, came_out, fill
 from hf_stitch.adapters.cutting.surgery import Slot, exchange
 from hf_stitch.reference import Settings
@@ -117,7 +118,8 @@ class Front(nn.Module):
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
         try:
-            output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
+            with plain():
+                output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
             values = came_out(self._slot, self.cut)
         except torch.OutOfMemoryError:
             raise
@@ -198,7 +200,8 @@ class Back(nn.Module):
         """
         fill(self._slot, values, _size)
         try:
-            return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
+            with plain():
+                return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -217,9 +217,9 @@ class Survey:
             raise NotACutError(f"{what} returns nothing that depends on the input")
         path, seen = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
         if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
+            kind = f"a tensor of shape {seen.shape}" if seen.shape else "a nested tensor or a single number"
             raise NotACutError(
-                f"{what} returns a tensor of shape {seen.shape} and dtype {seen.dtype}, expected floating-point "
-                "vectors, tokens or a grid"
+                f"{what} returns {kind} and dtype {seen.dtype}, expected floating-point vectors, tokens or a grid"
             )
         axes = self._shapes.axes(layer, path, what)
         return Cut(

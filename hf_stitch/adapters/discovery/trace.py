@@ -31,7 +31,7 @@ Edge = tuple[Node, int]
 class TracedTensor:
     """A tensor that a module returned or received."""
 
-    shape: tuple[int, ...]  # shape of the tensor
+    shape: tuple[int, ...]  # shape of the tensor; empty for a nested tensor
     dtype: torch.dtype  # dtype of the tensor
     depends: bool  # whether the tensor depends on the content of the input
     dominates: bool  # whether every path from the outputs of the model to the input passes through the tensor
@@ -286,4 +286,5 @@ def _place(leaf: Any, given: Mapping[int, tree.Path]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
-    return _Place(tuple(leaf.shape), leaf.dtype, (edge.node, edge.output_nr) if edge else None, given.get(id(leaf)))
+    shape = () if leaf.is_nested else tuple(leaf.shape)
+    return _Place(shape, leaf.dtype, (edge.node, edge.output_nr) if edge else None, given.get(id(leaf)))

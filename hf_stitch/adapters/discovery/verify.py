@@ -163,12 +163,6 @@ class Verifier:
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
             values = tree.get(output, cut.path)
-            if values.is_nested:
-                raise NotACutError(
-                    f"layer {cut.layer!r} of {type(self.model).__name__} returns texts of several lengths as a nested "
-                    "tensor in inference, expected a padded tensor of tokens: build nn.TransformerEncoder with "
-                    "enable_nested_tensor=False"
-                )
             captured.append(values.clone())
             # A copy for each run, because a network may add to it in place.
             return output if entering is None else tree.put(output, cut.path, entering.clone())
@@ -230,8 +224,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the state of modules other than parameters: submodules, buffers, attributes, lists and dicts.
 
     A forward on a short text may change the mode of a network permanently, or leave values in a buffer. Attributes with
-    a leading underscore are not restored, because libraries record there which hooks they have installed.
+    a leading underscore are not restored, because libraries record there which hooks they have installed. Of a network
+    that changes its weights (RWKV halves them for inference), attributes stay, because they tell that it has.
     """
+    weights = [(weight, weight._version) for weight in model.parameters() if not weight.is_inference()]
     modules = [(module, dict(module._modules), dict(module._buffers)) for module in model.modules()]
     attributes = [
         (module, {n: v for n, v in vars(module).items() if not n.startswith("_")}) for module in model.modules()
@@ -246,7 +242,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for module, children, held in modules:
             module._modules.update(children)
             module._buffers.update(held)
-        for module, values in attributes:
+        for module, values in attributes if all(weight._version == was for weight, was in weights) else ():
             for name in [name for name in vars(module) if not name.startswith("_") and name not in values]:
                 del vars(module)[name]
             vars(module).update(values)

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_stitch import Adapter, Samples
+from hf_stitch.adapters.discovery.verify import unchanged
 from hf_stitch.data import PairedSamples
 from hf_stitch.running import Run
-from hf_stitch_versions.sources import Feed
+from hf_stitch_versions.recording import Event
+from hf_stitch_versions.sources import Feed, Source
 
 MOST = 8
 """Number of random samples in the larger batches."""
 
 LENGTHS = (12, 5, 9, 12, 3, 7, 12, 10)
 """Numbers of tokens of random texts."""
+
+MOST_VALUES = 2**28
+"""Most values that the modules of a network return for a longer input: 2 GiB in float64."""
+
+NAMED = {
+    r"(\w+_)?window(_size|_len)?|local_attention|local_radius|original_max_position_embeddings": 1,
+    r"(\w+_)?max_(bucket_)?distance|(\w+_)?max_relative_positions?|index_topk|clamp_len": 1,
+    r"(\w+_)?chunk_(size|length)|local_transformer_stride": 2,
+    r"(\w+_)?(num|position)_buckets": 4,
+}
+"""Names of lengths in configs and modules -> how many such lengths a text must exceed for the network to change.
+
+Attention within chunks reads the chunk before too, and the buckets of relative positions grow with the distance.
+"""
 
 
 def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> Iterator[Feed]:
@@ -44,37 +63,139 @@ def random_feeds(adapter: Adapter, seed: int = 0) -> Iterator[Feed]:
     deviation of the example with which the network was loaded.
     """
     generator = torch.Generator().manual_seed(seed)
-    example, interface = adapter.example, adapter.interface
-    texts = interface.modality == "text"
-    masked = texts and interface.pad_id is not None and interface.mask in example
-    limit = min(max(LENGTHS), interface.max_tokens or max(LENGTHS))
+    limit = min(max(LENGTHS), adapter.interface.max_tokens or max(LENGTHS))
     lengths = [min(length, limit) for length in LENGTHS]
     for number, (count, left) in enumerate(((MOST, False), (MOST, True), (1, False))):
-        if left and not masked:
-            continue
-        tokens = lengths[:count] if masked else [limit] * count
-        arguments = {
-            name: _drawn(name, value, adapter, count, limit if texts else None, generator)
-            for name, value in example.items() if isinstance(value, Tensor)
-        }  # fmt: skip
-        mask = None
-        if masked:
-            place = torch.arange(limit)
-            rows = [place >= limit - length if left else place < length for length in tokens]
-            mask = torch.stack(rows)
-            arguments[interface.mask] = mask.to(example[interface.mask].dtype)
-            for name in interface.content:
-                arguments[name] = arguments[name].masked_fill(~mask, int(interface.pad_id or 0))
-        yield Feed(tuple(f"random {number}.{i}" for i in range(count)), arguments, None, mask)
+        if not left or _is_masked(adapter):
+            yield _feed(adapter, f"random {number}", lengths[:count], left, generator)
+
+
+def longer_feeds(
+    a: Adapter, b: Adapter | None, networks: Sequence[Source], seed: int
+) -> tuple[list[Feed], str]:  # fmt: skip
+    """Return random inputs past every length that the networks name, and up to where inputs reach if not so far.
+
+    Args:
+        a: The first network.
+        b: The second network; ``None`` if it is not here.
+        networks: What runs both.
+        seed: Seed of the inputs.
+
+    Returns:
+        A batch of one or two texts past the greatest length on which both networks run and their modules return at
+        most :data:`MOST_VALUES` values, or of one image of another size, or nothing. Then the bound of what inputs
+        try, in words; empty if there is none.
+    """
+
+    def made(lengths: Sequence[int], size: tuple[int, int] | None = None) -> Feed:
+        generator = torch.Generator().manual_seed(seed)
+        feed = _feed(a, f"longer than {max(LENGTHS)}" if size is None else "resized", lengths, True, generator, size)
+        return feed if b is None else replace(feed, own=for_second(feed.arguments, a, b))
+
+    if a.interface.modality == "image":
+        height, width = a.interface.shapes[a.interface.content[0]][-2:]
+        for feed in (made([1], size) for size in ((height, 2 * width), (2 * height, 2 * width))):
+            if _runs(networks[0], feed, MOST_VALUES):
+                runs = all(_runs(each, feed, MOST_VALUES) for each in networks[1:])
+                bound = f"images of {height}×{width}: the second network does not run on other sizes"
+                return ([feed], "") if runs else ([], bound)
+    if a.interface.modality != "text":
+        return [], ""
+    both = [a] if b is None else [a, b]
+    limit = min((each.interface.max_tokens for each in both if each.interface.max_tokens), default=None)
+    named = {name: min(tokens, limit or tokens) for each in both for name, tokens in _named_lengths(each).items()}
+    reached, ids = max(LENGTHS), _vocabulary(a, a.example[a.interface.content[0]])
+    longer = sorted({tokens for tokens in named.values() if tokens > reached}, reverse=True)
+    found = list[Feed]()
+    for tokens, count in product(longer, (2, 1)):
+        if count * tokens * max(tokens, ids) <= MOST_VALUES:
+            feed = made([tokens, tokens // 2][:count])
+            if all(_runs(each, feed, MOST_VALUES) for each in networks):
+                reached, found = tokens, [feed]
+                break
+    missed = ", ".join(name for name, tokens in named.items() if tokens > reached)
+    bound = f"texts of up to {reached} tokens, which do not reach past {missed}: pass longer ones as data"
+    return found, bound if missed else ""
+
+
+def _named_lengths(adapter: Adapter) -> dict[str, int]:
+    """Return the lengths that a network names, with the number of tokens that goes past them."""
+    config: Any = getattr(adapter.model, "config", None)
+    settings: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    blocks = max(2, 5 + 2 * (settings.get("num_random_blocks") or 0), 1 + (settings.get("index_topk_blocks") or 0))
+    named = {**NAMED, r"(\w+_)?block_size": blocks}
+    found = dict[str, int]()
+
+    def read(values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                read(value)
+            lengths = value if isinstance(value, (list, tuple)) else [value]
+            whole = [length for length in lengths if isinstance(length, int) and not isinstance(length, bool)]
+            for pattern, multiple in named.items():
+                if whole and max(whole) > 0 and re.fullmatch(pattern, str(key)):
+                    length = multiple * max(whole)
+                    found[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
+
+    read(settings)
+    for module in adapter.model.modules():
+        read({key: value for key, value in vars(module).items() if isinstance(value, int)})
+    return found
+
+
+def _runs(network: Source, feed: Feed, most: int) -> bool:
+    """Return whether a network runs on a batch, and its modules return at most so many values."""
+    left = most
+
+    def count(event: Event) -> None:
+        nonlocal left
+        left -= sum(value.numel() for value in event.outputs.values())
+        if left < 0:
+            raise MemoryError
+
+    try:
+        network.watch(feed, count)
+    except Exception:  # the code of the network can raise anything
+        return False
+    return True
+
+
+def _is_masked(adapter: Adapter) -> bool:
+    """Return whether random texts of a network are padded."""
+    interface = adapter.interface
+    return interface.modality == "text" and interface.pad_id is not None and interface.mask in adapter.example
+
+
+def _feed(
+    adapter: Adapter, name: str, lengths: Sequence[int], left: bool, generator: torch.Generator,
+    size: tuple[int, int] | None = None,
+) -> Feed:  # fmt: skip
+    """Return random inputs: texts of some lengths, padded on a side, or as many other samples, images of some size."""
+    interface, example, count, longest = adapter.interface, adapter.example, len(lengths), max(lengths)
+    arguments = {
+        name: _drawn(name, value, adapter, count, longest if interface.modality == "text" else None, size, generator)
+        for name, value in example.items() if isinstance(value, Tensor)
+    }  # fmt: skip
+    mask = None
+    if _is_masked(adapter):
+        place = torch.arange(longest)
+        mask = torch.stack([place >= longest - length if left else place < length for length in lengths])
+        arguments[interface.mask] = mask.to(example[interface.mask].dtype)
+        for each in interface.content:
+            arguments[each] = arguments[each].masked_fill(~mask, int(interface.pad_id or 0))
+    return Feed(tuple(f"{name}.{i}" for i in range(count)), arguments, None, mask)
 
 
 def _drawn(
-    name: str, value: Tensor, adapter: Adapter, count: int, length: int | None, generator: torch.Generator
-) -> Tensor:
-    """Return random values like those of an argument, for another number of samples and, of texts, of tokens."""
+    name: str, value: Tensor, adapter: Adapter, count: int, length: int | None, size: tuple[int, int] | None,
+    generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """Return random values like those of an argument, for another number of samples, of tokens, or size of images."""
     shape = [count, *value.shape[1:]]
     if length is not None and value.dim() == 2:
         shape[1] = length
+    if size is not None and value.dim() == 4:
+        shape[2:] = size
     if value.is_floating_point():
         wide = value.detach().cpu().double()
         spread = float(wide.std()) or 1.0
@@ -97,7 +218,7 @@ def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
         for module in adapter.model.modules() if isinstance(module, nn.Embedding)
     ]  # fmt: skip
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(adapter.model):
             adapter.forward(adapter.example)
     finally:
         for hook in hooks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch import Adapter
+from hf_stitch.adapters.discovery.verify import unchanged
 
 Key = tuple[str, int]
 """Name of a module, and the number of its call in one forward, from 0."""
@@ -43,7 +44,7 @@ def watch(
     with_inputs: Collection[Key] = (),
     put: Mapping[Key, Values] | None = None,
 ) -> None:
-    """Run a network and tell what its modules compute.
+    """Run a network and tell what its modules compute; what it changes in itself for later inputs is restored.
 
     Args:
         adapter: The network.
@@ -75,7 +76,7 @@ def watch(
 
     device = adapter.device
     drawn = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(drawn), ExitStack() as hooks:
+    with torch.random.fork_rng(drawn), unchanged(adapter.model), ExitStack() as hooks:
         torch.manual_seed(0)  # noise is the same in all forwards, or it would be the null
         for name, module in adapter.model.named_modules():
             handles = (
@@ -92,7 +93,7 @@ def values_of(output: Any, *, whole: bool = False) -> dict[str, Tensor]:
 
     Of the whole network, all tensors: they are what it answers.
     """
-    found = {place: torch.view_as_real(v) if v.is_complex() else v for place, v in _tensors(output) if v.numel()}
+    found = {place: value for place, value in _tensors(output) if value.numel()}
     return {place: v for place, v in found.items() if whole or (is_value(v) and _as_mask(v) is None)}
 
 
@@ -102,9 +103,13 @@ def is_value(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches."""
+    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches.
+
+    Nested tensors are padded with zeros, and complex numbers are two real ones.
+    """
     if isinstance(value, Tensor):
-        yield place, value
+        value = value.to_padded_tensor(0.0) if value.is_nested else value
+        yield place, torch.view_as_real(value) if value.is_complex() else value
     elif is_dataclass(value) and not isinstance(value, (type, Mapping)):
         yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)}, place)
     elif isinstance(value, Mapping):
@@ -129,7 +134,7 @@ def _replaced(output: Any, values: Values, place: str = "") -> Any:
     """Return an output with other values at some of its places."""
     if isinstance(output, Tensor):
         new = values.get(place)
-        return output if new is None or new.shape != output.shape else new.to(output)
+        return output if new is None or output.is_nested or new.shape != output.shape else new.to(output)
     if isinstance(output, Mapping):
         made = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
         return type(output)(**made) if type(output) is not dict else made
@@ -149,7 +154,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Convert the weights of a network in place, and restore their bits afterwards. ``None`` leaves them alone.
 
-    So are tensors that forwards keep in their modules. A copy would not do: forwards that user code has bound to a
+    So are attributes that forwards set in their modules. A copy would not do: forwards that user code has bound to a
     module would still run the original.
     """
     if dtype is None:
@@ -171,6 +176,8 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
             now = dict(vars(module))
             for name in (name for name, value in now.items() if isinstance(value, Tensor) and name not in before):
                 delattr(module, name)
-            tensors = [name for name in before if isinstance(before[name], Tensor) or isinstance(now.get(name), Tensor)]
-            vars(module).update({name: before[name] for name in tensors})
+            vars(module).update({
+                name: value for name, value in before.items()
+                if isinstance(value, Tensor) or isinstance(now.get(name), Tensor) or not name.startswith("_")
+            })  # fmt: skip
             module._buffers.update(buffers)

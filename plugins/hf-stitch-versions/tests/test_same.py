@@ -62,6 +62,37 @@ def test_the_module_of_a_bug_is_named(family: str, bug: str, beside: str) -> Non
     assert pair.answer in found.verdict
 
 
+class Padded(nn.Module):
+    """User code with ``nn.TransformerEncoder``, or with nested tensors of its own."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.words, self.last, self.nested = nn.Embedding(50, 16), nn.Linear(16, 3), nested
+        self.encoder = nn.Sequential(nn.Linear(16, 16), nn.ReLU()) if nested else nn.TransformerEncoder(layer, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids)
+        if self.nested:
+            x = torch._nested_tensor_from_mask(x, attention_mask.bool(), mask_check=False)
+            return self.last(self.encoder(x).to_padded_tensor(0.0)[:, 0])
+        return self.last(self.encoder(x, src_key_padding_mask=attention_mask == 0)[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("nested", "module"), [(False, "encoder.layers.1.linear1"), (True, "encoder.0")])
+def test_networks_that_pass_nested_tensors_are_compared(nested: bool, module: str) -> None:
+    torch.manual_seed(0)
+    net = Padded(nested).eval()
+    port = copy.deepcopy(net)
+    example = {"input_ids": torch.randint(1, 50, (2, 6)), "attention_mask": torch.tensor([[1] * 6, [1] * 3 + [0] * 3])}
+    a, b = (hf_stitch.load(each, example_inputs=example) for each in (net, port))
+    assert compared(a, b).is_same
+    with torch.no_grad():
+        port.get_submodule(module).weight.mul_(1.1)
+    assert compared(a, b).findings[0].module == module
+
+
 def test_several_bugs_are_found_in_their_order() -> None:
     bugs = ("head", "tanh for erf", "bf16", "patches transposed")
     found = compared(first("vit"), with_bugs("vit", *bugs))

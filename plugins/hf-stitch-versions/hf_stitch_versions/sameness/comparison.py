@@ -12,7 +12,7 @@ from torch import nn
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.copying import is_compiled
 from hf_stitch.running import Run
-from hf_stitch_versions.inputs import differences, feeds, for_second
+from hf_stitch_versions.inputs import differences, feeds, for_second, longer_feeds
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
@@ -87,6 +87,10 @@ class Comparison:
         self.first = next(iter(self.feeds()))
         self.reference = _widest(Network(a), self.first)
         self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
+        self.bound = ""
+        if self.random is not None and not isinstance(self.source, Recorded):
+            longer, self.bound = longer_feeds(a, self.b, (self.reference, self.source), run.seed)
+            self.random += longer
         self.units()
 
     def units(self) -> None:
@@ -117,6 +121,8 @@ class Comparison:
         rounded, first = self.look()
         if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
             rounded, first = self.look()
+        if not any(self.run.processes.gather(self.finite)):
+            self.bound = "what precedes the outputs, of which the first network returns no finite number"
         self.check(first)
         self.null, found = self.nulls(rounded), first
         if self.differing(first, ()):
@@ -146,7 +152,7 @@ class Comparison:
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
             tuple(self.settings()), tuple(findings), seen is None and self.whole, tuple(rows), self.missing,
-            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names,
+            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -220,12 +226,17 @@ class Comparison:
     ) -> list[Deviations]:  # fmt: skip
         """Return how much each source deviates from a reference, which runs once for all of them."""
         sums: list[Deviations] = [{} for _ in looks]
+        self.finite = False  # whether the reference has an output that is finite
         wanted = {key for look in looks for key in look.calls}
         self.n = 0
         for feed in self.feeds():
             kept = dict[Key, Event]()
 
             def keep(event: Event, kept: dict[Key, Event] = kept) -> None:
+                if event.key == self.order[-1]:
+                    self.finite |= not event.outputs or any(
+                        bool(value.isfinite().any()) for value in event.outputs.values()
+                    )
                 if event.key in wanted:
                     copies = {place: value.clone() for place, value in event.outputs.items()}
                     kept[event.key] = replace(event, outputs=copies)
@@ -397,8 +408,9 @@ def _widest(network: Network, feed: Feed) -> Network:
     try:
         network.watch(feed, lambda event: None)
     except Exception as error:
-        which, why = "second" if network.second else "first", f"{type(error).__name__}: {error}"
-        raise ValueError(f"the {which} network does not run on the inputs of the first: {why}") from error
+        first = f"first network does not run on a batch of {len(feed.ids)} (pass data, of single samples batch_size=1)"
+        which = "second network does not run on the inputs of the first" if network.second else first
+        raise ValueError(f"the {which}: {type(error).__name__}: {error}") from error
     return network
 
 

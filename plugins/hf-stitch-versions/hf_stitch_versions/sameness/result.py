@@ -150,6 +150,8 @@ class Sameness(Result):
         inside: Modules whose outputs differ while those of the module around them and of the network do not: layers
             were fused or split, or what differs has no effect.
         by_names: Whether modules were paired by their names; else by values and weights, in their order.
+        bound: Up to where the networks are known to be the same, in words: random inputs may not reach past a length
+            that the networks name, and outputs may not be finite. Empty without a bound.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
@@ -180,6 +182,7 @@ class Sameness(Result):
     extra: Sequence[str]
     inside: Sequence[str]
     by_names: bool
+    bound: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -195,7 +198,8 @@ class Sameness(Result):
             far = f"differs by more than {most:.2g} times what rounding does ({self.null})" if most else "differs"
             what = "The networks are" if any(not row.name for row in self.modules) else "What both networks have is"
             aside = f" Settings differ: {'; '.join(self.settings[:FEW])}." if self.settings else ""
-            return f"{what} the same: no output {far}, {samples}.{aside}"
+            bound = f" This holds for {self.bound}." if self.bound else ""
+            return f"{what} the same: no output {far}, {samples}.{bound}{aside}"
         told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.findings:
             more = len(self.findings) - 1

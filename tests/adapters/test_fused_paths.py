@@ -1,0 +1,275 @@
+"""PyTorch's fused path: networks that have one are run on the plain path, which no mode changes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.backends import mha
+
+import hf_stitch
+from hf_stitch.adapters.cutting.modes import evaluating, plain
+from hf_stitch.adapters.doctor import diagnose
+
+WIDTH = 16
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "without gradients": torch.no_grad,
+    "with gradients": torch.enable_grad,
+    "inference": torch.inference_mode,
+}
+
+
+class Encoder(nn.Module):
+    """A text network with ``nn.TransformerEncoder``."""
+
+    def __init__(
+        self, *, masked: bool = True, nested: bool = True, norm_first: bool = False, batch_first: bool = True
+    ) -> None:
+        super().__init__()
+        self.masked, self.batch_first = masked, batch_first
+        self.words = nn.Embedding(50, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=batch_first, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        x = self.encoder(
+            x if self.batch_first else x.transpose(0, 1),
+            src_key_padding_mask=attention_mask == 0 if self.masked else None,
+        )
+        return self.head(x[:, 0] if self.batch_first else x[0])
+
+
+LAYERS = ("encoder.layers.0", "encoder.layers.1")
+VARIANTS = [
+    dict(zip(("masked", "nested", "norm_first", "batch_first"), each, strict=True))
+    for each in itertools.product((True, False), repeat=4)
+]
+
+
+def texts(batch: int = 3) -> dict[str, Tensor]:
+    """Return texts of different lengths, padded on the right."""
+    ids = torch.randint(3, 50, (batch, 7), generator=torch.Generator().manual_seed(batch))
+    mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2], [6]][:batch])).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def encoder(seed: int = 0, **options: bool) -> Encoder:
+    torch.manual_seed(seed)
+    return Encoder(**options).eval()
+
+
+def loaded(seed: int = 0, processor: Any = None, **options: bool) -> hf_stitch.Adapter:
+    return hf_stitch.load(encoder(seed, **options), example_inputs=texts(2), processor=processor)
+
+
+WORDS = [" ".join("abcdefghijklm"[i : 3 + 2 * i]) for i in range(8)]
+"""Texts of different lengths."""
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True, but:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _path_is_restored() -> Iterator[None]:
+    """Every test leaves the fused path enabled, as PyTorch sets it."""
+    assert mha.get_fastpath_enabled()
+    yield
+    assert mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(k for k, on in v.items() if on) or "none")
+def test_encoders_are_cut_exactly_in_every_mode(variant: dict[str, bool]) -> None:
+    adapter, inputs = loaded(**variant), texts()
+    assert adapter.layers == LAYERS
+    outputs = []
+    for mode in MODES.values():
+        with mode():
+            outputs.append(adapter.forward(inputs).detach().clone())
+            for name, found in adapter.encode(inputs, LAYERS).items():
+                assert not found.values.is_nested
+                assert torch.equal(adapter.decode(found, name), outputs[-1])
+            assert torch.equal(adapter.back(name)(adapter.front(name)(**inputs)), outputs[-1])
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+class Around(nn.Module):
+    """A network of one kind of module with two linear layers around it."""
+
+    def __init__(self, inner: nn.Module, run: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.inner, self.last, self.run = nn.Linear(4, WIDTH), inner, nn.Linear(WIDTH, 3), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.run(self.inner, torch.tanh(self.first(x))))
+
+
+KINDS: dict[str, Callable[[], Around]] = {
+    "attention": lambda: Around(nn.MultiheadAttention(WIDTH, 2, batch_first=True), lambda m, x: m(x, x, x)[0]),
+    "decoder": lambda: Around(
+        nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 2, 32, batch_first=True), 2), lambda m, x: m(x, 2 * x)
+    ),
+    "transformer": lambda: Around(nn.Transformer(WIDTH, 2, 1, 1, 32, batch_first=True), lambda m, x: m(x, 2 * x)),
+    "silu": lambda: Around(
+        nn.TransformerEncoderLayer(WIDTH, 2, 32, activation=nn.functional.silu, batch_first=True), lambda m, x: m(x)
+    ),
+    "gru": lambda: Around(nn.GRU(WIDTH, WIDTH, batch_first=True), lambda m, x: m(x)[0]),
+    "lstm": lambda: Around(nn.LSTM(WIDTH, WIDTH), lambda m, x: m(x)[0]),
+    "frozen lstm": lambda: Around(nn.LSTM(WIDTH, WIDTH).requires_grad_(False), lambda m, x: m(x)[0]),
+    "bias": lambda: Around(
+        nn.ParameterList([torch.randn(2, 5, 5)]),
+        lambda m, x: nn.functional.scaled_dot_product_attention(
+            *(x.unflatten(2, (2, -1)).transpose(1, 2),) * 3, attn_mask=m[0]
+        ).transpose(1, 2).flatten(2),
+    ),
+    "noncontiguous": lambda: Around(nn.ParameterList([torch.randn(5)]), lambda m, x: x + (x.mT @ m[0])[:, None]),
+}  # fmt: skip
+"""What PyTorch computes in one way or another by the mode, or by what requires a gradient."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_with_several_kernels_are_cut_exactly_in_each_mode(kind: str, mode: str) -> None:
+    torch.manual_seed(0)
+    net = KINDS[kind]().eval()
+    x = torch.randn(3, 5, 4)
+    with MODES[mode]():
+        adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 5, 4))
+        assert "first" in adapter.layers
+        expected = adapter.forward(x)
+        for name, found in adapter.encode(x, adapter.layers).items():
+            assert torch.equal(adapter.decode(found, name), expected)
+            assert torch.equal(adapter.back(name)(adapter.front(name)(x=x)), expected)
+
+
+def test_encoders_are_compared(tokenizer: Any) -> None:
+    nested, padded = loaded(0, tokenizer), loaded(0, tokenizer, nested=False)
+    other = loaded(1, tokenizer, batch_first=False)
+    found, expected = (
+        hf_stitch.compare(each, other, WORDS, metrics=["linear_cka"], progress=False) for each in (nested, padded)
+    )
+    assert found.values["linear_cka"].shape == (2, 2)
+    assert (found.values["linear_cka"] == expected.values["linear_cka"]).all()
+
+
+def test_stitched_encoders_return_the_same_bits_after_loading_and_with_gradients(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    a, b = loaded(0, tokenizer), loaded(1, tokenizer, norm_first=True)
+    first, inputs = LAYERS[0], texts()
+    model = hf_stitch.stitch(a, b, WORDS, source_layer=first, target_layer=first, task=None, progress=False)
+    model.stitcher.save_pretrained(tmp_path)
+    again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
+    with torch.no_grad():
+        expected = model(**inputs)
+        mapped = model.stitch(a.encode(inputs, first)[first])
+        assert torch.equal(b.decode(mapped, first), expected)
+        assert torch.equal(again(**inputs), expected)
+    assert torch.equal(model(**inputs), expected)
+    trained = model.freeze_networks().train()
+    halves = {name: value for name, value in trained.named_parameters() if not name.startswith("stitch")}
+    assert not any(value.requires_grad for value in halves.values())
+    with torch.no_grad():
+        frozen = model.eval()(**inputs)
+    assert torch.equal(model.train()(**inputs), frozen)
+
+
+def test_the_plain_path_is_left_after_an_exception() -> None:
+    net = encoder()
+    with pytest.raises(ZeroDivisionError), evaluating(net):
+        assert not mha.get_fastpath_enabled()
+        raise ZeroDivisionError
+    assert mha.get_fastpath_enabled()
+    with pytest.raises(IndexError):
+        loaded().forward({**texts(), "input_ids": texts()["input_ids"] + 100})
+
+
+def test_a_fused_path_that_was_off_stays_off() -> None:
+    mha.set_fastpath_enabled(False)
+    try:
+        with plain(), plain():
+            assert not mha.get_fastpath_enabled()
+        assert not mha.get_fastpath_enabled()
+    finally:
+        mha.set_fastpath_enabled(True)
+
+
+def test_two_threads_restore_the_path_together() -> None:
+    entered, left = threading.Barrier(2), threading.Event()
+
+    def first() -> bool:
+        with plain():
+            entered.wait()
+        left.set()
+        return True
+
+    def second() -> list[bool]:
+        with plain():
+            entered.wait()
+            assert left.wait(10)  # the first one has left
+            return [mha.get_fastpath_enabled()]
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(first), pool.submit(second)
+        assert one.result()
+        assert two.result() == [False]
+    assert mha.get_fastpath_enabled()
+
+
+def test_threads_that_share_nothing_compute_the_same_bits() -> None:
+    adapters, inputs = [loaded(seed) for seed in range(4)], texts()
+    with torch.no_grad():
+        expected = [adapter.forward(inputs) for adapter in adapters]
+
+    @torch.no_grad()
+    def work(number: int) -> bool:
+        found = adapters[number].encode(inputs, LAYERS)
+        return all(torch.equal(adapters[number].decode(found[name], name), expected[number]) for name in LAYERS)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, list(range(4)) * 5))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_doctor_tells_how_far_the_fused_path_is(batch_first: bool) -> None:
+    net, inputs = encoder(batch_first=batch_first), texts(2)
+    notes = " ".join(diagnose(net, example_inputs=inputs).notes)
+    with torch.no_grad():
+        fused = net(**inputs)
+        with plain():
+            expected = net(**inputs)
+    gap = float((fused.double() - expected).abs().max() / expected.double().abs().max())
+    assert (f"fused path, whose outputs differ by up to {gap:.1g}" in notes) == (gap > 0)
+    assert batch_first or not gap
+    assert "prototype" not in notes
+
+
+class Nested(nn.Module):
+    """User code that passes texts of several lengths as a nested tensor between two of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.inner, self.last = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.first(self.words(input_ids))
+        nested = self.inner(torch._nested_tensor_from_mask(x, attention_mask.bool(), mask_check=False))
+        return self.last(nested.to_padded_tensor(0.0, x.shape))[:, 0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_user_code_are_refused_by_name() -> None:
+    adapter = hf_stitch.load(Nested().eval(), example_inputs=texts(2))
+    assert adapter.layers == ("words", "first", "last")
+    assert "returns a nested tensor" in str(adapter.verify_cut("inner").reason)
