@@ -7,6 +7,7 @@ from typing import Literal
 Page = Literal[
     "damaged-file",
     "heads",
+    "missing-weights",
     "no-example",
     "no-name",
     "not-a-cut",

@@ -65,6 +65,7 @@ class Adapter:
         completes: Whether the network, run to its end, has an output.
         embedding_width: Number of features at the end of each activation that are the embedding of the target's token.
         model: The network.
+        new: Names of the weights of a head that its loading asked for, which are random.
         interface: How the network takes its input.
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
         reference: Where the network comes from and how it was loaded.
@@ -90,6 +91,7 @@ class Adapter:
 
     completes: ClassVar[bool] = True
     embedding_width: int = 0
+    new: tuple[str, ...] = ()
 
     def __init__(
         self, model: nn.Module, library: Library, interface: Interface, example: Mapping[str, Any],

@@ -95,11 +95,10 @@ def load(
         try:
             with reading(files):
                 loaded = _library(reference).load(reference, processor, **options)
-                return (
-                    _library(loaded.reference)
-                    .adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)
-                    .beside(context)
-                )
+                library = _library(loaded.reference)
+                adapter = library.adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)
+                adapter.new = loaded.new
+                return adapter.beside(context)
         except Exception as error:
             if (found := _explained(reference, options, error)) is None:
                 raise

@@ -28,7 +28,13 @@ class Headed(Protocol):
 
 
 def check_head(network: Headed) -> None:
-    """Check that the head of a network can be scored. A network without a head passes."""
+    """Check that the head of a network can be scored, and is trained. A network without a head passes."""
+    if isinstance(network, Adapter) and network.new:
+        raise ValueError(
+            f"{type(network.model).__name__} has new weights, which are random: {', '.join(network.new)}. Train and "
+            "save it first, or use task=None, without scores. To score it as it is, pass the live network, "
+            "hf_stitch.load(adapter.model, processor=adapter.processor)" + see("missing-weights")
+        )
     if network.unscored:
         name = type(network.model if isinstance(network, Adapter) else network).__name__
         raise ValueError(

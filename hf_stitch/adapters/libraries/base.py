@@ -22,6 +22,7 @@ class Loaded(NamedTuple):
         model: The network.
         reference: Where it comes from; it names another library if that one has to describe the network.
         processor: Turns raw samples into inputs. ``None`` (default) if there is none.
+        new: Names of the weights of a head that the user asked for and the files lack. Default: none.
 
     Example:
         >>> Loaded(nn.Linear(4, 2), ModelReference(None, "torch")).processor is None
@@ -31,6 +32,7 @@ class Loaded(NamedTuple):
     model: Any
     reference: ModelReference
     processor: Any = None
+    new: tuple[str, ...] = ()
 
 
 class Described(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 ELSEWHERE = ("checkpoint_path", "pretrained", "pretrained_cfg_overlay", "backbone_kwargs", "quantization_config")
@@ -69,20 +69,25 @@ _PATCHING = threading.RLock()
 
 
 @contextmanager
-def uninitialised() -> Iterator[None]:
-    """Let transformers build networks in this thread without initial weights, some of which it computes in loops."""
-    import transformers
+def replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Let calls of a method in this thread run another function, which gets the method and its arguments."""
+    thread = threading.get_ident()
 
-    kind, thread = transformers.PreTrainedModel, threading.get_ident()
+    def chosen(*args: Any, **options: Any) -> Any:
+        here = threading.get_ident() == thread
+        return method(original, *args, **options) if here else original(*args, **options)
+
     with _PATCHING:
-        initialise = kind.initialize_weights
-
-        def initialise_elsewhere(model: Any) -> None:
-            if threading.get_ident() != thread:
-                initialise(model)
-
-        kind.initialize_weights = initialise_elsewhere  # type: ignore[method-assign]
+        original = getattr(kind, name)
+        setattr(kind, name, chosen)
         try:
             yield
         finally:
-            kind.initialize_weights = initialise  # type: ignore[method-assign]
+            setattr(kind, name, original)
+
+
+def uninitialised() -> AbstractContextManager[None]:
+    """Let transformers build networks in this thread without initial weights, some of which it computes in loops."""
+    import transformers
+
+    return replaced(transformers.PreTrainedModel, "initialize_weights", lambda initialise, model: None)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
+from hf_stitch.adapters.libraries.completeness import check_complete, load_reports
 from hf_stitch.adapters.libraries.rebuilding import is_in_timm
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import Deferred, load_processor, place_of
@@ -36,9 +38,6 @@ DESCRIPTION = (
     "num_classes",
 )
 """Keys of a pretrained config that describe the architecture and its input; the others define the source of weights."""
-
-ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
-"""Loading options for access to the Hub."""
 
 
 class Timm(Library):
@@ -67,7 +66,7 @@ class Timm(Library):
 
         assert reference.id is not None
         pretrained = options.pop("pretrained", True)
-        access = {key: options.pop(key) for key in ACCESS if key in options}
+        access = {key: options.pop(key) for key in hub.ACCESS if key in options}
         dtype = options.pop("dtype", None)
         options.pop("trust_remote_code", None)  # timm never runs code of a repository
         if reference.id.startswith("timm:"):
@@ -77,19 +76,31 @@ class Timm(Library):
                 raise ValueError(f"timm has no model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
-            model = timm.create_model(name, pretrained=pretrained, cache_dir=access.get("cache_dir"), **options)
-            return _loaded(model, dtype, reference, processor)
-        folder = Path(reference.id)
-        if not reference.is_local:
-            wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
-            folder = hub.download(reference.id, files=wanted, revision=reference.revision, **access)
-            reference = dataclasses.replace(reference, revision=folder.name)
-        if pretrained and not (folder / "model.safetensors").is_file():
+            options["cache_dir"] = access.get("cache_dir")
+        else:
+            folder = Path(reference.id)
+            if not reference.is_local:
+                wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
+                folder = hub.download(reference.id, files=wanted, revision=reference.revision, **access)
+                reference = dataclasses.replace(reference, revision=folder.name)
+            if pretrained and not (folder / "model.safetensors").is_file():
+                raise ValueError(
+                    f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
+                )
+            name = f"local-dir:{folder}"
+        with load_reports() as reports:
+            model = timm.create_model(name, pretrained=pretrained, **options)
+        if reference.task is not None and (own := _task(model)) not in (None, reference.task):
             raise ValueError(
-                f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
+                f"task must be that of the head of {reference}, {own!r}, or None, got {reference.task!r}: a timm model "
+                "has one head, whose size num_classes= sets"
             )
-        model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **options)
-        return _loaded(model, dtype, reference, processor)
+        new: tuple[str, ...] = ()
+        if reports:  # with another number of classes, timm requires no weights
+            heads = np.atleast_1d(model.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
+            new = {weight for weight in reports[-1].missing_keys if weight.rpartition(".")[0] in heads}
+            new = check_complete(reference, model, reports[-1], new)
+        return Loaded(_cast(model, dtype).eval(), reference, processor, new)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
@@ -174,16 +185,6 @@ def _task(model: Any) -> str | None:
     """Return the task of the head, by the number of its outputs."""
     count = getattr(model, "num_classes", 0)
     return "image-classification" if count > 1 else "regression" if count == 1 else None
-
-
-def _loaded(model: nn.Module, dtype: torch.dtype | str | None, reference: ModelReference, processor: Any) -> Loaded:
-    """Return a model whose head has the task of its reference, if that names one."""
-    if reference.task is not None and (own := _task(model)) not in (None, reference.task):
-        raise ValueError(
-            f"task must be that of the head of {reference}, {own!r}, or None, got {reference.task!r}: a timm model has "
-            "one head, whose size num_classes= sets"
-        )
-    return Loaded(_cast(model, dtype).eval(), reference, processor)
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | str | None) -> nn.Module:
