@@ -173,7 +173,12 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
     found = hub.explained(failure, error)
     elsewhere = reference.is_local or any(name in options for name in ("pretrained", "subfolder", "variant"))
     if found is None and type(error) is OSError and not elsewhere:
-        return hub.refused(failure, place, WEIGHTS, **access)
+        found = hub.refused(failure, place, WEIGHTS, **access)
+    if found is None and type(error) in (OSError, FileNotFoundError) and ".safetensors" in str(error):
+        found = FileNotFoundError(
+            f"{failure}: the copy on this machine is incomplete, and files in other formats are not loaded "
+            f"({str(error).partition('. ')[0].rstrip('.')}); copy it again, or download it with a connection to the Hub"
+        )
     wrong_option = isinstance(error, TypeError) and options
     missing = isinstance(error, (ImportError, FileNotFoundError))
     ours = wrong_option or missing or type(error).__module__.startswith("hf_stitch")

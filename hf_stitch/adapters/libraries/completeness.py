@@ -1,44 +1,74 @@
-"""Weights that a checkpoint lacks: libraries draw them at random and log it; here they are refused unless asked for."""
+"""Weights that a checkpoint lacks: libraries draw them at random and log it; they are refused unless asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
-
+from hf_stitch.adapters.heads import task_of_head
 from hf_stitch.adapters.libraries.rebuilding import replaced
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.reference import MOST_NAMED, ModelReference
 
+LABELS = ("num_labels", "id2label", "label2id")
+"""Loading options of transformers that ask for a head of another size."""
 
-@contextmanager
-def load_reports() -> Iterator[list[Any]]:
-    """Collect what transformers and torch report of all weights that this thread loads; that of a network is last."""
+OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.mask_token"}
+"""Argument of a constructor beside the config -> the part of the model that it adds."""
+
+
+def complete(
+    loader: Any, reference: ModelReference, own: Collection[str], options: dict[str, Any]
+) -> tuple[Any, tuple[str, ...]]:
+    """Load a model of transformers, saved as one of the classes ``own``, and return it with what is new in it.
+
+    An optional part without weights is left out.
+    """
     import transformers
 
-    reports: list[Any] = []
+    lacking: dict[str, str] = {}  # name of a weight -> shapes, where these differ
+    unused: set[str] = set()
 
-    def adjust(adjusted: Any, model: nn.Module, report: Any) -> None:
-        adjusted(model, report)  # leaves out what the class computes itself
-        reports.append(report)
+    def recorded(method: Any, network: Any, *arguments: Any, **given: Any) -> Any:
+        report = method(network, *arguments, **given) or arguments[0]
+        lacking.update(dict.fromkeys(report.missing_keys, ""))
+        lacking.update((name, f" (shape {(*has,)}, not {(*takes,)})") for name, has, takes in report.mismatched_keys)
+        unused.update(report.unexpected_keys)
+        report.conversion_errors = {}  # of missing weights; transformers would raise an error without their names
+        return report
 
-    def load(loaded: Any, *args: Any, **options: Any) -> Any:
-        reports.append(loaded(*args, **options))
-        return reports[-1]
+    base = transformers.PreTrainedModel
+    with replaced(base, "_adjust_missing_and_unexpected_keys", recorded), replaced(base, "load_adapter", recorded):
+        chosen = {**options, "use_safetensors": True, "ignore_mismatched_sizes": True}
+        model = loader.from_pretrained(reference.id, **chosen)
+    kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
 
-    adjusting = replaced(transformers.PreTrainedModel, "_adjust_missing_and_unexpected_keys", adjust)
-    with adjusting, replaced(nn.Module, "load_state_dict", load):
-        yield reports
+    def is_gone(part: str) -> bool:
+        names = {name for name in weights if f"{name}.".startswith(f"{part}.")}
+        return bool(names) and names <= lacking.keys()
+
+    for argument in inspect.signature(type(model).__init__).parameters.keys() & OPTIONAL_PARTS.keys() - options.keys():
+        if is_gone(part := OPTIONAL_PARTS[argument]):
+            warn(f"{reference} has no weights of the {part}: {kind} is built without it ({argument}=False)")
+            return complete(loader, reference, own, {**options, argument: False})
+    new = {name for name, shapes in lacking.items() if shapes and options.get("ignore_mismatched_sizes")}
+    if options.keys() & {*LABELS} or (kind not in own and task_of_head(kind, model.config)):
+        outside, pooler = model.base_model is not model, f"{prefix}pooler"
+        new |= {name for name in lacking if not name.startswith(prefix) and (outside or is_gone(name.split(".")[0]))}
+        new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}
+    # Of another class than that which was saved, the caller leaves out the head.
+    unused = {name for name in unused if kind in own or name.startswith(prefix)}
+    return model, checked(reference, kind, lacking, unused, new)
 
 
-def check_complete(reference: ModelReference, model: nn.Module, report: Any, new: Collection[str]) -> tuple[str, ...]:
-    """Return new weights, which were asked for, with a warning; refuse a network that lacks others, by their names."""
-    kind, shapes = type(model).__name__, getattr(report, "mismatched_keys", ())
-    lacking = {*report.missing_keys} | {f"{name} (shape {(*has,)}, not {(*takes,)})" for name, has, takes in shapes}
-    if refused := {name for name in lacking if name.split(" ")[0] not in new}:
+def checked(
+    reference: ModelReference, kind: str, lacking: Mapping[str, str], unused: Collection[str], new: Collection[str]
+) -> tuple[str, ...]:
+    """Refuse a network that lacks other weights than ``new`` ones, by their names; warn of new and of unused ones."""
+    needed = {name for name in lacking if not name.endswith("num_batches_tracked")}  # which eval mode does not read
+    if refused := {name + lacking[name] for name in needed.difference(new)}:
         raise ValueError(
             f"{reference} lacks weights of {kind}, which would be random: {_first(refused)}. Copy or download it "
             "again, leave out options that change shapes, or name another task= or class. To use the network as it "
@@ -46,8 +76,8 @@ def check_complete(reference: ModelReference, model: nn.Module, report: Any, new
         )
     if new:
         warn(f"{kind} has new weights, which {reference} lacks and nothing has trained: {_first(new)}")
-    if report.unexpected_keys:
-        warn(f"{kind} does not use weights of {reference}: {_first(report.unexpected_keys)}")
+    if unused:
+        warn(f"{kind} does not use weights of {reference}: {_first(unused)}")
     return tuple(sorted(new))
 
 

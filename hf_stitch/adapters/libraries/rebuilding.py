@@ -6,7 +6,7 @@ import copy
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 ELSEWHERE = ("checkpoint_path", "pretrained", "pretrained_cfg_overlay", "backbone_kwargs", "quantization_config")
@@ -84,10 +84,3 @@ def replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None
             yield
         finally:
             setattr(kind, name, original)
-
-
-def uninitialised() -> AbstractContextManager[None]:
-    """Let transformers build networks in this thread without initial weights, some of which it computes in loops."""
-    import transformers
-
-    return replaced(transformers.PreTrainedModel, "initialize_weights", lambda initialise, model: None)

@@ -15,8 +15,8 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.libraries.completeness import check_complete, load_reports
-from hf_stitch.adapters.libraries.rebuilding import is_in_timm
+from hf_stitch.adapters.libraries.completeness import checked
+from hf_stitch.adapters.libraries.rebuilding import is_in_timm, replaced
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import Deferred, load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
@@ -88,7 +88,13 @@ class Timm(Library):
                     f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
                 )
             name = f"local-dir:{folder}"
-        with load_reports() as reports:
+        loads: list[Any] = []
+
+        def load(load_state_dict: Any, network: nn.Module, *args: Any, **how: Any) -> Any:
+            loads.append((network, load_state_dict(network, *args, **how)))
+            return loads[-1][1]
+
+        with replaced(nn.Module, "load_state_dict", load):
             model = timm.create_model(name, pretrained=pretrained, **options)
         if reference.task is not None and (own := _task(model)) not in (None, reference.task):
             raise ValueError(
@@ -96,10 +102,12 @@ class Timm(Library):
                 "has one head, whose size num_classes= sets"
             )
         new: tuple[str, ...] = ()
-        if reports:  # with another number of classes, timm requires no weights
-            heads = np.atleast_1d(model.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
-            new = {weight for weight in reports[-1].missing_keys if weight.rpartition(".")[0] in heads}
-            new = check_complete(reference, model, reports[-1], new)
+        for network, found in loads[-1:]:  # with another number of classes, timm requires no weights
+            state, kept = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
+            heads = np.atleast_1d(network.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
+            lacking = {weight: "" for weight in found.missing_keys if id(state[weight]) in kept}
+            asked = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
+            new = checked(reference, type(model).__name__, lacking, found.unexpected_keys, asked)
         return Loaded(_cast(model, dtype).eval(), reference, processor, new)
 
     def describe(

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, arguments_of, named
 from hf_stitch.adapters.heads import GENERATES, task_of_head, unscored_head
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.libraries.completeness import check_complete, load_reports
+from hf_stitch.adapters.libraries.completeness import LABELS, OPTIONAL_PARTS, complete
 from hf_stitch.adapters.libraries.padding import (
     NO_TOKEN,
     advice,
@@ -31,7 +31,7 @@ from hf_stitch.adapters.libraries.padding import (
     set_padding,
     text_config,
 )
-from hf_stitch.adapters.libraries.rebuilding import AttentionError, is_installed, own_code_only, uninitialised
+from hf_stitch.adapters.libraries.rebuilding import AttentionError, is_installed, own_code_only, replaced
 from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
@@ -60,12 +60,6 @@ IDS = ("input_ids", "decoder_input_ids")
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 """Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
 
-LABELS = frozenset(("num_labels", "id2label", "label2id"))
-"""Loading options that ask for a head of another size."""
-
-OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.mask_token"}
-"""Argument of a constructor beside the config -> the part of the model that it adds."""
-
 
 class Transformers(Library):
     """Adapter for transformers models, which preprocess raw samples with their tokenizer or image processor."""
@@ -76,9 +70,7 @@ class Transformers(Library):
             "dtype",
             "torch_dtype",
             "attn_implementation",
-            "num_labels",
-            "id2label",
-            "label2id",
+            *LABELS,
             "problem_type",
             "image_size",
             "variant",
@@ -156,7 +148,7 @@ class Transformers(Library):
                     f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "
                     "without it: pip install peft"
                 )
-            model, new = _trained(loader, reference, config.architectures or (), hub, options)
+            model, new = complete(loader, reference, config.architectures or (), {**hub, **options})
         else:
             model, new = _untrained(loader, place, hub, options), ()
         if processor is None:
@@ -300,7 +292,8 @@ class Transformers(Library):
             config = settings.from_dict(own_code_only(blueprint["config"]))
             if attention:
                 config._attn_implementation = own_code_only(attention, "attention_implementation")
-            with uninitialised():
+            # Some initial weights are computed in loops.
+            with replaced(transformers.PreTrainedModel, "initialize_weights", lambda initialise, model: None):
                 return kind(config, **arguments).eval()
 
         try:
@@ -339,38 +332,6 @@ def _class(name: str, module: str | None = None) -> Any:
         inner = re.fullmatch(r"transformers\.models\.\w+\.modeling_\w+", module)
         return getattr(importlib.import_module(module), name, None) if inner else None
     return registries.networks.get(name) if name in registries.networks else getattr(transformers, name, None)
-
-
-def _trained(
-    loader: Any, reference: ModelReference, own: Collection[str], hub: Mapping[str, Any], options: dict[str, Any]
-) -> tuple[Any, tuple[str, ...]]:
-    """Load a model whose weights are complete, and what is new of it; an optional part without weights is left out."""
-    with load_reports() as reports:
-        chosen = {**options, "use_safetensors": True, "ignore_mismatched_sizes": True}
-        model = loader.from_pretrained(reference.id, **hub, **chosen)
-    report, name, base = reports[-1], type(model).__name__, f"{model.base_model_prefix}."
-    # No forward in eval mode reads the counter of a batch norm.
-    report.missing_keys = {weight for weight in report.missing_keys if not weight.endswith("num_batches_tracked")}
-    reshaped = {weight for weight, *_ in report.mismatched_keys}
-    lacking = report.missing_keys | reshaped
-    gone = _parts(lacking) - _parts(model.state_dict().keys() - lacking)
-    for argument in inspect.signature(type(model).__init__).parameters.keys() & OPTIONAL_PARTS.keys() - options.keys():
-        if (part := OPTIONAL_PARTS[argument]) in gone:
-            warn(f"{reference} has no weights of the {part}: {name} is built without it ({argument}=False)")
-            return _trained(loader, reference, own, hub, {**options, argument: False})
-    new = reshaped if options.get("ignore_mismatched_sizes") else set()
-    if options.keys() & LABELS or (name not in own and task_of_head(name, model.config)):
-        outside = {weight for weight in lacking if not weight.startswith(base)}
-        if model.base_model is model:
-            outside = {weight for weight in outside if weight.split(".")[0] in gone}
-        new |= outside | {weight for weight in lacking if f"{base}pooler" in gone & _parts([weight])}
-    if name not in own:  # the caller leaves out its head
-        report.unexpected_keys = {weight for weight in report.unexpected_keys if weight.startswith(base)}
-    return model, check_complete(reference, model, report, new)
-
-
-def _parts(weights: Iterable[str]) -> set[str]:
-    return {".".join(weight.split(".")[:depth]) for weight in weights for depth in (1, 2)}
 
 
 def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
