@@ -331,6 +331,39 @@ def construction_calls_initialize_weights() -> bool:
     return bool(calls)
 
 
+def lacking_weights_are_reported() -> bool:
+    reports: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        network = bert()
+        weights = {name: value for name, value in network.state_dict().items() if "pooler" not in name}
+        network.save_pretrained(folder, state_dict={**weights, "other": torch.ones(1)})
+        name = "_adjust_missing_and_unexpected_keys"
+        patch.setattr(hf.PreTrainedModel, name, lambda model, report: reports.append(report))
+        hf.BertModel.from_pretrained(folder, vocab_size=21, ignore_mismatched_sizes=True)
+    (report,) = reports
+    reshaped = {(name, tuple(before), tuple(after)) for name, before, after in report.mismatched_keys}
+    return (
+        report.missing_keys == {"pooler.dense.weight", "pooler.dense.bias"}
+        and report.unexpected_keys == {"other"}
+        and reshaped == {("embeddings.word_embeddings.weight", (20, 8), (21, 8))}
+        and report.conversion_errors == {}
+        and has(hf.PreTrainedModel, "load_adapter")
+    )
+
+
+def timm_loads_by_load_state_dict() -> bool:
+    loaded: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        timm.models.save_for_hf(timm.create_model("test_vit", num_classes=2), folder, safe_serialization=True)
+        load = nn.Module.load_state_dict
+        patch.setattr(
+            nn.Module, "load_state_dict", lambda *args, **how: loaded.append(load(*args, **how)) or loaded[-1]
+        )
+        network = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=3)
+    classifier = network.pretrained_cfg["classifier"]
+    return {*loaded[-1].missing_keys} == {f"{classifier}.weight", f"{classifier}.bias"}
+
+
 def marked_modules_stay() -> bool:
     network = gpt2()
     for module in network.modules():
@@ -383,7 +416,11 @@ NETWORKS = [
     fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
          "hf_stitch/adapters/libraries/padding.py, as_if_padded"),
     fact("construction calls initialize_weights", construction_calls_initialize_weights,
-         "hf_stitch/adapters/libraries/rebuilding.py, uninitialised"),
+         "hf_stitch/adapters/libraries/transformers.py, build"),
+    fact("transformers reports the weights that a checkpoint lacks", lacking_weights_are_reported,
+         "hf_stitch/adapters/libraries/completeness.py, complete"),
+    fact("timm loads a whole network by load_state_dict, and names its classifier", timm_loads_by_load_state_dict,
+         "hf_stitch/adapters/libraries/timm.py, load"),
     fact("initialize_weights leaves marked modules alone", marked_modules_stay,
          "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}

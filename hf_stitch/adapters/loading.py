@@ -38,7 +38,8 @@ def load(
             object that the adapter of a plugin serves. An adapter is returned unchanged.
         task: For transformers, the head to load: ``image-classification``, ``text-classification``,
             ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
-            the config of the model names. For a module of user code, what it does. Default: classification of what
+            the config of the model names. A head that the files lack is new, with a warning, and jobs refuse to score
+            it (:attr:`Adapter.new`). For a module of user code, what it does. Default: classification of what
             its processor takes, if it outputs several numbers for each sample.
         example_inputs: Batch of inputs with which cuts are found and verified: a tensor, a tuple of arguments or a
             mapping of them. Required for modules of user code without a processor, or whose processor does not show
@@ -60,13 +61,13 @@ def load(
         The adapter.
 
     Raises:
-        ValueError: If timm has no such architecture, weights are damaged (the message names the file), the path is
-            that of a file or names a function of one (``mine.py:small``, which the command line alone runs), or the
-            model does not run on the inputs.
+        ValueError: If timm has no such architecture, weights are damaged (the message names the file) or lacking (it
+            names them), the path is that of a file or names a function of one (``mine.py:small``, which the command
+            line alone runs), or the model does not run on the inputs.
         TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
             any option is given with an adapter. If the processor cannot be called.
-        FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if its files are not
-            cached and the Hub cannot be reached, or may not be contacted.
+        FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if some of its files
+            are not in the folder or the cache and the Hub cannot be reached, or may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
         ConnectionError: If the Hub is not available, or the connection broke.
 

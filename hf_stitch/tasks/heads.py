@@ -27,14 +27,19 @@ class Headed(Protocol):
         """What the head predicts, in words, if it cannot be scored; empty otherwise."""
 
 
-def check_head(network: Headed) -> None:
-    """Check that the head of a network can be scored, and is trained. A network without a head passes."""
+def check_trained(network: Headed) -> None:
+    """Check that no weights of a network are new, which its loading asked for (:attr:`hf_stitch.Adapter.new`)."""
     if isinstance(network, Adapter) and network.new:
         raise ValueError(
             f"{type(network.model).__name__} has new weights, which are random: {', '.join(network.new)}. Train and "
-            "save it first, or use task=None, without scores. To score it as it is, pass the live network, "
-            "hf_stitch.load(adapter.model, processor=adapter.processor)" + see("missing-weights")
+            "save it first. To take it as it is, pass the live network, hf_stitch.load(adapter.model, "
+            "processor=adapter.processor)" + see("missing-weights")
         )
+
+
+def check_head(network: Headed) -> None:
+    """Check that the head of a network is trained and can be scored. A network without a head passes."""
+    check_trained(network)
     if network.unscored:
         name = type(network.model if isinstance(network, Adapter) else network).__name__
         raise ValueError(

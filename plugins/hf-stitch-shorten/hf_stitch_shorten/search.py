@@ -17,7 +17,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.resources import check_fits
 from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
-from hf_stitch.tasks.heads import WITHOUT_HEAD
+from hf_stitch.tasks.heads import WITHOUT_HEAD, check_trained
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
 from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, reads, rows_of, run, stacks
@@ -285,6 +285,7 @@ class Search:
 
 def task_of(network: Adapter) -> Task:
     """Return what scores a network."""
+    check_trained(network)
     name = network.task or WITHOUT_HEAD
     if name != WITHOUT_HEAD:
         with torch.no_grad():

@@ -14,6 +14,7 @@ from hf_stitch.adapters.cutting.copying import copy_without
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.data import Id
 from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.tasks.heads import check_trained
 from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, values_of, watch
 
 EXACT = torch.float64
@@ -31,7 +32,8 @@ class Feed:
 
 
 def in_memory(network: Adapter) -> Adapter:
-    """Return a network whose weights are in memory, where they can be converted: of an offloaded one, a copy."""
+    """Return a trained network with weights in memory, where they can be converted: of an offloaded one, a copy."""
+    check_trained(network)
     if not is_offloaded(network.model):
         return network
     from accelerate.hooks import remove_hook_from_submodules

@@ -1,0 +1,422 @@
+"""Weights that a checkpoint lacks: a part is left out, or the network is refused by name; nothing is random."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from families import BERT, GPT2, VIT
+from safetensors.torch import load_file, save_file
+from tiny_networks import plain_tokenizer
+from torch import Tensor
+
+import hf_stitch
+
+NAME = "model.safetensors"
+SMALL = {**BERT, "num_hidden_layers": 2, "max_position_embeddings": 16}
+IMAGES = {**VIT, "num_hidden_layers": 2}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+LLAMA = {**SMALL, "num_key_value_heads": 2, "tie_word_embeddings": False}
+
+
+def bert(kind: Any, **settings: Any) -> Any:
+    return kind(hf.BertConfig(**SMALL, **settings))
+
+
+def change(folder: Path, lacks: Callable[[str], bool], extra: Mapping[str, Tensor] | None = None) -> None:
+    """Remove weights from the files of a folder."""
+    removed = 0
+    for file in folder.glob("*.safetensors"):
+        weights = load_file(file)
+        rest = {name: value for name, value in weights.items() if not lacks(name)}
+        removed += len(weights) - len(rest)
+        save_file({**rest, **(extra or {})}, file, metadata={"format": "pt"})
+    assert removed or extra
+
+
+def saved(folder: Path, model: Any, *lacking: str, extra: Mapping[str, Tensor] | None = None) -> str:
+    """Save a model without the weights whose names contain one of some texts."""
+    model.save_pretrained(folder)
+    if lacking or extra:
+        change(folder, lambda name: any(each in name for each in lacking), extra)
+    return str(folder)
+
+
+def loaded(folder: str, seed: int = 0, **options: Any) -> hf_stitch.Adapter:
+    torch.manual_seed(seed)
+    options = {"processor": plain_tokenizer(), **options}
+    return hf_stitch.load(folder, **options)
+
+
+def tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """All weights and buffers, also those that are not saved."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def drawn(folder: str, **options: Any) -> set[str]:
+    """Names of the weights that two loads draw differently."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, two = (tensors(loaded(folder, seed, **options).model) for seed in (1, 2))
+    assert one.keys() == two.keys()
+    return {name for name in one if not torch.equal(one[name], two[name])}
+
+
+# -- parts that are left out ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", [bert(hf.BertModel), hf.ViTModel(hf.ViTConfig(**IMAGES))], ids=["text", "image"])
+def test_a_pooler_without_weights_is_left_out(model: Any, tmp_path: Path) -> None:
+    folder = saved(tmp_path, model, "pooler")
+    with pytest.warns(UserWarning, match=r"no weights of the pooler: \w+ is built without it \(add_pooling_layer=Fal"):
+        adapter = loaded(folder)
+    assert adapter.model.pooler is None and adapter.new == ()
+    assert adapter.blueprint()["arguments"] == {"add_pooling_layer": False}
+    assert not drawn(folder)
+    assert loaded(folder).pinned.weights_hash == adapter.pinned.weights_hash
+
+
+def test_the_body_of_a_classifier_has_no_random_pooler(tmp_path: Path) -> None:
+    folder = saved(tmp_path, hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)))
+    assert loaded(folder, task="feature-extraction").model.pooler is None
+    assert not drawn(folder, task="feature-extraction")
+
+
+def test_a_part_without_weights_that_the_caller_asks_for_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel), "pooler")
+    with pytest.raises(ValueError, match=r"lacks weights of BertModel.*: pooler.dense.bias, pooler.dense.weight"):
+        loaded(folder, add_pooling_layer=True)
+
+
+# -- what is refused by name ------------------------------------------------------------------------------------------
+REFUSED = {
+    "half a pooler": (bert(hf.BertModel), "pooler.dense.bias"),
+    "one weight in the middle": (bert(hf.BertModel), "encoder.layer.1.output.dense.weight"),
+    "the head of its class": (bert(hf.BertForSequenceClassification), "classifier"),
+    "the pooler in the head of its class": (bert(hf.BertForSequenceClassification), "pooler"),
+    "an output that is not tied": (hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2, tie_word_embeddings=False)), "lm_head"),
+    "both tied weights": (hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), "wte"),
+    "a projection": (
+        hf.CLIPTextModelWithProjection(hf.CLIPTextConfig(**SMALL, projection_dim=8)), "text_projection.weight",
+    ),
+    "running statistics": (hf.ResNetForImageClassification(hf.ResNetConfig(**RESNET)), "running_mean"),
+    "a part of the experts": (
+        hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=2)), "1.block_sparse_moe.experts.0.w1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_weights_that_the_saved_class_has_are_required(case: str, tmp_path: Path) -> None:
+    model, lacking = REFUSED[case]
+    with pytest.raises(
+        ValueError, match=rf"(?s){tmp_path} lacks weights of {type(model).__name__}, which.*/missing-weigh"
+    ) as e:
+        loaded(saved(tmp_path, model, lacking), example_inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
+    assert lacking.split(".")[-1] in str(e.value) or "experts.gate_up_proj" in str(e.value)
+
+
+def test_a_task_that_is_that_of_the_saved_class_asks_for_nothing_new(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertForSequenceClassification), "classifier")
+    with pytest.raises(ValueError, match=r"classifier.bias, classifier.weight"):
+        loaded(folder, task="text-classification")
+
+
+def test_a_new_head_does_not_excuse_what_the_body_lacks(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel), "layer.1.output.dense.bias")
+    for options in ({"task": "text-classification"}, {"task": "fill-mask"}, {"num_labels": 4}):
+        with pytest.raises(ValueError, match=r"lacks weights of .*layer.1.output.dense.bias"):
+            loaded(folder, **options)
+
+
+def test_weights_of_another_shape_are_named_with_both(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel))
+    with pytest.raises(ValueError, match=r"word_embeddings.weight \(shape \(100, 32\), not \(120, 32\)\)"):
+        loaded(folder, vocab_size=120)
+    with pytest.warns(UserWarning, match=r"new weights, which .* nothing has trained: embeddings.word_emb"):
+        adapter = loaded(folder, vocab_size=120, ignore_mismatched_sizes=True)
+    assert adapter.new == ("embeddings.word_embeddings.weight",)
+
+
+def test_a_shard_that_lacks_a_weight_is_noticed(tmp_path: Path) -> None:
+    bert(hf.BertModel).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len([*tmp_path.glob("*-of-*.safetensors")]) > 2
+    change(tmp_path, lambda name: name == "encoder.layer.1.output.dense.weight")
+    with pytest.raises(ValueError, match=r"lacks weights of BertModel.*encoder.layer.1.output.dense.weight"):
+        loaded(str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_what_an_adapter_of_peft_or_its_base_lacks_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    for name, lacking in (("base", "layers.1.mlp.up_proj"), ("adapter", "layers.1.self_attn.q_proj.lora_A")):
+        folder = tmp_path / name
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA))
+        model.save_pretrained(folder)
+        peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+        assert loaded(str(folder)).new == ()
+        change(folder, lambda each, lacking=lacking: lacking in each)  # type: ignore[misc]
+        with pytest.raises(ValueError, match=rf"lacks weights of LlamaForCausalLM.*{lacking}"):
+            loaded(str(folder))
+
+
+# -- what loads -------------------------------------------------------------------------------------------------------
+COMPLETE = {
+    "a tied output": (bert(hf.BertForMaskedLM), "predictions.decoder"),
+    "a counter that eval mode does not read": (
+        hf.ResNetForImageClassification(hf.ResNetConfig(**RESNET)), "num_batches_tracked",
+    ),
+    "what the class computes": (
+        hf.BartForConditionalGeneration(
+            hf.BartConfig(
+                d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+                encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=50, max_position_embeddings=16,
+            )
+        ),
+        "final_logits_bias",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPLETE)
+def test_what_has_a_value_without_the_file_is_not_required(case: str, tmp_path: Path) -> None:
+    model, lacking = COMPLETE[case]
+    if lacking == "predictions.decoder":
+        model.save_pretrained(tmp_path)
+        assert not any(name.endswith("decoder.weight") for name in load_file(tmp_path / NAME))
+    else:
+        saved(tmp_path, model, lacking)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapter = loaded(
+            str(tmp_path), example_inputs={"pixel_values": torch.randn(2, 3, 32, 32)} if "counter" in case else None
+        )
+    assert adapter.new == ()
+    before = model.eval().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in adapter.model.state_dict().items())
+
+
+def test_weights_that_a_network_does_not_use_are_named_once(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel), extra={"one.too.many": torch.ones(2)})
+    with pytest.warns(UserWarning, match=r"BertModel does not use weights of .*: one.too.many") as caught:
+        loaded(folder)
+    assert len([each for each in caught if "does not use" in str(each.message)]) == 1
+
+
+def test_a_head_that_the_caller_leaves_out_is_not_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertForMaskedLM))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "no weights of the pooler|.*no weights of the pooler")
+        loaded(folder, task="feature-extraction")
+
+
+def test_random_weights_stay_random_on_purpose(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertForSequenceClassification), "classifier")
+    assert loaded(folder, pretrained=False).new == ()
+
+
+# -- new heads --------------------------------------------------------------------------------------------------------
+HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
+    "a classifier, and the pooler that it reads": (
+        bert(hf.BertModel), {"task": "text-classification"}, {"bert.pooler.dense", "classifier"},
+    ),
+    "a language model": (
+        hf.GPT2Model(hf.GPT2Config(**GPT2, tie_word_embeddings=False)), {"task": "text-generation"}, {"lm_head"},
+    ),
+    "another number of classes": (bert(hf.BertForSequenceClassification), {"num_labels": 5}, {"classifier"}),
+    "classes by their names": (
+        bert(hf.BertForSequenceClassification), {"id2label": {"0": "a", "1": "b", "2": "c"}}, {"classifier"},
+    ),
+    "a part of a head": (
+        hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL)), {"num_labels": 5}, {"classifier.out_proj"},
+    ),
+    "a head of a network without a base": (
+        hf.CLIPModel(
+            hf.CLIPConfig(text_config={**SMALL, "projection_dim": 8}, vision_config={**IMAGES, "projection_dim": 8})
+        ),
+        {"task": "image-classification", "example_inputs": {"pixel_values": torch.randn(2, 3, 32, 32)}},
+        {"classifier"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_head_that_is_asked_for_is_new(case: str, tmp_path: Path) -> None:
+    model, options, modules = HEADS[case]
+    folder = saved(tmp_path, model, *(["pooler"] if any("pooler" in each for each in modules) else []))
+    with pytest.warns(UserWarning, match=r"new weights, which .* lacks and nothing has trained") as caught:
+        adapter = loaded(folder, **options)
+    assert len([each for each in caught if "new weights" in str(each.message)]) == 1
+    assert {name.rpartition(".")[0] for name in adapter.new} == modules
+    assert drawn(folder, **options) <= set(adapter.new)
+
+
+@pytest.fixture
+def classifiers(tmp_path: Path) -> Iterator[tuple[hf_stitch.Adapter, hf_stitch.Adapter]]:
+    """A network with a new head, and a trained one."""
+    folder = saved(tmp_path, hf.ViTModel(hf.ViTConfig(**IMAGES)))
+    trained = hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield loaded(folder, task="image-classification", processor=None), hf_stitch.load(trained)
+
+
+LAYER = "vit.layers.0"
+SAMPLES = torch.randn(60, 3, 32, 32)
+TEXTS = [f"a b {each}" for each in "abcdefghijklmnopqrstuvwxyz"] * 2
+
+
+def test_no_job_scores_a_new_head_without_being_told(classifiers: tuple[hf_stitch.Adapter, hf_stitch.Adapter]) -> None:
+    new, trained = classifiers
+    cut = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}
+    with pytest.raises(
+        ValueError, match=r"(?s)has new weights, which are random: classifier.bias, classifier.weight.*adapter.m"
+    ):
+        hf_stitch.stitch(trained, new, SAMPLES, **cut)
+    with pytest.raises(ValueError, match="has new weights"):
+        hf_stitch.stitch_grid(trained, new, SAMPLES, layers_a=[LAYER], layers_b=[LAYER], progress=False)
+    stitched = hf_stitch.stitch(trained, trained, SAMPLES, **cut)
+    with pytest.raises(ValueError, match="has new weights"):
+        hf_stitch.evaluate(stitched, [(sample, 0) for sample in SAMPLES], target=new, progress=False)
+    hf_stitch.stitch(new, trained, SAMPLES, **cut)  # the head of the source does not run
+    assert hf_stitch.stitch(trained, new, SAMPLES, task=None, **cut).task is None
+    told = hf_stitch.load(new.model, processor=new.processor)
+    assert told.new == () and hf_stitch.stitch(trained, told, SAMPLES, **cut).task == "image-classification"
+    assert hf_stitch.compare(trained, new, SAMPLES, layers_a=[LAYER], layers_b=[LAYER], rows="mean", progress=False).n
+
+
+def test_a_stitcher_finds_a_parent_without_its_pooler(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        a, b = (loaded(saved(tmp_path / name, bert(hf.BertModel), "pooler")) for name in "ab")
+        layers = {"source_layer": "encoder.layer.0", "target_layer": "encoder.layer.0", "progress": False}
+        stitched = hf_stitch.stitch(a, b, TEXTS, **layers)
+        stitched.stitcher.save_pretrained(tmp_path / "stitcher")
+        again = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(
+            loaded(str(tmp_path / "a")), loaded(str(tmp_path / "b"))
+        )
+    inputs = a.preprocess(TEXTS[:3])
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).last_hidden_state, stitched(**inputs).last_hidden_state)
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def resnet(tmp_path: Path) -> Path:
+    model = timm.create_model("resnet10t", num_classes=3, channels=(8, 8, 8, 8)).eval()
+    timm.models.save_for_hf(model, tmp_path, model_args={"channels": (8, 8, 8, 8)}, safe_serialization=True)
+    return tmp_path
+
+
+def test_a_timm_network_with_other_classes_has_a_new_head(resnet: Path) -> None:
+    assert hf_stitch.load(str(resnet)).new == hf_stitch.load(str(resnet), num_classes=0).new == ()
+    assert hf_stitch.load(str(resnet), features_only=True).new == ()
+    with pytest.warns(UserWarning, match=r"ResNet has new weights, which .*: fc.bias, fc.weight"):
+        adapter = hf_stitch.load(str(resnet), num_classes=5)
+    assert adapter.new == ("fc.bias", "fc.weight")
+    with pytest.raises(ValueError, match="has new weights"):
+        hf_stitch.stitch(adapter, adapter, torch.rand(30, 3, 64, 64), source_layer="layer1.0", target_layer="layer1.0")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_classes": 5}, {"features_only": True}], ids=str)
+@pytest.mark.parametrize("lacking", ["layer2.0.conv1.weight", "layer2.0.bn1.running_var"])
+def test_a_timm_network_requires_its_weights(lacking: str, options: Any, resnet: Path) -> None:
+    change(resnet, lambda name: name == lacking)
+    with pytest.raises(ValueError, match=lacking):
+        hf_stitch.load(str(resnet), **options)
+
+
+def test_unused_weights_of_a_timm_network_are_named(resnet: Path) -> None:
+    change(resnet, lambda name: False, {"other": torch.ones(1)})
+    with pytest.raises(ValueError, match=r'Unexpected key.*"other"'):
+        hf_stitch.load(str(resnet))
+    with pytest.warns(UserWarning, match=r"ResNet does not use weights of .*: other"):
+        hf_stitch.load(str(resnet), num_classes=5)
+
+
+def test_a_projection_that_timm_cannot_adapt_is_refused(tmp_path: Path) -> None:
+    sizes = {"embed_dim": 16, "depth": 1, "num_heads": 2}
+    model = timm.create_model("naflexvit_base_patch16_gap", num_classes=2, **sizes)
+    timm.models.save_for_hf(model, tmp_path, model_args=sizes, safe_serialization=True)
+    with pytest.raises(ValueError, match=r"lacks weights of NaFlexVit.*embeds.proj.weight"):
+        hf_stitch.load(str(tmp_path), in_chans=1)
+
+
+# -- half a snapshot --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("place", ["folder", "cache"])
+@pytest.mark.parametrize("missing", ["model-00002-of", "index", "safetensors"])
+def test_a_copy_that_is_incomplete_names_the_file(missing: str, place: str, tmp_path: Path) -> None:
+    folder, options = tmp_path / "bert", {"processor": plain_tokenizer()}
+    bert(hf.BertModel).save_pretrained(folder, max_shard_size="20KB")
+    name: str = str(folder)
+    if place == "cache":
+        commit = "a" * 40
+        snapshot = tmp_path / "models--alice--bert" / "snapshots" / commit
+        snapshot.parent.mkdir(parents=True)
+        shutil.move(folder, snapshot)
+        (tmp_path / "models--alice--bert" / "refs").mkdir()
+        (tmp_path / "models--alice--bert" / "refs" / "main").write_text(commit)
+        folder, name = snapshot, "alice/bert"
+        options |= {"cache_dir": str(tmp_path), "local_files_only": True}
+    assert hf_stitch.load(name, **options).new == ()
+    (gone, *_) = files = [file for file in sorted(folder.iterdir()) if missing in file.name]
+    for file in files:
+        file.unlink()
+    expected = "model.safetensors" if missing != "model-00002-of" else gone.name
+    with pytest.raises(FileNotFoundError, match=rf"{name} could not be loaded: the copy .* is incomplete.*{expected}"):
+        hf_stitch.load(name, **options)
+
+
+def test_an_index_that_lacks_a_shard_is_noticed(tmp_path: Path) -> None:
+    bert(hf.BertModel).save_pretrained(tmp_path, max_shard_size="20KB")
+    index = tmp_path / f"{NAME}.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] = {k: v for k, v in content["weight_map"].items() if "00002-of" not in v}
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"lacks weights of BertModel.*: encoder"):
+        loaded(str(tmp_path))
+
+
+# -- classes of a repository ------------------------------------------------------------------------------------------
+CODE = """
+import transformers
+
+
+class OwnConfig(transformers.BertConfig):
+    model_type = "own-bert"
+
+
+class OwnModel(transformers.BertModel):
+    config_class = OwnConfig
+
+    @classmethod
+    def from_pretrained(cls, *args, **options):
+        model = super().from_pretrained(*args, **options)
+        model.config.touched = True
+        return model
+"""
+
+
+def test_classes_of_a_repository_are_checked_too(tmp_path: Path) -> None:
+    saved(tmp_path, bert(hf.BertModel))
+    (tmp_path / "own.py").write_text(CODE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "own-bert", "architectures": ["OwnModel"]}
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapter = loaded(str(tmp_path), trust_remote_code=True)
+        assert type(adapter.model).__name__ == "OwnModel" and adapter.model.config.touched
+        change(tmp_path, lambda name: "pooler" in name)
+        assert loaded(str(tmp_path), trust_remote_code=True).model.pooler is None
+        change(tmp_path, lambda name: "layer.1.output.dense.weight" in name)
+        with pytest.raises(ValueError, match=r"lacks weights of OwnModel.*layer.1.output.dense.weight"):
+            loaded(str(tmp_path), trust_remote_code=True)
