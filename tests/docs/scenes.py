@@ -537,6 +537,8 @@ def errors() -> Namespace:
     own = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
     answers = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT)).eval()
     inside = {"source_layer": "0", "target_layer": "1", "task": None, "progress": False}
+    transformers.BertModel(transformers.BertConfig(**TEXT)).save_pretrained("encoder")
+    plain_tokenizer().save_pretrained("encoder")
     shutil.copytree(_written(_models), ".", dirs_exist_ok=True)
     return {
         **scene, "net": net, "stitched": partial(hf_stitch.stitch, own, own, torch.randn(100, 4), **inside),

@@ -10,7 +10,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from scenes import Scene, errors, vit, vit_processor
+import transformers
+from safetensors.torch import load_file, save_file
+from scenes import TEXT, Scene, errors, vit, vit_processor
 
 import hf_stitch
 from hf_stitch import Stitcher
@@ -61,6 +63,22 @@ def not_a_cut(scene: Scene) -> object:
     return scene["source"].encode(torch.randn(2, 3, 32, 32), "layer2.1.conv1")
 
 
+def incomplete(scene: Scene) -> object:
+    """Load a network of which the files lack a weight."""
+    path = Path("encoder/model.safetensors")
+    weights = load_file(path)
+    del weights["encoder.layer.0.output.dense.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    return hf_stitch.load("encoder")
+
+
+def new_head(scene: Scene) -> object:
+    """Stitch to a network with a head that its checkpoint lacks."""
+    transformers.BertModel(transformers.BertConfig(**TEXT)).save_pretrained("encoder")
+    network = hf_stitch.load("encoder", task="text-classification")
+    return hf_stitch.stitch(scene["bert"], network, scene["texts"], **BERT)
+
+
 def few(scene: Scene) -> Any:
     """Return twelve samples."""
     return scene["dataset"].select(range(12))
@@ -81,6 +99,7 @@ RAISES: dict[str, list[Callable[[Scene], object]]] = {
         lambda s: hf_stitch.stitch(s["source"], s["target"], [(row["image"], 7) for row in s["dataset"]], **LAYERS)
     ],
     "heads": [lambda s: hf_stitch.stitch(s["bert"], s["answers"], s["texts"], **BERT)],
+    "missing-weights": [incomplete, new_head],
     "damaged-file": [damaged],
     "not-saved": [lambda s: s["stitched"].save_pretrained("whole")],
     "too-large": [too_large],
