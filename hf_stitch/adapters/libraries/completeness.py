@@ -22,10 +22,7 @@ OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.m
 def complete(
     loader: Any, reference: ModelReference, own: Collection[str], options: dict[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Load a model of transformers, saved as one of the classes ``own``, and return it with what is new in it.
-
-    An optional part without weights is left out.
-    """
+    """Load a model, saved as a class in ``own``, without optional parts that lack weights; return what is new in it."""
     import transformers
 
     lacking: dict[str, str] = {}  # name of a weight -> shapes, where these differ
