@@ -20,18 +20,18 @@ OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.m
 
 
 def complete(
-    loader: Any, reference: ModelReference, own: Collection[str], options: dict[str, Any]
+    loader: Any, reference: ModelReference, classes: Collection[str], options: dict[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Load a model, saved as a class in ``own``, without optional parts that lack weights; return what is new in it."""
+    """Load a model, saved as one of ``classes``, without optional parts that lack weights; return what is new in it."""
     import transformers
 
     lacking: dict[str, str] = {}  # name of a weight -> shapes, where these differ
     unused: set[str] = set()
 
-    def recorded(method: Any, network: Any, *arguments: Any, **given: Any) -> Any:
-        report = method(network, *arguments, **given) or arguments[0]
+    def recorded(method: Any, network: Any, *arguments: Any, **keywords: Any) -> Any:
+        report = method(network, *arguments, **keywords) or arguments[0]
         lacking.update(dict.fromkeys(report.missing_keys, ""))
-        lacking.update((name, f" (shape {(*has,)}, not {(*takes,)})") for name, has, takes in report.mismatched_keys)
+        lacking.update((name, f" (shape {(*old,)}, not {(*now,)})") for name, old, now in report.mismatched_keys)
         unused.update(report.unexpected_keys)
         report.conversion_errors = {}  # of missing weights; transformers would raise an error without their names
         return report
@@ -49,14 +49,14 @@ def complete(
     for argument in inspect.signature(type(model).__init__).parameters.keys() & OPTIONAL_PARTS.keys() - options.keys():
         if is_gone(part := OPTIONAL_PARTS[argument]):
             warn(f"{reference} has no weights of the {part}: {kind} is built without it ({argument}=False)")
-            return complete(loader, reference, own, {**options, argument: False})
+            return complete(loader, reference, classes, {**options, argument: False})
     new = {name for name, shapes in lacking.items() if shapes and options.get("ignore_mismatched_sizes")}
-    if options.keys() & {*LABELS} or (kind not in own and task_of_head(kind, model.config)):
+    if options.keys() & {*LABELS} or (kind not in classes and task_of_head(kind, model.config)):
         outside, pooler = model.base_model is not model, f"{prefix}pooler"
         new |= {name for name in lacking if not name.startswith(prefix) and (outside or is_gone(name.split(".")[0]))}
         new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}
     # Of another class than that which was saved, the caller leaves out the head.
-    unused = {name for name in unused if kind in own or name.startswith(prefix)}
+    unused = {name for name in unused if kind in classes or name.startswith(prefix)}
     return model, checked(reference, kind, lacking, unused, new)
 
 

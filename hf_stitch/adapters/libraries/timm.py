@@ -90,8 +90,8 @@ class Timm(Library):
             name = f"local-dir:{folder}"
         loads: list[Any] = []
 
-        def load(load_state_dict: Any, network: nn.Module, *args: Any, **how: Any) -> Any:
-            loads.append((network, load_state_dict(network, *args, **how)))
+        def load(load_state_dict: Any, network: nn.Module, *args: Any, **keywords: Any) -> Any:
+            loads.append((network, load_state_dict(network, *args, **keywords)))
             return loads[-1][1]
 
         with replaced(nn.Module, "load_state_dict", load):
@@ -102,12 +102,12 @@ class Timm(Library):
                 "has one head, whose size num_classes= sets"
             )
         new: tuple[str, ...] = ()
-        for network, found in loads[-1:]:  # with another number of classes, timm requires no weights
-            state, kept = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
+        for network, report in loads[-1:]:  # with another number of classes, timm requires no weights
+            state, used = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
             heads = np.atleast_1d(network.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
-            lacking = {weight: "" for weight in found.missing_keys if id(state[weight]) in kept}
+            lacking = {weight: "" for weight in report.missing_keys if id(state[weight]) in used}
             asked = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
-            new = checked(reference, type(model).__name__, lacking, found.unexpected_keys, asked)
+            new = checked(reference, type(model).__name__, lacking, report.unexpected_keys, asked)
         return Loaded(_cast(model, dtype).eval(), reference, processor, new)
 
     def describe(
