@@ -30,10 +30,10 @@ def complete(
 
     def recorded(method: Any, network: Any, *arguments: Any, **keywords: Any) -> Any:
         report = method(network, *arguments, **keywords) or arguments[0]
-        lacking.update(dict.fromkeys(report.missing_keys, ""))
+        lacking.update(dict.fromkeys((*report.missing_keys, *report.conversion_errors), ""))
         lacking.update((name, f" (shape {(*old,)}, not {(*now,)})") for name, old, now in report.mismatched_keys)
         unused.update(report.unexpected_keys)
-        report.conversion_errors = {}  # of missing weights; transformers would raise an error without their names
+        report.conversion_errors = {}  # transformers would raise an error that does not name the weights
         return report
 
     base = transformers.PreTrainedModel
