@@ -325,6 +325,15 @@ def test_a_timm_network_with_other_classes_has_a_new_head(resnet: Path) -> None:
         hf_stitch.stitch(adapter, adapter, torch.rand(30, 3, 64, 64), source_layer="layer1.0", target_layer="layer1.0")
 
 
+def test_feature_maps_of_a_timm_network_lack_no_head(tmp_path: Path) -> None:
+    """The wrapper of a ViT removes the head, for which timm reports that its weights are missing."""
+    timm.models.save_for_hf(timm.create_model("test_vit", num_classes=2), tmp_path, safe_serialization=True)
+    assert hf_stitch.load(str(tmp_path), features_only=True).new == ()
+    change(tmp_path, lambda name: name == "blocks.1.mlp.fc1.weight")
+    with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.fc1\.weight"):
+        hf_stitch.load(str(tmp_path), features_only=True)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_classes": 5}, {"features_only": True}], ids=str)
 @pytest.mark.parametrize("lacking", ["layer2.0.conv1.weight", "layer2.0.bn1.running_var"])
 def test_a_timm_network_requires_its_weights(lacking: str, options: Any, resnet: Path) -> None:

@@ -105,7 +105,7 @@ class Timm(Library):
         for network, report in loads[-1:]:  # with another number of classes, timm requires no weights
             state, used = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
             heads = np.atleast_1d(network.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
-            lacking = {weight: "" for weight in report.missing_keys if id(state[weight]) in used}
+            lacking = {weight: "" for weight in report.missing_keys if id(state.get(weight)) in used}
             asked = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
             new = checked(reference, type(model).__name__, lacking, report.unexpected_keys, asked)
         return Loaded(_cast(model, dtype).eval(), reference, processor, new)
