@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hf_stitch.adapters.heads import task_of_head
@@ -20,7 +20,7 @@ OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.m
 
 
 def complete(
-    loader: Any, reference: ModelReference, classes: Collection[str], options: dict[str, Any]
+    load: Callable[..., Any], reference: ModelReference, classes: Collection[str], options: dict[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
     """Load a model, saved as one of ``classes``, without optional parts that lack weights; return what is new in it."""
     import transformers
@@ -39,7 +39,7 @@ def complete(
     base = transformers.PreTrainedModel
     with replaced(base, "_adjust_missing_and_unexpected_keys", recorded), replaced(base, "load_adapter", recorded):
         chosen = {**options, "use_safetensors": True, "ignore_mismatched_sizes": True}
-        model = loader.from_pretrained(reference.id, **chosen)
+        model = load(reference.id, **chosen)
     kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
 
     def is_gone(part: str) -> bool:
@@ -49,7 +49,7 @@ def complete(
     for argument in inspect.signature(type(model).__init__).parameters.keys() & OPTIONAL_PARTS.keys() - options.keys():
         if is_gone(part := OPTIONAL_PARTS[argument]):
             warn(f"{reference} has no weights of the {part}: {kind} is built without it ({argument}=False)")
-            return complete(loader, reference, classes, {**options, argument: False})
+            return complete(load, reference, classes, {**options, argument: False})
     new = {name for name, shapes in lacking.items() if shapes and options.get("ignore_mismatched_sizes")}
     if options.keys() & {*LABELS} or (kind not in classes and task_of_head(kind, model.config)):
         outside, pooler = model.base_model is not model, f"{prefix}pooler"

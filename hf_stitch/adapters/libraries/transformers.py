@@ -148,7 +148,7 @@ class Transformers(Library):
                     f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "
                     "without it: pip install peft"
                 )
-            model, new = complete(loader, reference, config.architectures or (), {**hub, **options})
+            model, new = complete(loader.from_pretrained, reference, config.architectures or (), {**hub, **options})
         else:
             model, new = _untrained(loader, place, hub, options), ()
         if processor is None:
