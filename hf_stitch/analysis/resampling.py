@@ -73,9 +73,9 @@ class SampleMoments:
         return self._moments(int(self._counts.sum() - self._counts[sample]), -x, -y, *rest)
 
     def _moments(self, n: int, x: Tensor, y: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Moments:
-        means = (mean + total / n for mean, total in zip(self._means, (x, y), strict=True))
-        scatters = (part - torch.outer(a, b) / n for part, a, b in ((xx, x, x), (yy, y, y), (xy, x, y)))
-        return Moments.of(n, *means, *scatters, eps=self._eps)
+        mean_x, mean_y = (mean + total / n for mean, total in zip(self._means, (x, y), strict=True))
+        sxx, syy, sxy = (part - torch.outer(a, b) / n for part, a, b in ((xx, x, x), (yy, y, y), (xy, x, y)))
+        return Moments.of(n, mean_x, mean_y, sxx, syy, sxy, self._eps)
 
 
 def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:

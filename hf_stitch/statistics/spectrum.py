@@ -64,13 +64,9 @@ def rounding(moments: _BothSides, side: Side) -> Tensor:
 
 
 def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float = ROUNDINGS) -> Tensor:
-    """Return which eigenvectors of a scatter matrix vary by more than rounding, ``(k,)`` bool.
+    """Return which eigenvectors of a scatter matrix, ``(d, k)``, vary by more than some rounding errors, ``(k,)`` bool.
 
-    Args:
-        values: ``(k,)`` float64: eigenvalues.
-        vectors: ``(d, k)`` float64: eigenvectors, one per column.
-        errors: ``(d,)`` float64: scatter of the rounding errors of each feature, as :func:`rounding` returns it.
-        times: Number of rounding errors.
+    ``errors`` are those of each feature, as :func:`rounding` returns them.
     """
     least = times**2 * (vectors.square() * errors[:, None]).sum(0)
     return values > torch.clamp(least, min=float(len(values) * EPS * values.max()))
@@ -90,13 +86,9 @@ class Spectrum:
     ) -> Spectrum:
         """Decompose the scatter matrix of a side.
 
-        Args:
-            moments: The moments.
-            side: The side.
-            rcond: Directions are left out whose singular value is at most ``rcond`` times the largest. None: directions
-                that are rounding in the dtype of the rows, and those that may be, if they explain nothing.
-            sxy: ``(d, d of the other side)``: co-moments with the rows that directions are to explain; without them,
-                directions that may be rounding count.
+        Directions are left out whose singular value is at most ``rcond`` times the largest; with None, directions that
+        are rounding in the dtype of the rows, and, with the co-moments ``sxy`` of this side with the other one, those
+        that may be rounding and explain nothing of it.
         """
         values, vectors = torch.linalg.eigh(moments.sxx if side == "x" else moments.syy)
         if rcond is not None:

@@ -79,9 +79,7 @@ def reduced_ranks(
                 statistics[part] = Moments(of_x.shape[1], of_y.shape[1], device=of_y.device)
             statistics[part].update(of_x, of_y)
     if chosen is None:
-        most = min(
-            min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values()
-        )
+        most = min(min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values())
         chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     collected = CollectedParts(place.source, place.target, place.pooling, statistics)
     return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in chosen}
