@@ -144,28 +144,51 @@ def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any]
     return [({}, None)]
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Old and new vectors of the same texts, as documents, and as queries if an encoder encodes these in another way.
+
+    ``queries`` are the old and the new ones; ``None``: the documents.
+    """
+
+    old: Vectors
+    new: Vectors
+    queries: tuple[Vectors, Vectors] | None = None
+
+    @property
+    def as_queries(self) -> tuple[Vectors, Vectors]:
+        """The texts as queries, by the old encoder and by the new one."""
+        return (self.old, self.new) if self.queries is None else self.queries
+
+    def take(self, rows: Any) -> Pairs:
+        """Return some of the pairs."""
+        queries = None if self.queries is None else (self.queries[0][rows], self.queries[1][rows])
+        return Pairs(self.old[rows], self.new[rows], queries)
+
+
 class Fits:
     """Fits candidates to pairs; the moments, and maps that several directions share, are computed once.
 
-    With cosine, targets are normalised before the fit.
+    Maps of documents are fitted to vectors of the pairs as documents, maps of queries to those as queries. With cosine,
+    targets are normalised before the fit.
     """
 
-    def __init__(self, old: Vectors, new: Vectors, metric: Metric = "cosine", seed: int = 0) -> None:
-        self.old, self.new, self.metric, self.seed = old, new, metric, seed
+    def __init__(self, pairs: Pairs, metric: Metric = "cosine", seed: int = 0) -> None:
+        self.pairs, self.metric, self.seed = pairs, metric, seed
         self._moments: dict[bool, Moments] = {}
         self._fitted: dict[Any, tuple[Stitch, dict[str, Any]]] = {}
 
     def map(self, candidate: Candidate) -> EmbeddingMap:
         """Fit a candidate."""
-        recipe = {"samples": len(self.old), "seed": self.seed}
+        recipe = {"samples": len(self.pairs.old), "seed": self.seed}
         if candidate.name == KEEP:
-            return EmbeddingMap.old_model(self.old.shape[1], metric=self.metric, recipe=recipe)
+            return EmbeddingMap.old_model(self.pairs.old.shape[1], metric=self.metric, recipe=recipe)
         forward = candidate.direction != "query"
         key = (candidate.name, repr(sorted(candidate.options.items())), candidate.multiple, forward)
         if key not in self._fitted:
             self._fitted[key] = self._fit(candidate, forward)
         stitch, matcher = self._fitted[key]
-        unit = are_normalized(self.old if forward else self.new)
+        unit = are_normalized(self._sides(forward)[0])
         found = EmbeddingMap.of(
             stitch,
             direction="index" if forward else "query",
@@ -176,7 +199,7 @@ class Fits:
         return found.adjoint() if candidate.direction == "adjoint" else found
 
     def _sides(self, forward: bool) -> tuple[Vectors, Vectors]:
-        return (self.old, self.new) if forward else (self.new, self.old)
+        return (self.pairs.old, self.pairs.new) if forward else self.pairs.as_queries[::-1]
 
     def _target(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return normalized(rows) if self.metric == "cosine" else rows
@@ -198,7 +221,8 @@ class Fits:
             options["seed"] = self.seed
         matcher = registries.matchers.build(candidate.name, **options)
         if isinstance(matcher, RowsMatcher):
-            some = np.unique(np.linspace(0, len(self.old) - 1, min(ROWS, len(self.old))).astype(int))
+            count = len(self.pairs.old)
+            some = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))
             x, y = (np.array(side[some], dtype=np.float32) for side in self._sides(forward))
             return matcher.fit(torch.from_numpy(x), torch.from_numpy(self._target(y))), matcher.to_dict()
         assert isinstance(matcher, ClosedFormMatcher)
@@ -218,22 +242,23 @@ def pool_k(pool: int) -> int:
 
 
 def score(
-    held_out: Sequence[tuple[EmbeddingMap, Vectors, Vectors]], *, seed: int = 0, k: int | None = None
+    held_out: Sequence[tuple[EmbeddingMap, Pairs]], *, seed: int = 0, k: int | None = None
 ) -> tuple[Floats, float, float]:
     """Score maps by retrieval among held-out pairs: each is a query, and all others are the documents.
 
-    In cross-validation, each fold (a map, old and new vectors) is a pool of its own: all rows of other folds have been
-    used for its map. Returned are the recall of each query, and R² and mean cosine of mapped vectors and their targets.
+    In cross-validation, each fold (a map, held-out pairs) is a pool of its own: all rows of other folds have been used
+    for its map. Returned are the recall of each query, and R² and mean cosine of mapped vectors and their targets.
     """
-    k = pool_k(min(len(new) for _, _, new in held_out)) if k is None else k
+    k = pool_k(min(len(pairs.new) for _, pairs in held_out)) if k is None else k
     queries, mapped, targets = [], [], []
-    for found, old, new in held_out:
-        system, truth = served(found, old, old, new), System(new, new, found.metric)
-        measured = measure({"map": system}, truth, [k], exclude=np.arange(len(new)), seed=seed, repeats=0)
+    for found, pairs in held_out:
+        old, new = pairs.as_queries
+        system, truth = served(found, pairs.old, old, new), System(new, pairs.new, found.metric)
+        measured = measure({"map": system}, truth, [k], exclude=np.arange(len(pairs.new)), seed=seed, repeats=0)
         queries.append(measured.values["map"][f"recall@{k}"][0])
         forward = found.direction == "index"
         mapped.append(np.asarray(system.documents if forward else system.queries, np.float32))
-        target = np.asarray(new if forward else old, np.float32)
+        target = np.asarray(pairs.new if forward else old, np.float32)
         targets.append(normalized(target) if found.normalized else target)
     if held_out[0][0].keeps_old:
         return np.concatenate(queries), float("nan"), float("nan")
@@ -245,7 +270,7 @@ def score(
 
 def choose(
     listed: Sequence[Candidate],
-    parts: Sequence[tuple[tuple[Vectors, Vectors], tuple[Vectors, Vectors]]],
+    parts: Sequence[tuple[Pairs, Pairs]],
     *,
     metric: Metric = "cosine",
     few: bool = False,
@@ -256,17 +281,17 @@ def choose(
     """Choose the candidate that finds most, over held-out queries and documents.
 
     With few pairs, a candidate must find more than the old model, and a later (less safe) one more than an earlier one,
-    by an interval over queries that excludes 0. Each of ``parts`` has the pairs to fit to and the held-out pairs,
-    ``((old, new), (old, new))``; several are folds. Returned are the choice, all candidates with their scores, the best
+    by an interval over queries that excludes 0. Each of ``parts`` has the pairs to fit to and the held-out pairs;
+    several are folds. Returned are the choice, all candidates with their scores, the best
     first, and a sentence with the reason.
     """
     from tqdm.auto import tqdm
 
-    fits = [(Fits(*fit, metric=metric, seed=seed), held) for fit, held in parts]
+    fits = [(Fits(fit, metric=metric, seed=seed), held) for fit, held in parts]
     scored, weights, failed = [], None, {}
     for candidate in tqdm(listed, desc="maps", disable=not progress):
         try:
-            queries, r2, cosine = score([(fit.map(candidate), *held) for fit, held in fits], seed=seed)
+            queries, r2, cosine = score([(fit.map(candidate), held) for fit, held in fits], seed=seed)
         except (ValueError, torch.linalg.LinAlgError) as error:
             failed[candidate.label] = str(error)
             continue

@@ -14,7 +14,7 @@ from hf_stitch.matchers import Matcher
 from hf_stitch.options import checked
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import as_score
-from hf_stitch_embeddings.choosing import FEW, Candidate, Fits, candidates, choose, pool_k
+from hf_stitch_embeddings.choosing import FEW, Candidate, Fits, Pairs, candidates, choose, pool_k
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.retrieval import Score, evaluate_retrieval, nearest_to_ten, query_weights
 from hf_stitch_embeddings.vectors import Metric, Vectors, check_pairs, encode, is_encoder, normalized, read_vectors
@@ -32,6 +32,8 @@ MOST = 2000
 """Most pairs to choose by, and most to report on."""
 DUPLICATE = 0.98
 """Cosine of centred vectors, in both spaces, from which two rows count as near-duplicates."""
+PROBED = 4
+"""Texts by which an encoder shows whether it encodes queries and documents alike."""
 FOLDS = 4
 """Folds of cross-validation with few pairs: each must be large enough to be a pool."""
 
@@ -133,7 +135,9 @@ def fit_embedding_map(
 
     Args:
         source: ``(n, d)``: old vectors, in any form that :func:`~hf_stitch_embeddings.read_vectors` reads; or the old
-            encoder.
+            encoder. If it encodes queries and documents in different ways (``encode_query``, ``encode_document`` of a
+            ``SentenceTransformer``), maps of documents are fitted to texts as documents, and maps of queries to texts
+            as queries.
         target: ``(n, d')``: new vectors of the same texts; or the new encoder.
         map: ``"auto"``, the name of a matcher (``identity``, ``procrustes``, ``ridge``, ``ridge_to_identity``,
             ``low_rank``, ``piecewise``, ``residual_mlp``, ``retrieval``), or a matcher.
@@ -163,7 +167,10 @@ def fit_embedding_map(
     """
     from hf_stitch_embeddings.deciding import verdict
 
-    old, new = (_side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target")))
+    (old, olds), (new, news) = (
+        _side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target"))
+    )
+    pairs = Pairs(old, new, None if olds is old and news is new else (olds, news))
     check_pairs(old, new, ids=ids, metric=metric)
     if texts is not None and len(texts) != len(old):
         raise ValueError(f"there are {len(texts)} texts for {len(old)} rows")
@@ -171,32 +178,27 @@ def fit_embedding_map(
     listed = candidates(len(old), old.shape[1], new.shape[1], map=map, direction=direction, metric=metric)
     few = len(old) < FEW
     both = np.sort(np.concatenate([parts.fit, parts.choose]))
-
-    def pair(rows: Rows) -> tuple[Vectors, Vectors]:
-        return old[rows], new[rows]
-
     record: dict[str, Any] = {"index_size": index_size}
     if len(listed) == 1:
         chosen = listed[0]
     else:
         if few:
             folds = np.array_split(np.random.default_rng(seed).permutation(both), FOLDS)
-            held_out = [(pair(np.setdiff1d(both, fold)), pair(np.sort(fold))) for fold in folds]
+            held_out = [(pairs.take(np.setdiff1d(both, fold)), pairs.take(np.sort(fold))) for fold in folds]
         else:
-            held_out = [(pair(parts.fit), pair(parts.choose))]
+            held_out = [(pairs.take(parts.fit), pairs.take(parts.choose))]
         chosen, scored, reason = choose(listed, held_out, metric=metric, few=few, seed=seed, progress=progress)
         record |= {"candidates": [each.to_dict() for each in scored], "reason": reason}
-    fitted_old, fitted_new = pair(both)
-    found = Fits(fitted_old, fitted_new, metric=metric, seed=seed).map(chosen)
+    found = Fits(pairs.take(both), metric=metric, seed=seed).map(chosen)
     sizes = {name: len(getattr(parts, name)) for name in ("fit", "choose", "report", "removed")}
     found.record.update(record, parts=sizes)
     found.recipe["versions"] = {name: importlib.metadata.version(name) for name in ("hf-stitch", "numpy", "torch")}
-    found.scores = _report(found, *pair(parts.report), index_size, seed)
+    found.scores = _report(found, pairs.take(parts.report), index_size, seed)
     if not found.keeps_old and len(both) >= 80:
-        found.scores["pairs"] = _more_pairs(chosen, found, pair, both, parts.report, seed)
+        found.scores["pairs"] = _more_pairs(chosen, found, pairs, both, parts.report, seed)
     found.record["use_all"] = use_all
     if use_all and not found.keeps_old:
-        final = Fits(old, new, metric=metric, seed=seed).map(chosen)
+        final = Fits(pairs, metric=metric, seed=seed).map(chosen)
         final.record.update({key: value for key, value in found.record.items() if key not in final.record})
         final.recipe["versions"], final.scores = found.recipe["versions"], found.scores
         found = final
@@ -205,20 +207,25 @@ def fit_embedding_map(
     return found
 
 
-def _side(given: Any, texts: Sequence[str] | None, name: str, progress: bool) -> Vectors:
-    if is_encoder(given):
-        if texts is None:
-            raise ValueError(f"{name} is an encoder: pass texts to encode")
-        return encode(given, texts, progress=progress)
-    return read_vectors(given, name)
+def _side(given: Any, texts: Sequence[str] | None, name: str, progress: bool) -> tuple[Vectors, Vectors]:
+    """Return the vectors of a side as documents and as queries: the same ones if the encoder makes no difference."""
+    if not is_encoder(given):
+        found = read_vectors(given, name)
+        return found, found
+    if texts is None:
+        raise ValueError(f"{name} is an encoder: pass texts to encode")
+    found, some = encode(given, texts, progress=progress), list(texts[:PROBED])
+    alike = not hasattr(given, "encode_query") or np.array_equal(encode(given, some), encode(given, some, queries=True))
+    return found, found if alike else encode(given, texts, queries=True, progress=progress)
 
 
-def _report(found: EmbeddingMap, old: Vectors, new: Vectors, index_size: int | None, seed: int) -> dict[str, Any]:
+def _report(found: EmbeddingMap, pairs: Pairs, index_size: int | None, seed: int) -> dict[str, Any]:
     """Score a map on pairs that were used for nothing else; each is a query, and all others are the documents."""
+    old, new = pairs.old, pairs.new
     ks = sorted({1, pool_k(len(old)), 100} if len(old) >= 1000 else {1, pool_k(len(old))})
     result = evaluate_retrieval(
         {found.name: found},
-        *(old, new, old, new),
+        *(old, new, *pairs.as_queries),
         k=[k for k in ks if 4 * k <= len(old)],
         index_size=index_size,
         exclude=np.arange(len(old)),
@@ -231,18 +238,26 @@ def _report(found: EmbeddingMap, old: Vectors, new: Vectors, index_size: int | N
 
 
 def _more_pairs(
-    chosen: Candidate, found: EmbeddingMap, pair: Any, rows: Rows, report: Rows, seed: int
+    chosen: Candidate, found: EmbeddingMap, pairs: Pairs, rows: Rows, report: Rows, seed: int
 ) -> dict[str, Any]:
     """Recall on the part to report on, of maps fitted to a quarter and to a half of the pairs."""
     order = np.random.default_rng(seed).permutation(rows)
-    old, new = pair(report)
+    held_out = pairs.take(report)
+    old, new = held_out.old, held_out.new
     report_k = pool_k(len(report))
     recalls = []
     for share in (4, 2):
-        some, other = pair(np.sort(order[: len(rows) // share]))
-        smaller = Fits(some, other, metric=found.metric, seed=seed).map(chosen)
+        some = pairs.take(np.sort(order[: len(rows) // share]))
+        smaller = Fits(some, metric=found.metric, seed=seed).map(chosen)
         result = evaluate_retrieval(
-            smaller, old, new, old, new, k=report_k, exclude=np.arange(len(old)), baselines=False, resamples=2
+            smaller,
+            old,
+            new,
+            *held_out.as_queries,
+            k=report_k,
+            exclude=np.arange(len(old)),
+            baselines=False,
+            resamples=2,
         )
         recalls.append(result.scores[smaller.name][result.figure]["value"])
     recalls.append(found.scores["report"]["recall"][found.name]["value"])
@@ -362,7 +377,7 @@ def pairs_curve(
     for count in [size for size in sizes if size <= len(before)]:
         for seed in seeds:
             rows = np.sort(np.random.default_rng(seed).permutation(len(before))[:count])
-            fits = Fits(before[rows], after[rows], metric=metric, seed=seed)
+            fits = Fits(Pairs(before[rows], after[rows]), metric=metric, seed=seed)
             result = evaluate_retrieval(
                 {name: fits.map(each) for name, each in fitting.items()},
                 *(old_documents, new_documents, old_queries, new_queries),

@@ -406,12 +406,17 @@ def is_encoder(given: Any) -> bool:
     return callable(given) and not hasattr(given, "shape")
 
 
-def encode(encoder: Any, texts: Iterable[str], *, progress: bool = False) -> npt.NDArray[np.float32]:
+def encode(
+    encoder: Any, texts: Iterable[str], *, queries: bool = False, progress: bool = False
+) -> npt.NDArray[np.float32]:
     """Encode texts with a ``SentenceTransformer``, a :class:`NetworkEncoder`, a :class:`RemoteEncoder` or a function.
 
     Args:
-        encoder: The encoder. A function gets batches of texts, as by a :class:`RemoteEncoder`.
+        encoder: The encoder. A function gets batches of texts, as by a :class:`RemoteEncoder`. If it has
+            ``encode_document`` and ``encode_query``, as a ``SentenceTransformer`` has, these encode, with their prompts
+            and routes; otherwise documents and queries are encoded alike.
         texts: The texts.
+        queries: Whether the texts are queries. By default they are documents.
         progress: Whether to show a progress bar (``SentenceTransformer`` only).
 
     Returns:
@@ -426,8 +431,9 @@ def encode(encoder: Any, texts: Iterable[str], *, progress: bool = False) -> npt
         raise ValueError("texts must be a list of one str or more")
     if not hasattr(encoder, "encode"):
         encoder = RemoteEncoder(encoder)
-    known = type(encoder).__module__.startswith("sentence_transformers")
-    found = encoder.encode(texts, show_progress_bar=progress) if known else encoder.encode(texts)
+    known = any(kind.__module__.startswith("sentence_transformers") for kind in type(encoder).__mro__)
+    run = getattr(encoder, "encode_query" if queries else "encode_document", encoder.encode)
+    found = run(texts, show_progress_bar=progress) if known else run(texts)
     vectors = read_vectors(found, "the encoder's output").astype(np.float32)
     if len(vectors) != len(texts):
         raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")

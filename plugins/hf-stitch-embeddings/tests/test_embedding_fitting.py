@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hf_stitch_embeddings import fit_embedding_map, normalized, pairs_curve, split_pairs
-from hf_stitch_embeddings.choosing import Candidate, Fits, candidates, choose, score
+from hf_stitch_embeddings import evaluate_retrieval, fit_embedding_map, normalized, pairs_curve, split_pairs
+from hf_stitch_embeddings.choosing import Candidate, Fits, Pairs, candidates, choose, score
 
 from hf_stitch import registries
 
@@ -49,7 +51,7 @@ def test_equal_texts_are_duplicates_whatever_their_vectors_are() -> None:
 def test_the_fit_of_ridge_is_that_of_scikit_learn() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     old, new = encoders(400)
-    made = Fits(old, new).map(Candidate("ridge", "index", {"ridge": 0.7}))
+    made = Fits(Pairs(old, new)).map(Candidate("ridge", "index", {"ridge": 0.7}))
     weight, bias = made.affine() or pytest.fail("affine")
     wanted = linear.Ridge(alpha=0.7).fit(old.astype(float), new.astype(float))
     np.testing.assert_allclose(weight, wanted.coef_, atol=1e-4)
@@ -57,7 +59,7 @@ def test_the_fit_of_ridge_is_that_of_scikit_learn() -> None:
 
 
 def test_penalties_are_multiples_of_that_of_gcv() -> None:
-    fits = Fits(*encoders(200))
+    fits = Fits(Pairs(*encoders(200)))
     first, second = (fits.map(Candidate("ridge", "query", multiple=m)) for m in (1.0, 10.0))
     assert second.stitch.fitted["ridge"] == pytest.approx(10 * float(first.stitch.fitted["ridge"]))
 
@@ -97,22 +99,22 @@ def test_squared_error_does_not_decide() -> None:
     """A map that shrinks most vectors to the mean has the smaller error, but loses the order of the neighbours."""
     old, new = encoders(900, sigma=0.6)
     listed = [Candidate("ridge", "index", multiple=m) for m in (1.0, 1000.0)] + [Candidate("procrustes", "index")]
-    chosen, scored, _ = choose(listed, [((old[:600], new[:600]), (old[600:], new[600:]))])
+    chosen, scored, _ = choose(listed, [(Pairs(old[:600], new[:600]), Pairs(old[600:], new[600:]))])
     assert chosen == max(scored, key=lambda each: each.recall).candidate
     for each in scored:  # as computed by the map alone
-        made = Fits(old[:600], new[:600]).map(each.candidate)
-        assert each.recall == pytest.approx(score([(made, old[600:], new[600:])])[0].mean())
+        made = Fits(Pairs(old[:600], new[:600])).map(each.candidate)
+        assert each.recall == pytest.approx(score([(made, Pairs(old[600:], new[600:]))])[0].mean())
 
 
 def test_maps_that_cannot_be_fitted_are_told() -> None:
     old, new = encoders(60, d=40, wide=40)
     listed = [Candidate("old model", "query"), Candidate("low_rank", "index", {"rank": 4})]
-    chosen, scored, reason = choose(listed, [((old[:30], new[:30]), (old[30:], new[30:]))])
+    chosen, scored, reason = choose(listed, [(Pairs(old[:30], new[:30]), Pairs(old[30:], new[30:]))])
     assert chosen.name == "old model"
     assert len(scored) == 1
     assert "not fitted: low_rank" in reason
     with pytest.raises(ValueError, match="no map could be fitted"):
-        choose(listed[1:], [((old[:30], new[:30]), (old[30:], new[30:]))])
+        choose(listed[1:], [(Pairs(old[:30], new[:30]), Pairs(old[30:], new[30:]))])
 
 
 def test_few_pairs_of_far_encoders_keep_the_old_model() -> None:
@@ -131,7 +133,7 @@ def test_cross_validation_uses_no_document_of_the_fit() -> None:
     old, new = normalized(rows(100, 64)), normalized(rows(100, 64, 1))
     listed = [Candidate("ridge", each, {"ridge": 1e-6}) for each in ("index", "query", "adjoint")]  # type: ignore[arg-type]
     folds = np.array_split(np.arange(100), 4)
-    parts = [((np.delete(old, fold, 0), np.delete(new, fold, 0)), (old[fold], new[fold])) for fold in folds]
+    parts = [(Pairs(np.delete(old, fold, 0), np.delete(new, fold, 0)), Pairs(old[fold], new[fold])) for fold in folds]
     _, scored, _ = choose(listed, parts)
     for each in scored:
         assert each.recall < 0.2  # 2 of 24
@@ -200,7 +202,7 @@ def test_the_last_fit_may_use_all_pairs_after_the_report() -> None:
     assert (part.recipe["samples"], whole.recipe["samples"]) == (240, 300)
     assert part.scores == whole.scores
     assert part.record["parts"] == whole.record["parts"]
-    wanted = Fits(old, new).map(Candidate("ridge", "adjoint", multiple=1.0))
+    wanted = Fits(Pairs(old, new)).map(Candidate("ridge", "adjoint", multiple=1.0))
     np.testing.assert_array_equal(whole(new), wanted(new))
 
 
@@ -239,3 +241,47 @@ def test_more_pairs_find_more() -> None:
     assert curve.scores["ridge, index"]["1000"]["low"] > curve.scores["ridge, index"]["30"]["high"]
     assert len(curve.to_pandas()) == 6
     assert curve.plot().axes
+
+
+class Asymmetric:
+    """An encoder that encodes queries and documents in different ways."""
+
+    def __init__(self, documents: np.ndarray, queries: np.ndarray) -> None:
+        self.documents, self.queries = documents, queries
+
+    def encode_document(self, texts: list[str]) -> np.ndarray:
+        return self.documents[list(map(int, texts))]
+
+    def encode_query(self, texts: list[str]) -> np.ndarray:
+        return self.queries[list(map(int, texts))]
+
+    encode = None
+
+
+@pytest.mark.parametrize("direction", ["index", "query", "adjoint"])
+def test_maps_of_queries_are_fitted_to_queries_and_maps_of_documents_to_documents(direction: Any) -> None:
+    old, new = encoders(300)
+    old_queries, new_queries = (normalized(side @ rows(24, 24, seed)) for seed, side in enumerate((old, new), 7))
+    texts = [str(number) for number in range(300)]
+    sides = Asymmetric(old, old_queries), Asymmetric(new, new_queries)
+    made = fit_embedding_map(*sides, texts=texts, map="ridge", direction=direction, progress=False, use_all=True)
+    of_queries = direction == "query"
+    pairs = Pairs(old_queries, new_queries) if of_queries else Pairs(old, new)
+    wanted = Fits(pairs).map(Candidate("ridge", direction, multiple=1.0))
+    inputs = (old if direction == "index" else new_queries)[:9]
+    np.testing.assert_array_equal(made(inputs), wanted(inputs))
+    found = Pairs(old, new, (old_queries, new_queries)).take(np.arange(9))
+    assert [len(side) for side in (found.old, found.new, *found.as_queries)] == [9] * 4
+
+
+def test_the_report_has_queries_over_documents() -> None:
+    old, new = encoders(300)
+    old_queries, new_queries = (normalized(side + 0.3 * rows(300, 24, seed)) for seed, side in enumerate((old, new), 7))
+    texts = [str(number) for number in range(300)]
+    sides = Asymmetric(old, old_queries), Asymmetric(new, new_queries)
+    made = fit_embedding_map(*sides, texts=texts, map="ridge", direction="query", progress=False)
+    report = split_pairs(old, new, texts=texts).report
+    vectors = (side[report] for side in (old, new, old_queries, new_queries))
+    found = evaluate_retrieval(made, *vectors, k=6, exclude=np.arange(len(report)), baselines=False)
+    recall = made.scores["report"]["recall"]["ridge, query"]["value"]
+    assert recall == pytest.approx(found.scores["ridge, query"]["recall@6"]["value"])

@@ -162,3 +162,22 @@ def test_a_cache_belongs_to_one_encoder(tmp_path: Path) -> None:
     assert one.encode(["x"]).tolist() == [[1.0]] and other.encode(["x"]).tolist() == [[2.0]]
     with pytest.raises(ValueError, match="no texts"):
         one.encode([])
+
+
+def test_documents_and_queries_have_their_prompts(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import modules
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(("[UNK]", *"abcqd"))}, "[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    encoder = library.SentenceTransformer(
+        modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu",
+        prompts={"query": "q ", "passage": "d d "}, default_prompt_name="query",
+    )  # fmt: skip
+    texts = ["a b", "c", "b b a"]
+    np.testing.assert_array_equal(encode(encoder, texts), encoder.encode_document(texts))
+    np.testing.assert_array_equal(encode(encoder, texts, queries=True), encoder.encode_query(texts))
+    assert np.abs(encoder.encode_document(texts) - encoder.encode_query(texts)).max() > 0.1

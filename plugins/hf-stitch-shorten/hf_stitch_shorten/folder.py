@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_stitch import Adapter
 from hf_stitch.storage.folders import replacing
-from hf_stitch_shorten.plain import SENTENCES
+from hf_stitch_shorten.plain import SENTENCES, sentence_transformer
 
 if TYPE_CHECKING:
     from hf_stitch_shorten.result import Shortened
@@ -65,16 +65,12 @@ def _weights(folder: Path) -> list[str]:
 
 def _save_whole(network: Adapter, folder: Path, card: str) -> None:
     """Save a sentence encoder, which has folders inside, under its name at once."""
-    from sentence_transformers import SentenceTransformer
-
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty, and a sentence encoder has folders inside: save to a new one")
-    encoder: Any = network.model
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        modules = [encoder.get_submodule(name) for name in encoder.steps]
-        SentenceTransformer(modules=modules, **encoder.chosen).save_pretrained(str(fresh))
+        sentence_transformer(network.model).save_pretrained(str(fresh), create_model_card=False)
         (fresh / "README.md").write_text(card, encoding="utf-8")
         fresh.chmod(0o755)
         fresh.replace(folder)

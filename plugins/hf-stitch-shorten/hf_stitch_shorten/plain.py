@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -92,7 +93,7 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
 def read_as(network: Adapter, model: nn.Module) -> Adapter:
     """Return the adapter of a model that reads what a network reads."""
     if network.library == SENTENCES:
-        return _sentence_encoder(model)
+        return hf_stitch.load(sentence_transformer(model))
     return hf_stitch.load(model.eval(), example_inputs=network.example, processor=network.processor)
 
 
@@ -118,19 +119,20 @@ def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
 def _sentence_encoders(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
     """Yield ``SentenceTransformer`` networks with a shorter transformer."""
     encoder: Any = network.model
-    first = encoder.get_submodule(encoder.steps[0])
-    whole = first.auto_model
+    whole = encoder.transformer.auto_model
     prefix = next(f"{name}." for name, module in encoder.named_modules() if module is whole)
     for short in without(hf_stitch.load(whole, processor=network.processor), stack.removeprefix(prefix), places):
-        yield _sentence_encoder(copy.deepcopy(encoder, {id(whole): short.model}))
+        yield hf_stitch.load(sentence_transformer(copy.deepcopy(encoder, {id(whole): short.model})))
 
 
-def _sentence_encoder(encoder: Any) -> Adapter:
-    """Return the adapter of a ``SentenceTransformer`` of the modules of an encoder."""
+def sentence_transformer(encoder: Any) -> Any:
+    """Return the ``SentenceTransformer`` of the modules of an encoder, on its device."""
     from sentence_transformers import SentenceTransformer
 
-    made = SentenceTransformer(modules=[encoder.get_submodule(name) for name in encoder.steps], **encoder.chosen)
-    return hf_stitch.load(made.eval())
+    modules = OrderedDict((name, encoder.get_submodule(name)) for name in encoder.steps)
+    made = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
+    made.module_kwargs = encoder.module_kwargs
+    return made.eval()
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
