@@ -74,15 +74,22 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
     return Path(folder, subfolder)
 
 
-def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
-    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit."""
+def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path | None:
+    """Return a file of a model: of a folder, or from the cache or the Hub; ``None`` if there is none to be had."""
     from huggingface_hub import errors, hf_hub_download
 
+    if (folder := Path(repo_id, subfolder)).is_dir():
+        return folder / name if (folder / name).is_file() else None
     try:
-        file = hf_hub_download(repo_id, "config.json", subfolder=subfolder or None, **options)
+        return Path(hf_hub_download(repo_id, name, subfolder=subfolder or None, **options))
     except (OSError, ValueError, errors.HTTPError):  # loading the model raises the same error
         return None
-    return Path(file).parents[len(Path(subfolder or "").parts)].name
+
+
+def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
+    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit."""
+    file = file_of(repo_id, "config.json", subfolder=subfolder, **options)
+    return file and file.parents[len(Path(subfolder or "").parts)].name
 
 
 def license_of(place: str, revision: str | None = None, *, ask: bool = False) -> str | None:

@@ -23,6 +23,9 @@ __all__ = ["ModelReference", "Settings", "weights_hash"]
 HUB_DEFAULT = "transformers"
 """The library of models on the Hub whose owner is not the name of another library."""
 
+SENTENCES, MODULES, OF_SENTENCES = "sentence_transformers", "modules.json", "config_sentence_transformers.json"
+"""The library of sentence encoders, the file that lists the modules of one, and that with its class and prompts."""
+
 PERSONAL = frozenset(
     (
         "token",
@@ -159,7 +162,8 @@ class ModelReference(Record):
         Args:
             text: ``org/name`` or ``org/name@revision`` (a model on the Hub, loaded with transformers, or with the
                 library that has the name of the owner, as for ``timm/…``), ``timm:name`` (a name that a library
-                defines, for timm an architecture), or a local folder with a ``config.json`` that an adapter can read.
+                defines, for timm an architecture), or a local folder: with a ``config.json`` that an adapter can read,
+                or, without a task, with the ``modules.json`` of a sentence encoder.
             task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
             **kwargs: Loading options to record.
 
@@ -190,7 +194,8 @@ class ModelReference(Record):
             return cls(text, scheme, task=task, kwargs=kwargs)
         if Path(text).expanduser().is_dir():
             folder = Path(text).expanduser().resolve()
-            return cls(str(folder), _library_of(folder), task=task, kwargs=kwargs)
+            place = folder / str(kwargs.get("subfolder", ""))
+            return cls(str(folder), _library_of(place, whole=task is None), task=task, kwargs=kwargs)
         name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
         if at and not (name and revision):
             raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
@@ -416,6 +421,12 @@ PEFT_CONFIG = "adapter_config.json"
 """File with the config of an adapter of PEFT, which changes the network that it names."""
 
 
+def as_recorded(named: ModelReference, record: ModelReference) -> ModelReference:
+    """Return the reference of a name with the library of a record: a sentence encoder, or its transformer alone."""
+    both = {named.library, record.library} == {HUB_DEFAULT, SENTENCES}
+    return replace(named, library=record.library) if both else named
+
+
 def adapter_of_peft(place: object) -> str:
     """Return a message that refuses to load an adapter of PEFT in place of a network."""
     return (
@@ -431,8 +442,10 @@ def looks_local(name: str) -> bool:
     return Path(name).is_absolute() or name.startswith((".", "~"))
 
 
-def _library_of(folder: Path) -> str:
-    """Return the library whose adapter reads the ``config.json`` of a folder."""
+def _library_of(folder: Path, *, whole: bool) -> str:
+    """Return the library whose adapter reads a folder: its ``config.json`` alone, or, whole, the modules beside it."""
+    if whole and any((folder / name).is_file() for name in (MODULES, OF_SENTENCES)):
+        return SENTENCES
     path = folder / "config.json"
     if not path.is_file():
         if (folder / PEFT_CONFIG).is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from hf_stitch.adapters.examples import check_runs
 from hf_stitch.adapters.libraries.base import Described, Library
 from hf_stitch.adapters.skeleton import weightless
 from hf_stitch.options import Constraint, check
-from hf_stitch.reference import FUNCTION, ModelReference
+from hf_stitch.reference import FUNCTION, HUB_DEFAULT, MODULES, SENTENCES, ModelReference, as_recorded
 from hf_stitch.registry import most_special, registries
 from hf_stitch.storage.files import reading
 
@@ -35,7 +36,8 @@ def load(
     Args:
         model: A Hub id (``"org/name"``, ``"org/name@revision"``; ``"timm/…"`` loads with timm), a timm architecture
             (``"timm:name"``), the path of a local folder (text or ``Path``), or a live network: an ``nn.Module``, or an
-            object that the adapter of a plugin serves. An adapter is returned unchanged.
+            object that the adapter of a plugin serves. An adapter is returned unchanged. What has a ``modules.json`` is
+            a sentence encoder, which sentence-transformers loads; with a task, its transformer alone.
         task: For transformers, the head to load: ``image-classification``, ``text-classification``,
             ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
             the config of the model names. A head that the files lack is new, with a warning, and jobs refuse to score
@@ -88,13 +90,15 @@ def load(
             "processor must be a function of one sample, or a tokenizer or image processor of transformers, got "
             f"{type(processor).__name__}"
         )
-    if isinstance(model, str | os.PathLike):
-        model = os.fspath(model)
-        _check_no_file(model)
-        reference = ModelReference.parse(model, task=task, **options)
+    if isinstance(model, str | os.PathLike | ModelReference):
+        name = str(model) if isinstance(model, ModelReference) else os.fspath(model)
+        _check_no_file(name)
+        reference = ModelReference.parse(name, task=task, **options)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
+                known = isinstance(model, ModelReference)
+                reference = as_recorded(reference, model) if known else _whole(reference, options)
                 loaded = _library(reference).load(reference, processor, **options)
                 library = _library(loaded.reference)
                 adapter = library.adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)
@@ -131,10 +135,21 @@ def described(network: Any) -> Described:
     if not isinstance(network, str | os.PathLike):
         raise TypeError(f"a network must be a name, a config of transformers or a module, got {type(network).__name__}")
     _check_no_file(name := os.fspath(network))
-    reference = ModelReference.parse(name, pretrained=False)
+    reference = _whole(ModelReference.parse(name, pretrained=False), {})
     with weightless(online=True):
         loaded = _library(reference).load(reference, pretrained=False)
     return _library(loaded.reference).describe(loaded.model, processor=loaded.processor)
+
+
+def _whole(reference: ModelReference, options: Mapping[str, Any]) -> ModelReference:
+    """Return the reference of a name with the library that loads all of it: a model of the Hub may have modules."""
+    if reference.is_local or reference.library != HUB_DEFAULT or reference.task or "subfolder" in options:
+        return reference
+    place, revision = str(reference.id), reference.revision
+    access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
+    cached = access.pop("local_files_only", False) or hub.is_out_of_reach(place, token=access.get("token"))
+    file = hub.file_of(place, MODULES, **access, revision=revision, local_files_only=cached)
+    return reference if file is None else dataclasses.replace(reference, library=SENTENCES, revision=file.parent.name)
 
 
 def _library(reference: ModelReference) -> Library:
@@ -329,7 +344,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
             f"{', '.join(f'{n}={reference.kwargs[n]!r}' for n in foreign)}, which a record may not set on its own: "
             "pass the option yourself if you trust it"
         )
-    return load(str(reference), task=reference.task, **{**reference.kwargs, **options})
+    return load(reference, task=reference.task, **{**reference.kwargs, **options})
 
 
 def unwrap(module: Any) -> Any:

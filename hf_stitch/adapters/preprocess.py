@@ -20,6 +20,9 @@ from hf_stitch.printing import visible, warn
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
 
+PROMPT = "prompt_mask"
+"""Argument that marks the tokens of the prefix."""
+
 PROCESSORS = {"input_ids": ("tokenizer.json", "tokenizer_config.json"), "pixel_values": ("preprocessor_config.json",)}
 """Main input of a model -> files of its processor on the Hub, of which one at least is there."""
 
@@ -107,6 +110,7 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
+    texts[0] = [interface.prefix + text for text in texts[0]] if interface.prefix else texts[0]
     options: dict[str, Any] = {
         "padding": True,
         "return_tensors": "pt",
@@ -127,6 +131,10 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
     if DECODER + "input_ids" in (*interface.content, *interface.given):
         inputs = {**inputs, **_decoder_inputs(inputs, interface)}
+    if OFFSETS in inputs:  # of the text: tokens of the prefix have none, as special tokens
+        inputs = {**inputs, OFFSETS: (inputs[OFFSETS] - len(interface.prefix)).clamp(min=0)}
+    if PROMPT in interface.arguments:
+        inputs = {**inputs, PROMPT: inputs[MASK] * (inputs[MASK].cumsum(1) <= interface.prefix_tokens)}
     wanted = {*interface.content, *interface.given, *interface.arguments, *([OFFSETS] if offsets else [])}
     return {n: v for n, v in inputs.items() if n in wanted}
 

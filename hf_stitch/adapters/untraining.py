@@ -66,11 +66,11 @@ def _anew(adapter: Adapter) -> nn.Module:
     copied = copy.deepcopy(adapter.model)
     with torch.no_grad():
         for module in reversed(list(copied.modules())):  # a module may initialise its children in another way
-            _initialise(module)
+            initialise(module)
     return copied
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
     """Initialise the weights of a module itself, without those of its children."""
     reset = next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)
     if reset is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
-from hf_stitch.reference import ModelReference
+from hf_stitch.reference import ModelReference, as_recorded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +42,8 @@ def load_parent(
         )
     options = dict(options or {})
     if isinstance(given, str):
-        named = dataclasses.replace(ModelReference.parse(given, task=reference.task), kwargs=reference.kwargs)
-        adapter = _named(side, named, options)
+        named = as_recorded(ModelReference.parse(given, task=reference.task), reference)
+        adapter = _named(side, dataclasses.replace(named, kwargs=reference.kwargs), options)
     elif given is None or isinstance(given, Adapter):
         adapter = _named(side, reference, options) if given is None else given
     else:

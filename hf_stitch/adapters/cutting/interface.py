@@ -49,6 +49,8 @@ class Interface(Record):
         grids: Grids of the positions of a sample that lie packed on the first axis, where rows come first.
         outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
             logits), are left out; by default none.
+        prefix: Text that is put before each text; empty (the default) without one.
+        prefix_tokens: Number of its tokens.
         start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
             there is none.
 
@@ -78,6 +80,8 @@ class Interface(Record):
     packed: tuple[str, ...] = ()
     grids: tuple[tuple[int, int], ...] = ()
     outputs: tuple[str, ...] = ()
+    prefix: str = ""
+    prefix_tokens: int = 0
 
     @property
     def text(self) -> str | None:

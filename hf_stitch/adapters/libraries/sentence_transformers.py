@@ -1,30 +1,34 @@
 """Adapter for a whole ``SentenceTransformer``: its transformer with pooling, projections and normalisation.
 
-The library is not a dependency: this module never imports it, and works on the modules of a model that exists.
+The library is not a dependency: this module imports it only to load a folder or a model of the Hub.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import ExampleError, named
-from hf_stitch.adapters.libraries.base import Described, Library
-from hf_stitch.adapters.libraries.transformers import Transformers
+from hf_stitch.adapters.libraries.base import Described, Library, Loaded
+from hf_stitch.adapters.libraries.transformers import ACCESS, Transformers
 from hf_stitch.adapters.pinning import settings_of_config
-from hf_stitch.printing import warn
-from hf_stitch.reference import ModelReference, Settings
+from hf_stitch.adapters.preprocess import PROMPT, preprocess
+from hf_stitch.adapters.untraining import initialise
+from hf_stitch.hub import file_of
+from hf_stitch.reference import MODULES, OF_SENTENCES, SENTENCES, ModelReference, Settings
 
-LIBRARY = "sentence_transformers"
+ALONE = "or load its transformer alone, with task='feature-extraction', or that of its head"
+"""What to do if a folder with modules cannot be loaded."""
 
 EMBEDDING = "sentence_embedding"
 """Key of the embeddings in what the modules pass on."""
-
-PLAIN = ("Normalize", "LayerNorm")
-"""Modules without settings beside their weights, which in older versions have no config."""
 
 CHOSEN = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
 """What a ``SentenceTransformer`` keeps beside its modules."""
@@ -47,15 +51,30 @@ class SentenceEncoder(nn.Module):
             self.add_module(name, module)
         self.pooled, self.embedding = nn.Identity(), nn.Identity()
         self.chosen = {name: getattr(model, name, None) for name in CHOSEN}
+        self.module_kwargs = getattr(model, "module_kwargs", None)
 
-    def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+    @property
+    def transformer(self) -> Any:
+        """The module that reads texts: the first one, or the first of the route that ``encode`` takes."""
+        first: Any = self.get_submodule(self.steps[0])
+        routes = getattr(first, "sub_modules", None)
+        return first if routes is None else routes[first._resolve_route(modality="text")][0]
+
+    @property
+    def prompt(self) -> str:
+        """The text that ``encode`` puts before each text."""
+        return (self.chosen["prompts"] or {}).get(self.chosen["default_prompt_name"]) or ""
+
+    def forward(self, input_ids: Tensor, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """Compute the embeddings of a batch of texts."""
-        features: dict[str, Any] = {"input_ids": input_ids, **inputs}
+        features: dict[str, Any] = {"input_ids": input_ids, "modality": "text", **inputs}
+        if prompt_mask is not None:
+            features["prompt_length"] = int(prompt_mask.sum(1).max())
         for name in self.steps:
             before, features = features, self.get_submodule(name)(dict(features))
             if EMBEDDING in features and EMBEDDING not in before:  # later modules read nothing else
                 features = {EMBEDDING: self.pooled(features[EMBEDDING])}
-        embeddings: Tensor = self.embedding(features[EMBEDDING])
+        embeddings: Tensor = self.embedding(features[EMBEDDING][..., : self.chosen["truncate_dim"]])
         return embeddings
 
 
@@ -65,44 +84,106 @@ class EncoderAdapter(Adapter):
     @property
     def candidates(self) -> tuple[str, ...]:
         """Names of the blocks, and of the vectors after pooling and after all modules."""
-        return (*super().candidates, *VECTORS)
+        return (*(name for name in super().candidates if name not in VECTORS), *VECTORS)
 
 
 class SentenceTransformers(Library):
-    """Adapter for a live ``SentenceTransformer``, which preprocesses raw texts with its tokenizer.
+    """Adapter for a ``SentenceTransformer``: a live one, a folder with ``modules.json``, or a model of the Hub with it.
 
-    The output is the embedding that ``encode`` returns, without prompts. Pass ``model[0].auto_model`` to leave out
-    pooling and normalisation.
+    The output is the embedding that ``encode`` returns: with the default prompt, the default route of a ``Router`` and
+    ``truncate_dim``. For the embeddings of ``encode_query``, set ``model.default_prompt_name = "query"`` and
+    ``model[0].default_route = "query"`` of a live model. Pass ``model[0].auto_model`` to leave out pooling and
+    normalisation.
     """
 
-    name: ClassVar[str] = LIBRARY
+    name: ClassVar[str] = SENTENCES
     adapter_class: ClassVar[type[Adapter]] = EncoderAdapter
+    trusted_options: ClassVar[frozenset[str]] = Transformers.trusted_options | {*CHOSEN}
 
     def serves(self, model: Any) -> bool:
         """Return whether the model is a ``SentenceTransformer``."""
         return any(
-            kind.__name__ == "SentenceTransformer" and kind.__module__.partition(".")[0] == LIBRARY
+            kind.__name__ == "SentenceTransformer" and kind.__module__.partition(".")[0] == SENTENCES
             for kind in type(model).__mro__
         )
+
+    def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
+        """Load a folder or a model of the Hub with ``modules.json`` onto the CPU.
+
+        Options are those of the transformer, and ``prompts``, ``default_prompt_name``, ``truncate_dim`` and
+        ``similarity_fn_name``. Code of others runs only with ``trust_remote_code=True``. A ``CrossEncoder`` is loaded
+        as a network of transformers with a head.
+        """
+        place = str(reference.id)
+        access = {name: options[name] for name in ACCESS if name in options} | {"revision": reference.revision}
+        files = [file_of(place, name, **access) for name in (OF_SENTENCES, MODULES)]
+        config, modules = (file and json.loads(file.read_text(encoding="utf-8")) for file in files)
+        kind = (config or {}).get("model_type", "SentenceTransformer")
+        if kind == "CrossEncoder" and modules and len(modules) == 1:
+            return Transformers().load(dataclasses.replace(reference, library=Transformers.name), processor, **options)
+        if modules is None or kind != "SentenceTransformer":
+            fault = f"is a {kind}, which has no adapter" if modules else f"has no {MODULES}: copy all of its files"
+            raise ValueError(f"{place} {fault}, {ALONE}")
+        if find_spec(SENTENCES) is None or int(version("sentence-transformers").partition(".")[0]) < 6:
+            # Before version 6, the library runs all code that modules.json of a folder names.
+            raise ImportError(f"{place} is a sentence encoder: pip install -U 'sentence-transformers>=6', {ALONE}")
+        from sentence_transformers import SentenceTransformer
+
+        pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
+        local = options.pop("local_files_only", False) or reference.is_local
+        own = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
+        try:
+            model = SentenceTransformer(
+                place,
+                device=None if "device_map" in options else "cpu",
+                cache_folder=cache and str(cache),
+                revision=reference.revision,
+                local_files_only=local,
+                model_kwargs={"use_safetensors": True, **options},
+                **own,
+            )
+        except TypeError as error:
+            if "missing" not in str(error):  # or the user gave an option that nothing takes
+                raise
+            raise ValueError(f"{place} lacks files of its modules ({error}): copy all of them, {ALONE}") from error
+        with torch.no_grad():
+            for module in () if pretrained else reversed(list(model.modules())):
+                initialise(module)
+        return Loaded(model.eval(), reference, processor)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
     ) -> Described:
         """Describe a ``SentenceTransformer`` by its transformer and its tokenizer."""
-        network, tokenizer = getattr(model[0], "auto_model", None), processor or getattr(model, "tokenizer", None)
+        encoder = SentenceEncoder(model)
+        first = encoder.transformer
+        network, tokenizer = getattr(first, "auto_model", None), processor or getattr(first, "tokenizer", None)
         if network is None or tokenizer is None or content not in (None, "input_ids"):
             raise ExampleError(
                 "a SentenceTransformer must begin with a transformer for texts, whose content is input_ids, got "
-                f"{type(model[0]).__name__} and content={content!r}: load the network inside it",
+                f"{type(first).__name__} and content={content!r}: load the network inside it",
                 model,
             )
-        if prompt := (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None)):
-            warn(f"encode puts the prompt {prompt!r} before each text, this adapter does not: put it there")
-        inner = Transformers().adapter(network, ModelReference(None, LIBRARY), None, tokenizer)
-        encoder = SentenceEncoder(model)
+        inner = Transformers().adapter(network, ModelReference(None, SENTENCES), None, tokenizer)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
         limits = [each for each in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if each]
-        interface = dataclasses.replace(inner.interface, options={}, max_tokens=min(limits, default=None))
+        whole = all(getattr(module, "include_prompt", True) for module in encoder.modules())
+        inputs = model.preprocess(["a b"], prompt=encoder.prompt)
+        interface = dataclasses.replace(
+            inner.interface,
+            options={},
+            arguments=(*inner.interface.arguments, *([] if whole else [PROMPT])),
+            max_tokens=min(limits, default=None),
+            prefix=encoder.prompt,
+            prefix_tokens=inputs.get("prompt_length") or 0,
+        )
+        own = preprocess(["a b"], tokenizer, interface, encoder)["input_ids"]
+        if processor is None and own.tolist() != inputs["input_ids"].tolist():  # of a chat template, for example
+            raise ExampleError(
+                f"encode makes other tokens of a text (as {inputs['modality']}) than its tokenizer alone, which the "
+                f"adapter has: pass it as processor=; {ALONE}",
+                model,
+            )
         return Described(encoder, interface, example, tokenizer)
 
     def settings(self, model: nn.Module) -> Settings:
@@ -111,20 +192,20 @@ class SentenceTransformers(Library):
         Pooling and normalisation have no weights by which they could be recognised.
         """
         encoder: Any = model
-        first, *others = encoder.steps
-        network = encoder.get_submodule(first).auto_model
-        found = settings_of_config(network.config)
-        chosen, defaults = {first: {"class": type(network).__name__, **found.chosen}}, {first: found.defaults}
-        for name in others:
-            module = encoder.get_submodule(name)
-            kind, read = type(module), getattr(module, "get_config_dict", None)
-            chosen[name] = {"class": kind.__name__}
-            if read is None and kind.__module__.partition(".")[0] == LIBRARY and kind.__name__ not in PLAIN:
-                raise ValueError(
-                    f"module {name!r} ({kind.__name__}) has no get_config_dict, so its settings cannot be "
-                    "compared: use a version of sentence-transformers with it"
-                )
-            defaults[name] = read() if read else {}  # versions differ in their keys
+        modules = [(name, encoder.get_submodule(name)) for name in encoder.steps]
+        others = {"prompt": encoder.prompt, "truncate_dim": encoder.chosen["truncate_dim"]}
+        chosen: dict[str, Any] = {name: value for name, value in others.items() if value}
+        defaults: dict[str, Any] = {}
+        for name, module in modules:
+            for route, parts in getattr(module, "sub_modules", {}).items():
+                modules += [(f"{name}.{route}.{place}", part) for place, part in enumerate(parts)]
+            if (network := getattr(module, "auto_model", None)) is not None:
+                found = settings_of_config(network.config)
+                chosen[name], defaults[name] = {"class": type(network).__name__, **found.chosen}, found.defaults
+                continue
+            chosen[name] = {"class": type(module).__name__}
+            known = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
+            defaults[name] = module.get_config_dict() if known else {}  # versions differ in their keys
         return Settings.of(chosen, defaults)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
@@ -132,5 +213,5 @@ class SentenceTransformers(Library):
         raise ValueError(
             "a SentenceTransformer cannot be rebuilt from a config. Save the Stitcher "
             "(stitched.stitcher.save_pretrained) and attach it to the live model, Stitcher.attach(source=…, target=…); "
-            "or stitch its transformer alone, model[0].auto_model"
+            "or stitch its transformer alone, load(…, task='feature-extraction') or model[0].auto_model"
         )
