@@ -551,17 +551,48 @@ def pooled() -> bool:
     return "sentence_embedding" in of_sentences("Pooling")(8).forward(features)
 
 
+def routed() -> bool:
+    query, document = of_sentences("Pooling")(8), of_sentences("Pooling")(8)
+    router = of_sentences("Router").for_query_document([query], [document])
+    return router.sub_modules[router._resolve_route(modality="text")][0] is document
+
+
+def classed() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        sentences().SentenceTransformer(modules=[of_sentences("Pooling")(8)], device="cpu").save(folder)
+        kind = json.loads(Path(folder, "config_sentence_transformers.json").read_text())["model_type"]
+        (module,) = json.loads(Path(folder, "modules.json").read_text())
+    return kind == "SentenceTransformer" and {"path", "type"} <= module.keys()
+
+
+def refuses_others() -> bool:
+    from sentence_transformers.util.misc import import_module_class
+
+    with tempfile.TemporaryDirectory() as folder:
+        return refuses(ValueError, import_module_class, "other.Other", folder)
+
+
 SENTENCES = [
     fact("the class is SentenceTransformer in sentence_transformers",
          lambda: sentences().SentenceTransformer.__name__ == "SentenceTransformer"
          and sentences().SentenceTransformer.__module__.startswith("sentence_transformers."),
          "hf_stitch/adapters/libraries/sentence_transformers.py, serves"),
     fact("its first module has auto_model", lambda: "def auto_model" in source(of_sentences("Transformer")),
-         "hf_stitch/adapters/libraries/sentence_transformers.py, of"),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, describe"),
     fact("it has a tokenizer, a limit and prompts",
-         lambda: has(sentences().SentenceTransformer, "tokenizer", "max_seq_length") and has(
-             sentences().SentenceTransformer(modules=[of_sentences("Pooling")(8)]), "prompts", "default_prompt_name"),
-         "hf_stitch/adapters/libraries/sentence_transformers.py, of"),
+         lambda: has(sentences().SentenceTransformer, "tokenizer", "max_seq_length", "preprocess") and has(
+             sentences().SentenceTransformer(modules=[of_sentences("Pooling")(8)]), "prompts", "default_prompt_name",
+             "truncate_dim", "module_kwargs"),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, describe, SentenceEncoder"),
+    fact("preprocess counts the tokens of a prompt, which a pooling may leave out", lambda: "prompt_length" in source(
+        of_sentences("Transformer").preprocess) and has(of_sentences("Pooling")(8), "include_prompt"),
+         "hf_stitch/adapters/libraries/sentence_transformers.py, describe, SentenceEncoder.forward"),
+    fact("a router has sub_modules and finds the route of encode", routed,
+         "hf_stitch/adapters/libraries/sentence_transformers.py, SentenceEncoder.transformer"),
+    fact("a folder has modules.json, and the class of its model under model_type", classed,
+         "hf_stitch/adapters/libraries/sentence_transformers.py, load"),
+    fact("code of others is refused in folders, too", refuses_others,
+         "hf_stitch/adapters/libraries/sentence_transformers.py, load"),
     fact("modules pass embeddings on as sentence_embedding", pooled,
          "hf_stitch/adapters/libraries/sentence_transformers.py, EMBEDDING"),
     fact("modules have get_config_dict", lambda: any(

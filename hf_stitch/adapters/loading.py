@@ -72,6 +72,7 @@ def load(
             are not in the folder or the cache and the Hub cannot be reached, or may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
         ConnectionError: If the Hub is not available, or the connection broke.
+        ImportError: If the model is a sentence encoder, and sentence-transformers 6 or newer is not installed.
 
     Example:
         >>> import hf_stitch
@@ -97,8 +98,8 @@ def load(
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
-                known = isinstance(model, ModelReference)
-                reference = as_recorded(reference, model) if known else _whole(reference, options)
+                of_record = isinstance(model, ModelReference)
+                reference = as_recorded(reference, model) if of_record else _whole(reference, options)
                 loaded = _library(reference).load(reference, processor, **options)
                 library = _library(loaded.reference)
                 adapter = library.adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)

@@ -180,12 +180,14 @@ def test_a_whole_sentence_transformer_is_a_network(
     del other[3]
     with pytest.raises(ValueError, match=r"3\.class 'Normalize'"):
         again.attach(b, other)
-    with pytest.raises(ValueError, match=r"or stitch its transformer alone, model\[0\].auto_model"):
+    with pytest.raises(
+        ValueError, match=r"or stitch its transformer alone, load\(…, task='feature-extraction'\) or model\[0\]"
+    ):
         made.save_pretrained(tmp_path / "whole")
     for kind in {kind for module in whole for kind in type(module).__mro__}:  # as if a version called it differently
         if "get_config_dict" in vars(kind):
             monkeypatch.delattr(kind, "get_config_dict")
-    with pytest.raises(ValueError, match=r"module '1' \(Pooling\) has no get_config_dict"):
+    with pytest.raises(AttributeError, match="get_config_dict"):
         hf_stitch.load(whole).settings()
 
 

@@ -131,7 +131,7 @@ class SentenceTransformers(Library):
 
         pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
         local = options.pop("local_files_only", False) or reference.is_local
-        own = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
+        whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
         try:
             model = SentenceTransformer(
                 place,
@@ -140,7 +140,7 @@ class SentenceTransformers(Library):
                 revision=reference.revision,
                 local_files_only=local,
                 model_kwargs={"use_safetensors": True, **options},
-                **own,
+                **whole,
             )
         except TypeError as error:
             if "missing" not in str(error):  # or the user gave an option that nothing takes
@@ -167,21 +167,21 @@ class SentenceTransformers(Library):
         inner = Transformers().adapter(network, ModelReference(None, SENTENCES), None, tokenizer)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
         limits = [each for each in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if each]
-        whole = all(getattr(module, "include_prompt", True) for module in encoder.modules())
+        pooled = all(getattr(module, "include_prompt", True) for module in encoder.modules())
         inputs = model.preprocess(["a b"], prompt=encoder.prompt)
         interface = dataclasses.replace(
             inner.interface,
             options={},
-            arguments=(*inner.interface.arguments, *([] if whole else [PROMPT])),
+            arguments=(*inner.interface.arguments, *([] if pooled else [PROMPT])),
             max_tokens=min(limits, default=None),
             prefix=encoder.prompt,
             prefix_tokens=inputs.get("prompt_length") or 0,
         )
-        own = preprocess(["a b"], tokenizer, interface, encoder)["input_ids"]
-        if processor is None and own.tolist() != inputs["input_ids"].tolist():  # of a chat template, for example
+        tokens = inputs["input_ids"].tolist()
+        if processor is None and preprocess(["a b"], tokenizer, interface, encoder)["input_ids"].tolist() != tokens:
             raise ExampleError(
-                f"encode makes other tokens of a text (as {inputs['modality']}) than its tokenizer alone, which the "
-                f"adapter has: pass it as processor=; {ALONE}",
+                f"encode makes other tokens of a text (as {inputs.get('modality')}, with a chat template?) than its "
+                f"tokenizer, which the adapter has: pass that as processor=, {ALONE}",
                 model,
             )
         return Described(encoder, interface, example, tokenizer)
@@ -204,8 +204,8 @@ class SentenceTransformers(Library):
                 chosen[name], defaults[name] = {"class": type(network).__name__, **found.chosen}, found.defaults
                 continue
             chosen[name] = {"class": type(module).__name__}
-            known = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
-            defaults[name] = module.get_config_dict() if known else {}  # versions differ in their keys
+            states = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
+            defaults[name] = module.get_config_dict() if states else {}  # versions differ in their keys
         return Settings.of(chosen, defaults)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import json
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -558,21 +558,67 @@ def test_a_folder_of_timm(tmp_path: Path) -> None:
         assert torch.equal(again(batch), found.model.model(batch))
 
 
-def test_a_folder_of_sentence_transformers(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Make a sentence encoder of some blocks."""
     library = pytest.importorskip("sentence_transformers")
-    torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(**DEEP)).save_pretrained(tmp_path / "bert")
-    plain_tokenizer().save_pretrained(tmp_path / "bert")
-    encoder = library.SentenceTransformer(str(tmp_path / "bert"), device="cpu")
-    encoder.append(pytest.importorskip("sentence_transformers.models").Normalize())
-    encoder.prompts, encoder.truncate_dim, encoder.similarity_fn_name = {"query": "w1 w2"}, 24, "dot"
-    found = shorten(hf_stitch.load(encoder), texts(80), remove=2, **QUIET)
+    from sentence_transformers.base.modules import Transformer
+
+    def body(seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        place = tmp_path_factory.mktemp("bert")
+        transformers.BertModel(transformers.BertConfig(**DEEP)).save_pretrained(place)
+        plain_tokenizer().save_pretrained(place)
+        return Transformer(str(place))
+
+    def made(modules: Any) -> Any:
+        prompts = {"prompts": {"query": "w1 w2 ", "document": "w3 "}, "default_prompt_name": "query"}
+        options = {"truncate_dim": 24, "similarity_fn_name": "dot", **prompts}
+        return library.SentenceTransformer(modules=modules(body), device="cpu", **options)
+
+    return made
+
+
+def pooled(body: Any) -> Any:
+    from sentence_transformers.base.modules import Dense, Normalize
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    modules = ("body", body()), ("pooling", Pooling(32, "mean", include_prompt=False)), ("dense", Dense(32, 30))
+    return OrderedDict([*modules, ("unit", Normalize())])
+
+
+def routed(body: Any) -> Any:
+    from sentence_transformers.base.modules import Normalize, Router
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    query, document = ([body(seed), Pooling(32, "mean")] for seed in range(2))
+    return [Router.for_query_document(query, document), Normalize()]
+
+
+@pytest.mark.parametrize("modules", [pooled, routed])
+def test_a_sentence_encoder_is_saved_as_one(modules: Any, sentences: Any, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    encoder = sentences(modules)
+    encoder.save(str(tmp_path / "whole"))
+    found = shorten(str(tmp_path / "whole"), texts(40), remove=1, **QUIET)
     found.save_pretrained(tmp_path / "short")
     again = library.SentenceTransformer(str(tmp_path / "short"), device="cpu")
-    assert again[0].auto_model.config.num_hidden_layers == 4
-    assert (again.prompts["query"], again.similarity_fn_name) == ("w1 w2", "dot")
-    whole, short = encoder.encode(texts(20, 5)), again.encode(texts(20, 5))
-    assert 0.5 < np.mean(np.sum(whole * short, 1)) < 1
+    assert (again.prompts, again.default_prompt_name) == (encoder.prompts, "query")
+    assert (again.similarity_fn_name, again.truncate_dim) == ("dot", 24)
+    assert [name for name, _ in again.named_children()] == [name for name, _ in encoder.named_children()]
+    route = getattr(again[0], "sub_modules", {"document": again})["document"]
+    assert route[0].auto_model.config.num_hidden_layers == 5
+    assert found.model is not None
+    batch = texts(20, 5)
+    with torch.no_grad():
+        short = found.model.forward(found.model.preprocess(batch))
+        reloaded = hf_stitch.load(tmp_path / "short")
+        assert torch.equal(reloaded.forward(reloaded.preprocess(batch)), short)
+    in_order = sorted(batch, key=len, reverse=True)  # as encode divides them
+    expected = found.model.forward(found.model.preprocess(in_order)).detach()
+    assert torch.equal(again.encode(in_order, convert_to_tensor=True, batch_size=20), expected)
+    whole = encoder.encode(batch, convert_to_tensor=True)
+    assert 0.5 < float(torch.cosine_similarity(whole, short).mean()) < 1
     with pytest.raises(ValueError, match="is not empty, and a sentence encoder has folders inside"):
         found.save_pretrained(tmp_path / "short")
 
