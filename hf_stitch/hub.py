@@ -89,7 +89,7 @@ def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[D
 def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
     """Resolve a revision of a model to a commit, so that all files of one load belong to one commit."""
     file = file_of(repo_id, "config.json", subfolder=subfolder, **options)
-    return file and file.parents[len(Path(subfolder or "").parts)].name
+    return file.parents[len(Path(subfolder or "").parts)].name if file else None
 
 
 def license_of(place: str, revision: str | None = None, *, ask: bool = False) -> str | None:

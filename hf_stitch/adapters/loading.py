@@ -98,8 +98,8 @@ def load(
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
-                of_record = isinstance(model, ModelReference)
-                reference = as_recorded(reference, model) if of_record else _whole(reference, options)
+                recorded = isinstance(model, ModelReference) and as_recorded(reference, model)
+                reference = recorded or _whole(reference, options)
                 loaded = _library(reference).load(reference, processor, **options)
                 library = _library(loaded.reference)
                 adapter = library.adapter(loaded.model, loaded.reference, example_inputs, loaded.processor, content)

@@ -134,14 +134,10 @@ class SentenceTransformers(Library):
         whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
         try:
             model = SentenceTransformer(
-                place,
-                device=None if "device_map" in options else "cpu",
-                cache_folder=cache and str(cache),
-                revision=reference.revision,
-                local_files_only=local,
-                model_kwargs={"use_safetensors": True, **options},
-                **whole,
-            )
+                place, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
+                revision=reference.revision, local_files_only=local,
+                model_kwargs={"use_safetensors": True, **options}, **whole,
+            )  # fmt: skip
         except TypeError as error:
             if "missing" not in str(error):  # or the user gave an option that nothing takes
                 raise
@@ -170,13 +166,10 @@ class SentenceTransformers(Library):
         pooled = all(getattr(module, "include_prompt", True) for module in encoder.modules())
         inputs = model.preprocess(["a b"], prompt=encoder.prompt)
         interface = dataclasses.replace(
-            inner.interface,
-            options={},
-            arguments=(*inner.interface.arguments, *([] if pooled else [PROMPT])),
-            max_tokens=min(limits, default=None),
-            prefix=encoder.prompt,
+            inner.interface, options={}, max_tokens=min(limits, default=None), prefix=encoder.prompt,
             prefix_tokens=inputs.get("prompt_length") or 0,
-        )
+            arguments=(*inner.interface.arguments, *([] if pooled else [PROMPT])),
+        )  # fmt: skip
         tokens = inputs["input_ids"].tolist()
         if processor is None and preprocess(["a b"], tokenizer, interface, encoder)["input_ids"].tolist() != tokens:
             raise ExampleError(

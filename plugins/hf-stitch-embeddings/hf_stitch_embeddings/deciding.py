@@ -10,7 +10,7 @@ import numpy as np
 
 from hf_stitch.options import checked
 from hf_stitch.results import Result
-from hf_stitch_embeddings.choosing import score as score_pairs
+from hf_stitch_embeddings.choosing import Pairs, score as score_pairs
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.retrieval import OLD, Floats, RetrievalResult, Score, exact_search, interval, query_weights
 from hf_stitch_embeddings.vectors import check_vectors, read_vectors
@@ -305,11 +305,11 @@ def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float
         raise ValueError(f"{len(before)} new pairs are too few: at least {max(4 * k, 20)} are needed")
     order = np.sort(np.random.default_rng(seed).permutation(len(before))[:pool])
     before, after = before[order], after[order]
-    queries = score_pairs([(embedding_map, before, after)], seed=seed, k=k)[0]
+    queries = score_pairs([(embedding_map, Pairs(before, after))], seed=seed, k=k)[0]
     weights = query_weights(len(queries), 1000, seed)
     now = interval(queries, weights)
     kept = EmbeddingMap.old_model(before.shape[1], metric=embedding_map.metric)
-    kept_now = interval(score_pairs([(kept, before, after)], seed=seed, k=k)[0], weights)
+    kept_now = interval(score_pairs([(kept, Pairs(before, after))], seed=seed, k=k)[0], weights)
     then = dict(report["recall"][embedding_map.name])
     if len(before) < pool:
         result = RetrievalResult.from_dict(report["result"])

@@ -129,7 +129,7 @@ def sentence_transformer(encoder: Any) -> Any:
     """Return the ``SentenceTransformer`` of the modules of an encoder, on its device."""
     from sentence_transformers import SentenceTransformer
 
-    modules = OrderedDict((name, encoder.get_submodule(name)) for name in encoder.steps)
+    modules: Any = OrderedDict((name, encoder.get_submodule(name)) for name in encoder.steps)
     made = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
     made.module_kwargs = encoder.module_kwargs
     return made.eval()
