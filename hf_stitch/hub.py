@@ -75,7 +75,7 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
 
 
 def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path | None:
-    """Return a file of a model: of a folder, or from the cache or the Hub; ``None`` if there is none to be had."""
+    """Return a file of a model: of a folder, or from the cache or the Hub; ``None`` if it is not available."""
     from huggingface_hub import errors, hf_hub_download
 
     if (folder := Path(repo_id, subfolder)).is_dir():

@@ -36,8 +36,8 @@ def load(
     Args:
         model: A Hub id (``"org/name"``, ``"org/name@revision"``; ``"timm/…"`` loads with timm), a timm architecture
             (``"timm:name"``), the path of a local folder (text or ``Path``), or a live network: an ``nn.Module``, or an
-            object that the adapter of a plugin serves. An adapter is returned unchanged. What has a ``modules.json`` is
-            a sentence encoder, which sentence-transformers loads; with a task, its transformer alone.
+            object that the adapter of a plugin serves. An adapter is returned unchanged. A folder or a model of the Hub
+            with ``modules.json`` is a sentence encoder, with its pooling; pass a task to load its transformer alone.
         task: For transformers, the head to load: ``image-classification``, ``text-classification``,
             ``text-generation``, ``fill-mask``, ``text-encoding`` or ``feature-extraction``. Default: the class that
             the config of the model names. A head that the files lack is new, with a warning, and jobs refuse to score
@@ -143,7 +143,7 @@ def described(network: Any) -> Described:
 
 
 def _whole(reference: ModelReference, options: Mapping[str, Any]) -> ModelReference:
-    """Return the reference of a name with the library that loads all of it: a model of the Hub may have modules."""
+    """Return the reference of a name with the library that loads all modules, if a model of the Hub lists some."""
     if reference.is_local or reference.library != HUB_DEFAULT or reference.task or "subfolder" in options:
         return reference
     place, revision = str(reference.id), reference.revision

@@ -49,8 +49,8 @@ class Interface(Record):
         grids: Grids of the positions of a sample that lie packed on the first axis, where rows come first.
         outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
             logits), are left out; by default none.
-        prefix: Text that is put before each text; empty (the default) without one.
-        prefix_tokens: Number of its tokens.
+        prefix: Prompt before each text; empty (the default) without one.
+        prefix_tokens: Number of tokens of the prompt, with a special token before it.
         start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
             there is none.
 

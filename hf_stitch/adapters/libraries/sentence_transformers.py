@@ -25,7 +25,7 @@ from hf_stitch.hub import file_of
 from hf_stitch.reference import MODULES, OF_SENTENCES, SENTENCES, ModelReference, Settings
 
 ALONE = "or load its transformer alone, with task='feature-extraction', or that of its head"
-"""What to do if a folder with modules cannot be loaded."""
+"""Advice for a folder with modules that cannot be loaded."""
 
 EMBEDDING = "sentence_embedding"
 """Key of the embeddings in what the modules pass on."""
