@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
+from hf_stitch.adapters.libraries.completeness import complete
 from hf_stitch.adapters.libraries.transformers import ACCESS, Transformers
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import PROMPT, preprocess
@@ -132,12 +133,18 @@ class SentenceTransformers(Library):
         pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
         local = options.pop("local_files_only", False) or reference.is_local
         whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
-        try:
+        model: Any = None
+
+        def network(place: str, **loading: Any) -> Any:
+            nonlocal model
             model = SentenceTransformer(
                 place, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
-                revision=reference.revision, local_files_only=local,
-                model_kwargs={"use_safetensors": True, **options}, **whole,
+                revision=reference.revision, local_files_only=local, model_kwargs=loading, **whole,
             )  # fmt: skip
+            return self.describe(model, processor=processor).model.transformer.auto_model  # type: ignore[union-attr]
+
+        try:
+            _, new = complete(network, reference, (), options)
         except TypeError as error:
             if "missing" not in str(error):  # or the user gave an option that nothing takes
                 raise
@@ -145,7 +152,7 @@ class SentenceTransformers(Library):
         with torch.no_grad():
             for module in () if pretrained else reversed(list(model.modules())):
                 initialise(module)
-        return Loaded(model.eval(), reference, processor)
+        return Loaded(model.eval(), reference, processor, new)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None

@@ -334,3 +334,22 @@ def test_a_chat_template_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"encode makes other tokens of a text \(as message.* pass that as processor="):
         hf_stitch.load(model)
     assert hf_stitch.load(model, processor=model.tokenizer).layers[-1] == "embedding"
+
+
+def test_weights_that_the_folder_lacks_are_not_drawn(folder: Path, tmp_path: Path) -> None:
+    """A pooler that no pooling reads is left out, so that two loads are one network; other weights are refused."""
+    from safetensors.torch import load_file, save_file
+
+    place = tmp_path / "encoder"
+    shutil.copytree(folder, place)
+    weights = load_file(place / "model.safetensors")
+    whole = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
+    save_file(whole, place / "model.safetensors", metadata={"format": "pt"})
+    with pytest.warns(UserWarning, match="has no weights of the pooler"):
+        first, second = hf_stitch.load(place), hf_stitch.load(place)
+    assert first.pinned.weights_hash == second.pinned.weights_hash
+    assert torch.equal(output(first), output(hf_stitch.load(folder)))
+    del whole["encoder.layer.1.output.dense.weight"]
+    save_file(whole, place / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of BertModel.*encoder.layer.1.output.dense.weight"):
+        hf_stitch.load(place)
